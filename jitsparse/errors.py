@@ -1,0 +1,92 @@
+"""Every exception jitsparse raises.
+
+    JitsparseError
+    ├── PatternError(ValueError)             an invalid pattern: indices, shape, block size, dtype, device
+    ├── ArgumentError(ValueError)            operands that do not fit each other: shape, dtype, device
+    ├── PinError(ValueError)                 a pinned variant that does not exist or is not legal here
+    ├── ConfigError(ValueError)              an environment variable with an illegal value
+    ├── UnsupportedProblem(NotImplementedError)   no kernel family covers this problem
+    ├── ToolchainError(RuntimeError)         no usable compiler; says what was searched
+    ├── CompileError(RuntimeError)           a template did not compile; carries the compiler's first error
+    ├── CacheMiss(RuntimeError)              a kernel is not cached and compiling it is not allowed here
+    └── LaunchError(RuntimeError)            a compiled kernel reported a failure
+
+A message says what was asked, what was got and what to do about it.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ArgumentError",
+    "CacheMiss",
+    "CompileError",
+    "ConfigError",
+    "JitsparseError",
+    "LaunchError",
+    "PatternError",
+    "PinError",
+    "ToolchainError",
+    "UnsupportedProblem",
+]
+
+
+class JitsparseError(Exception):
+    """Root of all jitsparse errors."""
+
+
+class PatternError(JitsparseError, ValueError):
+    """A pattern that is not a valid block-sparse pattern."""
+
+
+class ArgumentError(JitsparseError, ValueError):
+    """Operands whose shapes, dtypes or devices do not fit the operation."""
+
+
+class PinError(JitsparseError, ValueError):
+    """A pinned variant that does not exist or is not legal for the problem."""
+
+
+class ConfigError(JitsparseError, ValueError):
+    """An environment variable with a value outside its legal set."""
+
+
+class UnsupportedProblem(JitsparseError, NotImplementedError):
+    """No kernel family covers the problem."""
+
+
+class ToolchainError(JitsparseError, RuntimeError):
+    """No usable compiler; the message names what was searched and what to install."""
+
+
+class CompileError(JitsparseError, RuntimeError):
+    """A rendered template that the compiler refused.
+
+    Attributes:
+        variant: name of the variant that was being built.
+        log_path: file holding the compiler's whole output.
+        source_path: the rendered source.
+        command: shell command that reproduces the failure.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        variant: str = "",
+        log_path: str = "",
+        source_path: str = "",
+        command: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.variant = variant
+        self.log_path = log_path
+        self.source_path = source_path
+        self.command = command
+
+
+class CacheMiss(JitsparseError, RuntimeError):
+    """A kernel that is not in the cache at a moment when nothing may be compiled."""
+
+
+class LaunchError(JitsparseError, RuntimeError):
+    """A kernel that was launched and reported a failure."""
