@@ -126,7 +126,11 @@ def build_index(
     """
     device = crow_indices.device
     rows, nnz = crow_indices.numel() - 1, col_indices.numel()
-    layout = IndexLayout(rows, cols, nnz, block_size, panels=device.type == "cuda" if panels is None else panels)
+    if panels is None:
+        panels = device.type == "cuda"
+    layout = IndexLayout(rows, cols, nnz, block_size, panels=panels)
+    if device.type == "meta":
+        return torch.empty(layout.size, dtype=torch.int32, device=device)
     index = torch.zeros(layout.size, dtype=torch.int32, device=device)
 
     def put(part: str, data: Tensor) -> None:

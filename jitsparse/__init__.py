@@ -1,0 +1,51 @@
+"""Block-sparse matrices for PyTorch with kernels compiled on first use.
+
+>>> import torch, jitsparse as js
+>>> a = js.random((256, 128), block_size=32, density=0.25)
+>>> (a @ torch.randn(128, 10)).shape
+torch.Size([256, 10])
+
+Importing compiles nothing, prints nothing, writes nothing and makes no CUDA context.
+"""
+
+from __future__ import annotations
+
+from jitsparse import nn
+from jitsparse.errors import (
+    ArgumentError,
+    CacheMiss,
+    CompileError,
+    ConfigError,
+    JitsparseError,
+    LaunchError,
+    PatternError,
+    PinError,
+    ToolchainError,
+    UnsupportedProblem,
+)
+from jitsparse.functional import dds, dsd, linear, sdd
+from jitsparse.pattern import Pattern
+from jitsparse.sparse import BlockSparse, random
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ArgumentError",
+    "BlockSparse",
+    "CacheMiss",
+    "CompileError",
+    "ConfigError",
+    "JitsparseError",
+    "LaunchError",
+    "Pattern",
+    "PatternError",
+    "PinError",
+    "ToolchainError",
+    "UnsupportedProblem",
+    "dds",
+    "dsd",
+    "linear",
+    "nn",
+    "random",
+    "sdd",
+]

@@ -1,0 +1,262 @@
+"""The operations users call, and the only place where their arguments are judged."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from jitsparse import autograd
+from jitsparse.errors import ArgumentError
+from jitsparse.pattern import Pattern
+from jitsparse.reference import ACTIVATIONS, activate
+from jitsparse.sparse import BlockSparse
+
+__all__ = ["dds", "dsd", "linear", "sdd"]
+
+_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+def dsd(a: BlockSparse, b: Tensor) -> Tensor:
+    """Product of a block-sparse and a dense matrix.
+
+    Args:
+        a: ``(m, k)``; may be a transposed view ``s.T``.
+        b: ``(*batch, k, n)``, or a vector ``(k,)``; any strides, ``x.mT`` is not copied.
+
+    Both have one dtype, float64, float32, float16 or bfloat16, and one device. Under autocast they
+    are cast to its dtype.
+
+    Returns:
+        ``(*batch, m, n)`` or ``(m,)``. Differentiable, also twice, in ``a.values`` and ``b``.
+
+    Raises:
+        ArgumentError: if the operands do not fit each other.
+
+    Example:
+        >>> import jitsparse as js
+        >>> a = js.random((64, 32), 16, 0.5)
+        >>> js.dsd(a, torch.randn(7, 32, 3)).shape
+        torch.Size([7, 64, 3])
+    """
+    if not isinstance(a, BlockSparse) or not isinstance(b, Tensor):
+        raise _wrong_types("dsd(a, b)", "a BlockSparse and a Tensor", a, b)
+    values = a.values
+    if torch.is_autocast_enabled(b.device.type):
+        values, b = _autocast(values, b)
+    if b.dim() < 2:
+        if b.dim() == 0:
+            raise ArgumentError("dsd(a, b): b must be a vector or a matrix, got a scalar")
+        return dsd(a, b.unsqueeze(-1)).squeeze(-1)
+    pattern = a.pattern
+    rows, cols = pattern.shape
+    transposed = a.transposed
+    if b.shape[-2] != (rows if transposed else cols):
+        raise ArgumentError(
+            f"dsd(a, b): a has shape {a.shape}, so b needs {a.shape[1]} rows; got b of shape "
+            f"{tuple(b.shape)}"
+        )
+    if values.dtype is not b.dtype or values.dtype not in _DTYPES or values.device != b.device:
+        raise _mismatch("dsd(a, b)", a=values, b=b)
+    return autograd.dsd(values, pattern.index, b, rows, cols, transposed)
+
+
+def dds(a: Tensor, b: BlockSparse) -> Tensor:
+    """Product of a dense and a block-sparse matrix.
+
+    Args:
+        a: ``(*batch, m, k)``, or a vector ``(k,)``; any strides, ``x.mT`` is not copied.
+        b: ``(k, n)``; may be a transposed view ``s.T``.
+
+    Both have one dtype, float64, float32, float16 or bfloat16, and one device. Under autocast they
+    are cast to its dtype.
+
+    Returns:
+        ``(*batch, m, n)`` or ``(n,)``. Differentiable, also twice, in ``a`` and ``b.values``.
+
+    Raises:
+        ArgumentError: if the operands do not fit each other.
+
+    Example:
+        >>> import jitsparse as js
+        >>> b = js.random((32, 64), 16, 0.5)
+        >>> js.dds(torch.randn(7, 3, 32), b).shape
+        torch.Size([7, 3, 64])
+    """
+    if not isinstance(a, Tensor) or not isinstance(b, BlockSparse):
+        raise _wrong_types("dds(a, b)", "a Tensor and a BlockSparse", a, b)
+    return _dds("dds(a, b)", a, b, b.transposed, None, 0)
+
+
+def linear(
+    x: Tensor, weight: BlockSparse, bias: Tensor | None = None, activation: str | None = None
+) -> Tensor:
+    """``activation(x @ weight.T + bias)`` in one kernel.
+
+    Args:
+        x: ``(*batch, in)``, any strides.
+        weight: ``(out, in)``.
+        bias: ``(out,)`` or None.
+        activation: None, ``"relu"``, ``"gelu"`` (the exact one) or ``"silu"``.
+
+    All tensors have one dtype, float64, float32, float16 or bfloat16, and one device. Under
+    autocast they are cast to its dtype. Where gradients are recorded, gelu and silu run as torch
+    operations on the product, which their gradients need.
+
+    Returns:
+        ``(*batch, out)``. Differentiable, also twice, in x, ``weight.values`` and bias.
+
+    Raises:
+        ArgumentError: if the operands do not fit each other, or the activation is unknown.
+
+    Example:
+        >>> import jitsparse as js
+        >>> weight = js.random((64, 32), 16, 0.5)
+        >>> js.linear(torch.randn(7, 32), weight, torch.zeros(64), "relu").shape
+        torch.Size([7, 64])
+    """
+    if activation not in ACTIVATIONS:
+        raise ArgumentError(
+            f"linear(...): activation {activation!r} is not one of None, 'relu', 'gelu', 'silu'"
+        )
+    if not isinstance(x, Tensor) or not isinstance(weight, BlockSparse):
+        raise _wrong_types("linear(x, weight)", "a Tensor and a BlockSparse", x, weight)
+    code = ACTIVATIONS.index(activation)
+    return _dds("linear(x, weight.T)", x, weight, not weight.transposed, bias, code)
+
+
+def sdd(a: Tensor, b: Tensor, pattern: Pattern) -> BlockSparse:
+    """The blocks of a dense product that a pattern stores.
+
+    Args:
+        a: ``(*batch, m, k)``; any strides, ``x.mT`` is not copied.
+        b: ``(*batch, k, n)``; batch dimensions broadcast as in ``torch.matmul``.
+        pattern: of shape ``(m, n)``.
+
+    A pattern has one set of values, so the product is **summed over the batch**: exactly the
+    gradient that a batched :func:`dsd` or :func:`dds` has in its values.
+
+    Both have one dtype, float64, float32, float16 or bfloat16, and one device. Under autocast they
+    are cast to its dtype.
+
+    Returns:
+        The :class:`BlockSparse` matrix on ``pattern``. Differentiable, also twice, in a and b.
+
+    Raises:
+        ArgumentError: if the operands do not fit each other or the pattern.
+
+    Example:
+        >>> import jitsparse as js
+        >>> pattern = js.Pattern.random((64, 32), 16, 0.5)
+        >>> js.sdd(torch.randn(64, 5), torch.randn(5, 32), pattern).shape
+        (64, 32)
+    """
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor) or not isinstance(pattern, Pattern):
+        raise _wrong_types("sdd(a, b, pattern)", "two Tensors and a Pattern", a, b, pattern)
+    if torch.is_autocast_enabled(a.device.type):
+        a, b = _autocast(a, b)
+    rows, cols = pattern.shape
+    if a.dim() < 2 or b.dim() < 2 or a.shape[-1] != b.shape[-2]:
+        raise ArgumentError(
+            f"sdd(a, b, pattern): a of shape {tuple(a.shape)} and b of shape {tuple(b.shape)} have "
+            f"no product; they are (*batch, m, k) and (*batch, k, n)"
+        )
+    if a.shape[-2] != rows or b.shape[-1] != cols:
+        raise ArgumentError(
+            f"sdd(a, b, pattern): the product has shape {(a.shape[-2], b.shape[-1])} and the "
+            f"pattern {pattern.shape}"
+        )
+    if a.dtype is not b.dtype or a.dtype not in _DTYPES or a.device != b.device:
+        raise _mismatch("sdd(a, b, pattern)", a=a, b=b)
+    if a.device != pattern.crow_indices.device:
+        raise _mismatch("sdd(a, b, pattern)", a=a, pattern=pattern.crow_indices)
+    if a.shape[:-2] != b.shape[:-2]:
+        a, b = _broadcast_batch(a, b)
+    block_rows, block_cols = pattern.block_size
+    values = autograd.sdd(
+        a, b, pattern.index, rows, cols, pattern.nnz_blocks, block_rows, block_cols
+    )
+    return BlockSparse(values, pattern)
+
+
+def _dds(
+    asked: str,
+    a: Tensor,
+    b: BlockSparse,
+    transposed: bool,
+    bias: Tensor | None,
+    activation: int,
+) -> Tensor:
+    """``activation(a @ op(b) + bias)``, where ``transposed`` says how b's values are read."""
+    values = b.values
+    if torch.is_autocast_enabled(a.device.type):
+        values, a = _autocast(values, a)
+        if bias is not None:
+            bias = _autocast(bias)[0]
+    if a.dim() < 2:
+        if a.dim() == 0:
+            raise ArgumentError(f"{asked}: the dense operand is a scalar")
+        return _dds(asked, a.unsqueeze(0), b, transposed, bias, activation).squeeze(0)
+    pattern = b.pattern
+    rows, cols = pattern.shape
+    inner, outer = (cols, rows) if transposed else (rows, cols)
+    if a.shape[-1] != inner:
+        raise ArgumentError(
+            f"{asked}: the sparse operand has shape {(inner, outer)}, so the dense one needs "
+            f"{inner} columns; got shape {tuple(a.shape)}"
+        )
+    if values.dtype is not a.dtype or values.dtype not in _DTYPES or values.device != a.device:
+        raise _mismatch(asked, dense=a, sparse=values)
+    if bias is not None:
+        if tuple(bias.shape) != (outer,):
+            raise ArgumentError(
+                f"{asked}: the bias needs shape {(outer,)}, got {tuple(bias.shape)}"
+            )
+        if bias.dtype is not a.dtype or bias.device != a.device:
+            raise _mismatch(asked, dense=a, bias=bias)
+    if activation > 1 and torch.is_grad_enabled():
+        tensors = (a, values) if bias is None else (a, values, bias)
+        if any(tensor.requires_grad for tensor in tensors):
+            product = autograd.dds(a, values, pattern.index, rows, cols, transposed, bias, 0)
+            return activate(product, activation)
+    return autograd.dds(a, values, pattern.index, rows, cols, transposed, bias, activation)
+
+
+def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Tensors as autocast wants them: in its dtype, except those it leaves alone (float64)."""
+    device_type = tensors[0].device.type
+    dtype = torch.get_autocast_dtype(device_type)
+    return tuple(
+        tensor
+        if tensor.dtype is torch.float64 or not tensor.is_floating_point()
+        else tensor.to(dtype)
+        for tensor in tensors
+    )
+
+
+def _broadcast_batch(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    try:
+        batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    except RuntimeError:
+        raise ArgumentError(
+            f"sdd(a, b, pattern): batch dimensions {tuple(a.shape[:-2])} and "
+            f"{tuple(b.shape[:-2])} do not broadcast"
+        ) from None
+    return a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])
+
+
+def _wrong_types(asked: str, wanted: str, *got: object) -> ArgumentError:
+    types = ", ".join(type(thing).__name__ for thing in got)
+    return ArgumentError(f"{asked} takes {wanted}, got {types}")
+
+
+def _mismatch(asked: str, **tensors: Tensor) -> ArgumentError:
+    """What is wrong with operands that disagree in device or dtype."""
+    devices = {name: str(tensor.device) for name, tensor in tensors.items()}
+    if len(set(devices.values())) > 1:
+        where = " and ".join(f"{name} on {device}" for name, device in devices.items())
+        return ArgumentError(f"{asked}: {where}; move one of them with .to()")
+    dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
+    what = " and ".join(f"{name} is {dtype}" for name, dtype in dtypes.items())
+    if len(set(dtypes.values())) > 1:
+        return ArgumentError(f"{asked}: {what}; convert one of them with .to()")
+    return ArgumentError(f"{asked}: {what}; supported are float64, float32, float16 and bfloat16")

@@ -1,0 +1,43 @@
+"""The facts of a call that choose its kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Problem"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a kernel family is asked about.
+
+    Sizes are those of a size class (:func:`jitsparse.kernels.registry.size_class`), so that calls
+    of nearly the same size share one choice: use them to prefer, never to refuse, since no kernel
+    may depend on an exact size.
+
+    Attributes:
+        op: ``"dsd"``, ``"dds"`` or ``"sdd"``.
+        device: ``"cpu"`` or ``"cuda"``.
+        dtype: short name: f64, f32, tf32 (float32 where torch's float32 matmul precision allows it),
+            f16, bf16.
+        block: ``(block_rows, block_cols)`` as stored.
+        layout: one letter an operand, left then right, as in a variant's ``l`` knob: ``n`` as stored
+            or last axis contiguous, ``t`` transposed.
+        aligned: all pointers, leading dimensions and batch strides are multiples of 16 bytes.
+        rows, cols: of the sparse matrix as stored, in elements.
+        nnz: stored blocks.
+        extent: n for dsd and dds, k for sdd.
+        batch: products in the call.
+    """
+
+    op: str
+    device: str
+    dtype: str
+    block: tuple[int, int]
+    layout: str
+    aligned: bool
+    rows: int
+    cols: int
+    nnz: int
+    extent: int
+    batch: int

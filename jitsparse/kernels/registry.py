@@ -1,0 +1,195 @@
+"""All kernel families behind one door: candidates for a problem, variants for a request."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol, cast
+
+from jitsparse.errors import ArgumentError, UnsupportedProblem
+from jitsparse.pattern import BLOCK_SIZES
+
+if TYPE_CHECKING:
+    from jitsparse.jit import Candidate, Template, Variant
+    from jitsparse.kernels.problem import Problem
+
+__all__ = [
+    "DTYPES",
+    "OPS",
+    "candidates",
+    "default_variants",
+    "device_of",
+    "parse_block_size",
+    "select_variants",
+    "size_class",
+    "sizes_of",
+    "target_of",
+    "template_of",
+    "warmup_command",
+]
+
+OPS = ("dsd", "dds", "sdd")
+DTYPES = ("f64", "f32", "tf32", "f16", "bf16")
+
+_MODULES = {"cpu": ("cpu",), "cuda": ("mma", "simt")}
+"""Modules of ``jitsparse.kernels`` for each device, the preferred family first."""
+
+SizeClass = tuple[int, int, int, int, int]
+
+
+class Family(Protocol):
+    """What a module of kernels offers."""
+
+    FAMILIES: tuple[str, ...]
+
+    def candidates(self, problem: Problem, target: str) -> list[Candidate]:
+        """Its variants for a problem, best first; refused ones with their reason."""
+
+    def default_variants(self, target: str) -> Iterator[Variant]:
+        """The default table: what calls choose when nothing is pinned."""
+
+    def template(self, variant: Variant) -> Template:
+        """What a variant is rendered from."""
+
+
+@functools.cache
+def _families(device: str) -> tuple[Family, ...]:
+    names = _MODULES[device]
+    return tuple(
+        cast(Family, importlib.import_module(f"jitsparse.kernels.{name}")) for name in names
+    )
+
+
+def candidates(problem: Problem, target: str | None = None) -> list[Candidate]:
+    """Every variant for a problem, in order of preference; refused ones carry the reason.
+
+    Args:
+        problem: the facts of a call.
+        target: what to compile for; by default what this machine has.
+    """
+    where = target_of(problem.device) if target is None else target
+    return [
+        candidate
+        for family in _families(problem.device)
+        for candidate in family.candidates(problem, where)
+    ]
+
+
+def template_of(variant: Variant) -> Template:
+    """The template of a variant.
+
+    Raises:
+        UnsupportedProblem: no module has its family.
+    """
+    for family in _families(device_of(variant.target)):
+        if variant.family in family.FAMILIES:
+            return family.template(variant)
+    raise UnsupportedProblem(f"no kernel family {variant.family!r} for target {variant.target!r}")
+
+
+def device_of(target: str) -> str:
+    """``"cuda"`` or ``"cpu"``: the device that a target's code runs on."""
+    return "cuda" if target.startswith("sm") else "cpu"
+
+
+def target_of(device: str, index: int = -1) -> str:
+    """What to compile for on a device of this machine.
+
+    Args:
+        device: ``"cpu"`` or ``"cuda"``.
+        index: of the GPU; by default the current one.
+    """
+    from jitsparse.jit import targets
+
+    if device == "cpu":
+        return targets.cpu_target()
+    return targets.cuda_target(None if index < 0 else index)
+
+
+# -- size classes -------------------------------------------------------------------------------
+
+
+def size_class(rows: int, cols: int, nnz: int, extent: int, batch: int) -> SizeClass:
+    """Sizes between the same powers of two share a class, so they share a choice of kernel.
+
+    A new size then costs a look into a dictionary and not a choice, whatever it is.
+    """
+    return (
+        (rows - 1).bit_length(),
+        (cols - 1).bit_length(),
+        (nnz - 1).bit_length(),
+        (extent - 1).bit_length(),
+        (batch - 1).bit_length(),
+    )
+
+
+def sizes_of(size_class: SizeClass) -> SizeClass:
+    """The sizes that stand for a class: its upper bounds."""
+    rows, cols, nnz, extent, batch = size_class
+    return 1 << rows, 1 << cols, 1 << nnz, 1 << extent, 1 << batch
+
+
+# -- requests -----------------------------------------------------------------------------------
+
+
+def default_variants(target: str) -> Iterator[Variant]:
+    """The default table of a target, over all families."""
+    for family in _families(device_of(target)):
+        yield from family.default_variants(target)
+
+
+def select_variants(
+    targets: Sequence[str],
+    *,
+    ops: Sequence[str] = (),
+    dtypes: Sequence[str] = (),
+    block_sizes: Sequence[tuple[int, int]] = (),
+) -> list[Variant]:
+    """Variants of the default tables that a request names; an empty filter admits everything.
+
+    Raises:
+        ArgumentError: a filter names something that does not exist, or nothing is left.
+    """
+    for what, asked, legal in (("op", ops, OPS), ("dtype", dtypes, DTYPES)):
+        for name in asked:
+            if name not in legal:
+                raise ArgumentError(f"{what} {name!r} is not one of {', '.join(legal)}")
+    blocks = {f"{rows}x{cols}" for rows, cols in block_sizes}
+    chosen = [
+        variant
+        for target in targets
+        for variant in default_variants(target)
+        if (not ops or variant.op in ops)
+        and (not dtypes or variant.dtype in dtypes)
+        and (not blocks or variant.knob("b") in blocks)
+    ]
+    if not chosen:
+        raise ArgumentError(
+            f"no variant of the default table for {', '.join(targets)} has op {list(ops) or 'any'}, "
+            f"dtype {list(dtypes) or 'any'} and block size {sorted(blocks) or 'any'}"
+        )
+    return list(dict.fromkeys(chosen))
+
+
+def parse_block_size(text: str | int | Sequence[int]) -> tuple[int, int]:
+    """``"32"``, ``32``, ``"32x64"`` or ``(32, 64)`` as a legal pair.
+
+    Raises:
+        PatternError: the block size is not supported.
+    """
+    from jitsparse.pattern import as_block_size
+
+    if isinstance(text, str):
+        sides = [int(side) if side.isdigit() else -1 for side in text.lower().split("x")]
+        return as_block_size(sides[0] if len(sides) == 1 else sides)
+    return as_block_size(text)
+
+
+def warmup_command(problem: Problem) -> str:
+    """Shell command that compiles the kernels of a problem."""
+    block = "x".join(map(str, problem.block))
+    return (
+        f"jitsparse warmup --op {problem.op} --dtype {problem.dtype} --block-size {block} "
+        f"--device {problem.device}"
+    )

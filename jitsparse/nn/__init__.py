@@ -1,0 +1,7 @@
+"""Layers whose weights are block-sparse."""
+
+from __future__ import annotations
+
+from jitsparse.nn.linear import BlockSparseLinear
+
+__all__ = ["BlockSparseLinear"]

@@ -1,0 +1,303 @@
+"""A linear layer with a block-sparse weight."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from jitsparse.errors import ArgumentError
+from jitsparse.functional import linear
+from jitsparse.pattern import Pattern, as_block_size
+from jitsparse.reference import blocks_of
+from jitsparse.schedule import div_up
+from jitsparse.sparse import BlockSparse
+
+__all__ = ["BlockSparseLinear"]
+
+
+class BlockSparseLinear(nn.Module):
+    """``y = x W^T + b`` with a block-sparse weight of shape ``(out_features, in_features)``.
+
+    Args:
+        in_features: size of each input.
+        out_features: size of each output.
+        block_size: an int or a pair ``(block_rows, block_cols)``, each of 8, 16, 32, 64, 128.
+        density: fraction of the blocks that the weight stores, at random places. Either this or
+            ``pattern`` is given.
+        pattern: where the blocks are, of shape ``(out_features, in_features)``.
+        bias: whether to add a learned bias.
+        device, dtype: of the parameters.
+
+    Shape:
+        ``(*batch, in_features)`` to ``(*batch, out_features)``.
+
+    Attributes:
+        values: the learned blocks, ``(nnz_blocks, block_rows, block_cols)``.
+        bias: ``(out_features,)`` or None.
+        crow_indices, col_indices: the pattern, int32 buffers of the state dict. A state dict with
+            another pattern can be loaded: the layer takes that pattern over. If its number of
+            blocks differs, ``values`` becomes a new Parameter, so load before building an optimizer.
+
+    Values are drawn as :class:`torch.nn.Linear` draws its weight, scaled to the density, so that
+    outputs have the same variance.
+
+    A layer on the meta device knows its sizes only; materialise it with ``to_empty`` and load a
+    state dict, which brings the pattern.
+
+    Raises:
+        PatternError: if block size, density or pattern is illegal.
+        ArgumentError: if not exactly one of density and pattern is given, or the pattern does not
+            fit.
+
+    Example:
+        >>> layer = BlockSparseLinear(256, 512, 32, density=0.25)
+        >>> layer(torch.randn(10, 256)).shape
+        torch.Size([10, 512])
+        >>> layer
+        BlockSparseLinear(in_features=256, out_features=512, block_size=(32, 32), nnz_blocks=32, density=25.0%, bias=True)
+    """
+
+    in_features: int
+    out_features: int
+    values: nn.Parameter
+    bias: nn.Parameter | None
+    crow_indices: Tensor
+    col_indices: Tensor
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        block_size: int | Sequence[int],
+        *,
+        density: float | None = None,
+        pattern: Pattern | None = None,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        block = as_block_size(block_size)
+        shape = (out_features, in_features)
+        if (density is None) == (pattern is None):
+            raise ArgumentError(
+                "BlockSparseLinear needs either density=... or pattern=..., "
+                f"got {'neither' if density is None else 'both'}"
+            )
+        if pattern is None:
+            assert density is not None  # for the type checker; the check is above
+            pattern = Pattern.random(shape, block, density, device=device)
+        elif pattern.shape != shape or pattern.block_size != block:
+            raise ArgumentError(
+                f"BlockSparseLinear({in_features}, {out_features}, {block_size}) needs a pattern "
+                f"of shape {shape} and block size {block}, got {pattern!r}"
+            )
+        elif device is not None:
+            pattern = pattern.to(device)
+        self.in_features = in_features
+        self.out_features = out_features
+        self._set_pattern(pattern)
+        factory = {"device": pattern.device, "dtype": dtype}
+        self.values = nn.Parameter(torch.empty((pattern.nnz_blocks, *block), **factory))  # type: ignore[arg-type]
+        if bias:
+            self.bias = nn.Parameter(torch.empty(out_features, **factory))  # type: ignore[arg-type]
+        else:
+            self.register_parameter("bias", None)
+        self.reset_parameters()
+
+    @property
+    def pattern(self) -> Pattern:
+        """Where the blocks of the weight are."""
+        return self._pattern
+
+    @property
+    def weight(self) -> BlockSparse:
+        """The weight, ``(out_features, in_features)``, on the parameter ``values``."""
+        return BlockSparse(self.values, self._pattern)
+
+    def reset_parameters(self) -> None:
+        """Draw values and bias as ``nn.Linear`` does, the values' variance divided by the density."""
+        bound = 1 / math.sqrt(self.in_features) if self.in_features else 0.0
+        density = self._pattern.density
+        scale = 1 / math.sqrt(density) if density else 1.0
+        with torch.no_grad():
+            self.values.uniform_(-bound * scale, bound * scale)
+            if self.bias is not None:
+                self.bias.uniform_(-bound, bound)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
+    # -- from and to nn.Linear ------------------------------------------------------------------
+
+    @classmethod
+    def from_linear(
+        cls,
+        layer: nn.Linear,
+        block_size: int | Sequence[int],
+        *,
+        density: float | None = None,
+        mask: Tensor | None = None,
+    ) -> BlockSparseLinear:
+        """The blocks of a dense layer's weight that are kept, bit for bit, and its bias.
+
+        Args:
+            layer: a dense layer; its parameters are copied.
+            block_size: an int or a pair.
+            density: keep this fraction of the blocks, those of largest Frobenius norm.
+            mask: ``(R, C)`` bool, the blocks to keep. Either this or ``density`` is given.
+
+        Raises:
+            PatternError: if block size, density or mask is illegal.
+            ArgumentError: if not exactly one of density and mask is given.
+        """
+        if (density is None) == (mask is None):
+            raise ArgumentError(
+                "from_linear needs either density=... or mask=..., "
+                f"got {'neither' if density is None else 'both'}"
+            )
+        block = as_block_size(block_size)
+        weight = layer.weight.detach()
+        if mask is None:
+            assert density is not None  # for the type checker; the check is above
+            mask = _largest_blocks(weight, block, density)
+        kept = BlockSparse.from_dense(weight, block, mask)
+        sparse = cls(
+            layer.in_features,
+            layer.out_features,
+            block,
+            pattern=kept.pattern,
+            bias=layer.bias is not None,
+            dtype=weight.dtype,
+        )
+        with torch.no_grad():
+            sparse.values.copy_(kept.values)
+            if sparse.bias is not None:
+                sparse.bias.copy_(layer.bias)
+        sparse.train(layer.training)
+        return sparse
+
+    def to_linear(self) -> nn.Linear:
+        """The dense layer with the same weight, zero where no block is stored, and bias."""
+        dense = nn.utils.skip_init(
+            nn.Linear,
+            self.in_features,
+            self.out_features,
+            bias=self.bias is not None,
+            device=self.values.device,
+            dtype=self.values.dtype,
+        )
+        with torch.no_grad():
+            dense.weight.copy_(self.weight.to_dense())
+            if self.bias is not None:
+                dense.bias.copy_(self.bias)
+        return dense.train(self.training)
+
+    # -- the pattern follows the module ---------------------------------------------------------
+
+    def _set_pattern(self, pattern: Pattern) -> None:
+        # The buffers are what a state dict holds; the pattern's packed index is derived from them
+        # and differs between devices, so it is no buffer.
+        self._pattern = pattern
+        self.register_buffer("crow_indices", pattern.crow_indices)
+        self.register_buffer("col_indices", pattern.col_indices)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> BlockSparseLinear:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.crow_indices is not self._pattern.crow_indices:
+            old = self._pattern
+            self._set_pattern(
+                Pattern._trusted(old.shape, old.block_size, self.crow_indices, self.col_indices)
+            )
+        return self
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        crow = state_dict.get(prefix + "crow_indices")
+        col = state_dict.get(prefix + "col_indices")
+        if crow is not None and col is not None:
+            assign = local_metadata.get("assign_to_params_buffers", False)
+            device = crow.device if assign else self.values.device
+            old = self._pattern
+            try:
+                pattern = Pattern(
+                    old.shape, old.block_size, crow.to(device).clone(), col.to(device).clone()
+                )
+            except ValueError as error:
+                error_msgs.append(f"the pattern of {prefix or 'the layer'!r}: {error}")
+                return
+            self._set_pattern(pattern)
+            if self.values.shape[0] != pattern.nnz_blocks:
+                self.values = nn.Parameter(
+                    self.values.new_empty((pattern.nnz_blocks, *pattern.block_size)),
+                    requires_grad=self.values.requires_grad,
+                )
+        # Values, bias and the reports of what is missing. The indices are there already, equal.
+        super()._load_from_state_dict(
+            {
+                key: value
+                for key, value in state_dict.items()
+                if key not in (prefix + "crow_indices", prefix + "col_indices")
+            }
+            | {
+                prefix + name: getattr(self, name)
+                for name in ("crow_indices", "col_indices")
+                if prefix + name in state_dict
+            },
+            prefix,
+            local_metadata,
+            strict,
+            missing_keys,
+            unexpected_keys,
+            error_msgs,
+        )
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # After a copy or a load the buffers are new tensors, maybe on another device.
+        super().__setstate__(state)
+        old = self._pattern
+        self._set_pattern(
+            Pattern._trusted(old.shape, old.block_size, self.crow_indices, self.col_indices)
+        )
+
+    def extra_repr(self) -> str:
+        pattern = self._pattern
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"block_size={pattern.block_size}, nnz_blocks={pattern.nnz_blocks}, "
+            f"density={pattern.density:.1%}, bias={self.bias is not None}"
+        )
+
+
+def _largest_blocks(weight: Tensor, block: tuple[int, int], density: float) -> Tensor:
+    """``(R, C)`` bool: the ``round(density * R * C)`` blocks of largest Frobenius norm."""
+    grid = div_up(weight.shape[0], block[0]), div_up(weight.shape[1], block[1])
+    total = grid[0] * grid[1]
+    where = torch.arange(total, device=weight.device)
+    tiles = blocks_of(weight, where // max(grid[1], 1), where % max(grid[1], 1), block)
+    # At least in float32: squares of float16 overflow.
+    norms = torch.linalg.vector_norm(
+        tiles, dim=(1, 2), dtype=torch.promote_types(weight.dtype, torch.float32)
+    )
+    keep = norms.topk(_count(density, total)).indices
+    mask = torch.zeros(total, dtype=torch.bool, device=weight.device)
+    mask[keep] = True
+    return mask.view(grid)
+
+
+def _count(density: float, total: int) -> int:
+    if not 0.0 <= density <= 1.0:
+        raise ArgumentError(f"density is a fraction between 0 and 1, got {density}")
+    return round(density * total)

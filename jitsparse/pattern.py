@@ -1,0 +1,439 @@
+"""Where the nonzero blocks of a matrix are.
+
+>>> import torch
+>>> from jitsparse import Pattern
+>>> pattern = Pattern.from_mask(torch.eye(3, dtype=torch.bool), block_size=32)
+>>> print(pattern)
+Pattern(shape=(96, 96), block_size=(32, 32), nnz_blocks=3, density=33.3%, device=cpu)
+#..
+.#.
+..#
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from jitsparse.errors import ArgumentError, PatternError
+from jitsparse.schedule import IndexLayout, build_index, div_up
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["BLOCK_SIZES", "Pattern"]
+
+BLOCK_SIZES = (8, 16, 32, 64, 128)
+"""Legal numbers of rows and of columns of a block."""
+
+_INT32_MAX = 2**31 - 1
+
+
+class Pattern:
+    """The positions of the stored blocks of a block-sparse matrix; immutable.
+
+    Args:
+        shape: ``(rows, cols)`` of the matrix in elements. Need not be a multiple of the block: the
+            last block row and column then reach past the matrix and hold zeros there.
+        block_size: an int or a pair ``(block_rows, block_cols)``, each one of 8, 16, 32, 64, 128.
+        crow_indices: ``(R + 1,)`` int32 or int64, where each of the ``R = ceil(rows / block_rows)``
+            block rows begins in ``col_indices``, as in torch's BSR.
+        col_indices: ``(nnz_blocks,)`` of the same dtype and on the same device: the block column of
+            each block, strictly increasing within a block row.
+
+    Indices are stored as int32 (int64 ones are converted; int32 ones are kept, not copied).
+    Checking them reads them on the host once; nothing that uses the pattern later does.
+
+    Two patterns are equal if they store the same blocks of the same matrix on the same device;
+    comparing patterns on a GPU therefore waits for it, hashing one does not.
+
+    Raises:
+        PatternError: if the indices do not describe a pattern, or the block size is not supported.
+
+    Example:
+        >>> crow = torch.tensor([0, 1, 3])
+        >>> col = torch.tensor([1, 0, 1])
+        >>> Pattern((64, 64), 32, crow, col).density
+        0.75
+    """
+
+    shape: tuple[int, int]
+    block_size: tuple[int, int]
+    crow_indices: Tensor
+    col_indices: Tensor
+    index: Tensor
+    """Every order in which kernels walk the blocks, packed (:mod:`jitsparse.schedule`)."""
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        block_size: int | Sequence[int],
+        crow_indices: Tensor,
+        col_indices: Tensor,
+    ) -> None:
+        size = as_shape(shape)
+        block = as_block_size(block_size)
+        _check_indices(size, block, crow_indices, col_indices)
+        self._store(size, block, crow_indices, col_indices)
+
+    @classmethod
+    def _trusted(
+        cls, shape: tuple[int, int], block_size: tuple[int, int], crow: Tensor, col: Tensor
+    ) -> Pattern:
+        """A pattern whose indices are known to be valid: nothing is read on the host."""
+        pattern = cls.__new__(cls)
+        pattern._store(shape, block_size, crow, col)
+        return pattern
+
+    def _store(
+        self, shape: tuple[int, int], block_size: tuple[int, int], crow: Tensor, col: Tensor
+    ) -> None:
+        crow = crow.detach().to(torch.int32).contiguous()
+        col = col.detach().to(torch.int32).contiguous()
+        fields = self.__dict__
+        fields["shape"] = shape
+        fields["block_size"] = block_size
+        fields["crow_indices"] = crow
+        fields["col_indices"] = col
+        fields["index"] = build_index(crow, col, div_up(shape[1], block_size[1]), block_size)
+
+    # -- construction ---------------------------------------------------------------------------
+
+    @classmethod
+    def from_mask(
+        cls,
+        mask: Tensor,
+        block_size: int | Sequence[int],
+        shape: Sequence[int] | None = None,
+    ) -> Pattern:
+        """Pattern of the true entries of a mask that has one entry a block.
+
+        Args:
+            mask: ``(R, C)`` bool.
+            block_size: an int or a pair.
+            shape: of the matrix in elements; by default whole blocks, ``(R * block_rows, ...)``.
+
+        Raises:
+            PatternError: if the mask is not a bool matrix or does not fit the shape.
+        """
+        block = as_block_size(block_size)
+        if mask.dim() != 2 or mask.dtype is not torch.bool:
+            raise PatternError(
+                f"a block mask is a 2-d bool tensor with one entry a block, got shape "
+                f"{tuple(mask.shape)} and dtype {mask.dtype}"
+            )
+        size = (
+            (mask.shape[0] * block[0], mask.shape[1] * block[1])
+            if shape is None
+            else as_shape(shape)
+        )
+        grid = _grid(size, block)
+        if tuple(mask.shape) != grid:
+            raise PatternError(
+                f"a matrix of shape {size} has {grid[0]} x {grid[1]} blocks of size {block}, "
+                f"got a mask of shape {tuple(mask.shape)}"
+            )
+        counts = mask.sum(1, dtype=torch.int32)
+        crow = torch.cat([counts.new_zeros(1), counts.cumsum(0, dtype=torch.int32)])
+        return cls._trusted(size, block, crow, mask.nonzero()[:, 1])
+
+    @classmethod
+    def random(
+        cls,
+        shape: Sequence[int],
+        block_size: int | Sequence[int],
+        density: float,
+        *,
+        generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
+    ) -> Pattern:
+        """Pattern of ``round(density * R * C)`` blocks, all choices equally likely.
+
+        Args:
+            shape: ``(rows, cols)`` of the matrix in elements.
+            block_size: an int or a pair.
+            density: fraction of the blocks that are stored, 0 to 1.
+            generator: source of randomness; the blocks are drawn on its device.
+            device: of the pattern; by default torch's default device.
+
+        Raises:
+            PatternError: if the density is not in [0, 1], or shape or block size is illegal.
+        """
+        size, block = as_shape(shape), as_block_size(block_size)
+        if not 0.0 <= density <= 1.0:
+            raise PatternError(f"density is a fraction between 0 and 1, got {density}")
+        grid = _grid(size, block)
+        total = grid[0] * grid[1]
+        where = torch.get_default_device() if device is None else torch.device(device)
+        chosen = torch.randperm(
+            total,
+            generator=generator,
+            device=where if generator is None else generator.device,
+        )[: round(density * total)]
+        chosen = chosen.sort().values.to(where)
+        rows = torch.arange(grid[0] + 1, device=where) * grid[1]
+        crow = torch.searchsorted(chosen, rows)
+        return cls._trusted(size, block, crow, chosen % max(grid[1], 1))
+
+    # -- facts ----------------------------------------------------------------------------------
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """``(R, C)``: block rows and block columns."""
+        return _grid(self.shape, self.block_size)
+
+    @property
+    def nnz_blocks(self) -> int:
+        """Number of stored blocks."""
+        return self.col_indices.shape[0]
+
+    @property
+    def density(self) -> float:
+        """Stored blocks as a fraction of all blocks; 0 for a matrix without blocks."""
+        rows, cols = self.grid
+        return self.nnz_blocks / (rows * cols) if rows * cols else 0.0
+
+    @property
+    def has_edge(self) -> bool:
+        """Whether the last block row or column reaches past the matrix."""
+        (rows, cols), (block_rows, block_cols) = self.shape, self.block_size
+        return bool(rows % block_rows or cols % block_cols)
+
+    @property
+    def device(self) -> torch.device:
+        return self.crow_indices.device
+
+    def _part(self, name: str) -> Tensor:
+        """A part of the packed index, without a copy."""
+        rows, cols = self.grid
+        layout = IndexLayout(rows, cols, self.nnz_blocks, self.block_size, panels=False)
+        return layout.view(self.index, name)
+
+    @property
+    def row_indices(self) -> Tensor:
+        """``(nnz_blocks,)`` int32: the block row of each stored block."""
+        return self._part("row_indices")
+
+    # -- derived patterns -----------------------------------------------------------------------
+
+    @property
+    def T(self) -> Pattern:
+        """The pattern of the transposed matrix, in its own row-major order."""
+        return Pattern._trusted(
+            (self.shape[1], self.shape[0]),
+            (self.block_size[1], self.block_size[0]),
+            self._part("ccol_indices").clone(),
+            self._part("row_indices_t").clone(),
+        )
+
+    def to(self, device: torch.device | str) -> Pattern:
+        """This pattern on ``device``; itself if it is there already."""
+        crow = self.crow_indices.to(device)
+        if crow is self.crow_indices:
+            return self
+        return Pattern._trusted(self.shape, self.block_size, crow, self.col_indices.to(device))
+
+    def to_mask(self) -> Tensor:
+        """``(R, C)`` bool tensor, true where a block is stored."""
+        mask = torch.zeros(self.grid, dtype=torch.bool, device=self.device)
+        mask[self.row_indices.long(), self.col_indices.long()] = True
+        return mask
+
+    # -- display --------------------------------------------------------------------------------
+
+    def to_string(self, max_rows: int = 24, max_cols: int = 60) -> str:
+        """Map of the pattern in ASCII, at most ``max_rows`` lines of ``max_cols`` characters.
+
+        A character stands for one block, or for several neighbouring ones where the pattern is
+        larger than the map: ``.`` none of them is stored, ``-`` under a third, ``+`` under two
+        thirds, ``*`` more, ``#`` all of them. Reads the pattern on the host.
+        """
+        if self.device.type == "meta":
+            return "(on the meta device: no data)"
+        rows, cols = self.grid
+        lines, columns = min(rows, max_rows), min(cols, max_cols)
+        if not lines or not columns:
+            return "(no blocks)"
+        line_of = torch.arange(rows) * lines // rows
+        column_of = torch.arange(cols) * columns // cols
+        cell = line_of[self.row_indices.cpu().long()] * columns
+        cell += column_of[self.col_indices.cpu().long()]
+        stored = torch.bincount(cell, minlength=lines * columns).view(lines, columns)
+        room = torch.outer(line_of.bincount(), column_of.bincount())
+        shade = (stored > 0).long() + (3 * stored >= room) + (3 * stored >= 2 * room)
+        shade += stored == room
+        return "\n".join("".join(".-+*#"[s] for s in line) for line in shade.tolist())
+
+    def spy(self, ax: Axes | None = None) -> Axes:
+        """Draw the pattern, one cell a block, with matplotlib; returns the axes.
+
+        Args:
+            ax: axes to draw on; by default those of a new figure.
+        """
+        if ax is None:
+            import matplotlib.pyplot as plt
+
+            ax = plt.subplots()[1]
+        rows, cols = self.shape
+        block_rows, block_cols = self.block_size
+        grid_rows, grid_cols = self.grid
+        ax.imshow(
+            self.to_mask().cpu().numpy(),
+            cmap="Greys",
+            vmin=0,
+            vmax=1,
+            interpolation="nearest",
+            aspect="equal",
+            extent=(0, grid_cols * block_cols, grid_rows * block_rows, 0),
+        )
+        ax.set_title(f"{rows} x {cols}, blocks of {block_rows} x {block_cols}, {self.density:.1%}")
+        return ax
+
+    def __repr__(self) -> str:
+        return (
+            f"Pattern(shape={self.shape}, block_size={self.block_size}, "
+            f"nnz_blocks={self.nnz_blocks}, density={self.density:.1%}, device={self.device})"
+        )
+
+    def __str__(self) -> str:
+        return f"{self!r}\n{self.to_string()}"
+
+    # -- a value: comparable, hashable, copyable, frozen ----------------------------------------
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Pattern):
+            return NotImplemented
+        return (
+            self._facts() == other._facts()
+            and torch.equal(self.crow_indices, other.crow_indices)
+            and torch.equal(self.col_indices, other.col_indices)
+        )
+
+    def __hash__(self) -> int:
+        return hash(self._facts())
+
+    def _facts(self) -> tuple[object, ...]:
+        return (self.shape, self.block_size, self.nnz_blocks, self.device)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a Pattern is immutable: cannot set {name!r}; build a new one")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"a Pattern is immutable: cannot delete {name!r}")
+
+    def __copy__(self) -> Pattern:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Pattern:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Without the index: it is derived, and its parts differ between CPU and CUDA, so a pattern
+        # that is loaded with map_location has to build its own.
+        state = (self.shape, self.block_size, self.crow_indices, self.col_indices)
+        return Pattern._trusted, state
+
+
+# -- judging arguments --------------------------------------------------------------------------
+
+
+def as_shape(shape: Sequence[int]) -> tuple[int, int]:
+    """``shape`` as a pair of ints, or PatternError."""
+    try:
+        rows, cols = (operator.index(extent) for extent in shape)
+    except (TypeError, ValueError):
+        raise PatternError(f"shape is a pair (rows, cols) of ints, got {shape!r}") from None
+    if rows < 0 or cols < 0:
+        raise PatternError(f"shape must not be negative, got {(rows, cols)}")
+    return rows, cols
+
+
+def as_block_size(block_size: int | Sequence[int]) -> tuple[int, int]:
+    """``block_size`` as a legal pair ``(block_rows, block_cols)``, or PatternError."""
+    pair = (block_size, block_size) if isinstance(block_size, int) else tuple(block_size)
+    if len(pair) != 2 or any(side not in BLOCK_SIZES for side in pair):
+        raise PatternError(
+            f"block size {block_size!r} is not supported; it is an int or a pair of "
+            f"{', '.join(map(str, BLOCK_SIZES))}"
+        )
+    return int(pair[0]), int(pair[1])
+
+
+def _grid(shape: tuple[int, int], block_size: tuple[int, int]) -> tuple[int, int]:
+    return div_up(shape[0], block_size[0]), div_up(shape[1], block_size[1])
+
+
+def _check_indices(
+    shape: tuple[int, int], block_size: tuple[int, int], crow: Tensor, col: Tensor
+) -> None:
+    for name, indices in (("crow_indices", crow), ("col_indices", col)):
+        if not isinstance(indices, Tensor):
+            raise PatternError(f"{name} is a tensor, got {type(indices).__name__}")
+        if indices.dtype not in (torch.int32, torch.int64):
+            raise PatternError(f"{name} must be int32 or int64, got {indices.dtype}")
+        if indices.dim() != 1:
+            raise PatternError(f"{name} must be 1-d, got shape {tuple(indices.shape)}")
+    if crow.dtype != col.dtype or crow.device != col.device:
+        raise PatternError(
+            f"crow_indices and col_indices must agree in dtype and device, got {crow.dtype} on "
+            f"{crow.device} and {col.dtype} on {col.device}"
+        )
+    rows, cols = _grid(shape, block_size)
+    if max(rows, cols, crow.numel(), col.numel()) > _INT32_MAX:
+        raise PatternError(
+            f"block indices are 32-bit: {rows} x {cols} blocks of which {col.numel()} are stored "
+            f"do not fit; use larger blocks"
+        )
+    if crow.numel() != rows + 1:
+        raise PatternError(
+            f"a matrix of {shape[0]} rows has {rows} block rows of {block_size[0]}, so "
+            f"crow_indices has {rows + 1} entries; got {crow.numel()}"
+        )
+    if crow.device.type != "meta":
+        _check_values(rows, cols, crow, col)
+
+
+def _check_values(rows: int, cols: int, crow: Tensor, col: Tensor) -> None:
+    """Read the indices once and raise what is wrong with them, the first offender by name."""
+    nnz = col.numel()
+    starts = torch.zeros(nnz + 1, dtype=torch.bool, device=col.device)
+    starts[crow.clamp(0, nnz).long()] = True
+    falls = crow[1:] < crow[:-1]
+    outside = (col < 0) | (col >= cols)
+    disorder = (col[1:] <= col[:-1]) & ~starts[1:nnz] if nnz else outside
+    ends = (crow[0] != 0) | (crow[-1] != nnz)
+    checks = torch.stack([ends, falls.any(), outside.any(), disorder.any()])
+    bad_ends, bad_falls, bad_outside, bad_disorder = checks.tolist()
+    if bad_ends:
+        raise PatternError(
+            f"crow_indices must begin with 0 and end with the number of blocks, {nnz}; got "
+            f"{int(crow[0])} and {int(crow[-1])}"
+        )
+    if bad_falls:
+        at = int(falls.nonzero()[0])
+        raise PatternError(
+            f"crow_indices must not decrease; entry {at + 1} is {int(crow[at + 1])} after "
+            f"{int(crow[at])}"
+        )
+    if bad_outside:
+        at = int(outside.nonzero()[0])
+        raise PatternError(
+            f"col_indices are out of range: entry {at} is {int(col[at])}, the matrix has {cols} "
+            f"block columns"
+        )
+    if bad_disorder:
+        at = int(disorder.nonzero()[0])
+        row = int(torch.searchsorted(crow, at + 1, right=True)) - 1
+        first, second = int(col[at]), int(col[at + 1])
+        problem = "a duplicate" if first == second else "unsorted"
+        raise PatternError(
+            f"col_indices must increase strictly within a block row; block row {row} has {problem}:"
+            f" {first} is followed by {second} (entries {at} and {at + 1}). Sort the blocks of each"
+            f" row by column and sum duplicates"
+        )

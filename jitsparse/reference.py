@@ -1,0 +1,128 @@
+"""The operations in plain torch: what the kernels must compute, and the oracle of their tests.
+
+The functions take what the registered operations take (:mod:`jitsparse.ops`) and are differentiable
+by torch itself. They work on the dense matrix, so they cost a dense product whatever the density:
+the answer is right everywhere, the speed is not the point. Where no C++ compiler is installed the
+CPU operations run on them, after one warning.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from jitsparse.schedule import IndexLayout, div_up
+
+__all__ = ["ACTIVATIONS", "activate", "blocks_of", "dds", "dsd", "expand", "sdd"]
+
+ACTIVATIONS: tuple[str | None, ...] = (None, "relu", "gelu", "silu")
+"""Activations of a fused epilogue; the position is the code that operations and kernels take."""
+
+
+def dsd(
+    values: Tensor, index: Tensor, dense: Tensor, rows: int, cols: int, transposed: bool
+) -> Tensor:
+    """``op(S) @ dense``: ``(*batch, k, n)`` to ``(*batch, m, n)``, contiguous."""
+    matrix = _matrix(values, index, rows, cols)
+    return torch.matmul(matrix.mT if transposed else matrix, dense).contiguous()
+
+
+def dds(
+    dense: Tensor,
+    values: Tensor,
+    index: Tensor,
+    rows: int,
+    cols: int,
+    transposed: bool,
+    bias: Tensor | None = None,
+    activation: int = 0,
+) -> Tensor:
+    """``activation(dense @ op(S) + bias)``: ``(*batch, m, k)`` to ``(*batch, m, n)``, contiguous."""
+    matrix = _matrix(values, index, rows, cols)
+    product = torch.matmul(dense, matrix.mT if transposed else matrix)
+    if bias is not None:
+        product = product + bias
+    return activate(product, activation).contiguous()
+
+
+def sdd(
+    left: Tensor,
+    right: Tensor,
+    index: Tensor,
+    rows: int,
+    cols: int,
+    nnz: int,
+    block_rows: int,
+    block_cols: int,
+) -> Tensor:
+    """Blocks of ``left @ right`` that the pattern stores, summed over the batch.
+
+    ``(*batch, rows, k)`` and ``(*batch, k, cols)`` to ``(nnz, block_rows, block_cols)``.
+    """
+    # One product over (batch, k) rather than a sum of products: one rounding in low precision.
+    flat_left = left.movedim(-2, 0).reshape(rows, -1)
+    flat_right = right.reshape(-1, cols)
+    product = flat_left @ flat_right
+    row, col = _coordinates(index, rows, cols, nnz, (block_rows, block_cols))
+    return blocks_of(product, row, col, (block_rows, block_cols))
+
+
+def activate(x: Tensor, activation: int) -> Tensor:
+    """The activation with this code (:data:`ACTIVATIONS`) of ``x``; gelu is the exact one."""
+    name = ACTIVATIONS[activation]
+    if name is None:
+        return x
+    if name == "relu":
+        return torch.relu(x)
+    if name == "gelu":
+        return torch.nn.functional.gelu(x)
+    return torch.nn.functional.silu(x)
+
+
+def expand(values: Tensor, row: Tensor, col: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Dense matrix of ``shape`` from blocks at block coordinates; differentiable.
+
+    Args:
+        values: ``(nnz, block_rows, block_cols)``.
+        row, col: ``(nnz,)`` block coordinates.
+        shape: ``(rows, cols)``; what blocks hold past it is dropped.
+    """
+    block_rows, block_cols = values.shape[1:]
+    grid = div_up(shape[0], block_rows), div_up(shape[1], block_cols)
+    tiles = values.new_zeros(*grid, block_rows, block_cols)
+    tiles = tiles.index_put((row.long(), col.long()), values)
+    padded = tiles.transpose(1, 2).reshape(grid[0] * block_rows, grid[1] * block_cols)
+    return padded[: shape[0], : shape[1]].contiguous()
+
+
+def blocks_of(dense: Tensor, row: Tensor, col: Tensor, block_size: tuple[int, int]) -> Tensor:
+    """Blocks of a dense matrix at block coordinates, zero past its edge; differentiable.
+
+    Args:
+        dense: ``(rows, cols)``.
+        row, col: ``(nnz,)`` block coordinates.
+        block_size: ``(block_rows, block_cols)``.
+
+    Returns:
+        ``(nnz, block_rows, block_cols)``, contiguous.
+    """
+    rows, cols = dense.shape
+    block_rows, block_cols = block_size
+    grid = div_up(rows, block_rows), div_up(cols, block_cols)
+    pad = (0, grid[1] * block_cols - cols, 0, grid[0] * block_rows - rows)
+    padded = torch.nn.functional.pad(dense, pad) if any(pad) else dense
+    tiles = padded.reshape(grid[0], block_rows, grid[1], block_cols).transpose(1, 2)
+    return tiles[row.long(), col.long()].contiguous()
+
+
+def _matrix(values: Tensor, index: Tensor, rows: int, cols: int) -> Tensor:
+    nnz, block_rows, block_cols = values.shape
+    row, col = _coordinates(index, rows, cols, nnz, (block_rows, block_cols))
+    return expand(values, row, col, (rows, cols))
+
+
+def _coordinates(
+    index: Tensor, rows: int, cols: int, nnz: int, block: tuple[int, int]
+) -> tuple[Tensor, Tensor]:
+    layout = IndexLayout(div_up(rows, block[0]), div_up(cols, block[1]), nnz, block, panels=False)
+    return layout.view(index, "row_indices"), layout.view(index, "col_indices")

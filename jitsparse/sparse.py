@@ -1,0 +1,324 @@
+"""Block-sparse matrices: values on a pattern, and their conversions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from jitsparse import reference
+from jitsparse.errors import ArgumentError, PatternError
+from jitsparse.pattern import Pattern, as_block_size
+
+if TYPE_CHECKING:
+    from scipy.sparse import bsr_array
+
+__all__ = ["BlockSparse", "random"]
+
+
+class BlockSparse:
+    """A block-sparse matrix: the values of the stored blocks, and the pattern they lie on.
+
+    Args:
+        values: ``(nnz_blocks, block_rows, block_cols)``, the blocks in the pattern's order. Kept,
+            not copied, if contiguous. What the blocks of the last block row and column hold past
+            the edge of the matrix does not belong to it: it must be finite, and zero where blocks
+            are looked at one by one; every conversion and every operation writes zeros there.
+        pattern: where the blocks are.
+
+    ``a.T`` is the transposed matrix on the same values: nothing is copied. ``values`` and
+    ``pattern`` are always as stored, ``transposed`` says how they are read, ``shape`` is that of
+    the matrix as it is read. Gradients arrive in ``values.grad``.
+
+    Raises:
+        ArgumentError: if the values do not fit the pattern.
+
+    Example:
+        >>> pattern = Pattern.from_mask(torch.tensor([[True, False], [True, True]]), 8)
+        >>> a = BlockSparse(torch.randn(3, 8, 8), pattern)
+        >>> (a @ torch.randn(16, 5)).shape
+        torch.Size([16, 5])
+        >>> (a.T.to_dense() == a.to_dense().T).all().item()
+        True
+    """
+
+    def __init__(self, values: Tensor, pattern: Pattern) -> None:
+        _check_values(values, pattern)
+        self.values = values.contiguous()
+        self.pattern = pattern
+        self.transposed = False
+        self.shape = pattern.shape
+
+    @property
+    def T(self) -> BlockSparse:
+        """The transposed matrix on the same values."""
+        flipped = BlockSparse.__new__(BlockSparse)
+        flipped.values = self.values
+        flipped.pattern = self.pattern
+        flipped.transposed = not self.transposed
+        flipped.shape = (self.shape[1], self.shape[0])
+        return flipped
+
+    # -- conversions ----------------------------------------------------------------------------
+
+    @classmethod
+    def from_dense(
+        cls, dense: Tensor, block_size: int | Sequence[int], mask: Tensor | None = None
+    ) -> BlockSparse:
+        """The blocks of a dense matrix; differentiable.
+
+        Args:
+            dense: ``(rows, cols)``.
+            block_size: an int or a pair.
+            mask: ``(R, C)`` bool, which blocks to keep; by default those that hold a nonzero.
+
+        Raises:
+            ArgumentError: if ``dense`` is not a matrix.
+            PatternError: if the mask does not fit, or the block size is not supported.
+        """
+        if dense.dim() != 2:
+            raise ArgumentError(f"from_dense takes a matrix, got shape {tuple(dense.shape)}")
+        block = as_block_size(block_size)
+        if mask is None:
+            mask = _nonzero_blocks(dense.detach(), block)
+        pattern = Pattern.from_mask(mask.to(dense.device), block, tuple(dense.shape))
+        row, col = pattern.row_indices, pattern.col_indices
+        return cls(reference.blocks_of(dense, row, col, block), pattern)
+
+    def to_dense(self) -> Tensor:
+        """``(rows, cols)`` tensor with zeros where no block is stored; differentiable."""
+        pattern = self.pattern
+        dense = reference.expand(
+            self.values, pattern.row_indices, pattern.col_indices, pattern.shape
+        )
+        return dense.mT if self.transposed else dense
+
+    @classmethod
+    def from_bsr(cls, tensor: Tensor) -> BlockSparse:
+        """From torch's BSR layout. Values are shared; so are indices if they are int32.
+
+        Raises:
+            ArgumentError: if the tensor is not a 2-d BSR tensor.
+            PatternError: if its block size is not supported or its indices are not canonical.
+        """
+        if tensor.layout is not torch.sparse_bsr or tensor.dim() != 2:
+            raise ArgumentError(
+                f"from_bsr takes a 2-d tensor of layout torch.sparse_bsr, got {tensor.layout} of "
+                f"shape {tuple(tensor.shape)}; convert with tensor.to_sparse_bsr(block_size)"
+            )
+        values = tensor.values()
+        pattern = Pattern(
+            tuple(tensor.shape), values.shape[1:], tensor.crow_indices(), tensor.col_indices()
+        )
+        return cls(values, pattern)
+
+    def to_bsr(self) -> Tensor:
+        """As a torch BSR tensor, sharing values and indices; a transposed matrix is copied.
+
+        Raises:
+            ArgumentError: if the shape is not a multiple of the block size, which torch needs.
+        """
+        crow, col, values = self._row_major("torch's BSR layout")
+        with torch.sparse.check_sparse_tensor_invariants(enable=False):
+            return torch.sparse_bsr_tensor(crow, col, values, size=self.shape)
+
+    @classmethod
+    def from_scipy(cls, matrix: Any) -> BlockSparse:
+        """From a ``scipy.sparse`` ``bsr_array`` or ``bsr_matrix``, sharing its memory.
+
+        Raises:
+            ArgumentError: if the matrix is in another format.
+            PatternError: if its block size is not supported or its indices are not canonical.
+        """
+        if getattr(matrix, "format", None) != "bsr":
+            raise ArgumentError(
+                f"from_scipy takes a scipy.sparse bsr_array or bsr_matrix, got "
+                f"{type(matrix).__name__}; convert with matrix.tobsr(blocksize=(32, 32))"
+            )
+        pattern = Pattern(
+            matrix.shape,
+            matrix.blocksize,
+            torch.from_numpy(matrix.indptr),
+            torch.from_numpy(matrix.indices),
+        )
+        return cls(torch.from_numpy(matrix.data), pattern)
+
+    def to_scipy(self) -> bsr_array:
+        """As a ``scipy.sparse.bsr_array``, sharing memory if this matrix is on the CPU.
+
+        Raises:
+            ArgumentError: if the shape is not a multiple of the block size, or NumPy lacks the
+                dtype.
+        """
+        from scipy.sparse import bsr_array
+
+        if self.dtype not in (torch.float64, torch.float32):
+            raise ArgumentError(
+                f"scipy.sparse has no {self.dtype}; convert with a.to(torch.float32) first"
+            )
+        crow, col, values = self._row_major("SciPy's BSR format")
+        data, indices, indptr = (t.detach().cpu().numpy() for t in (values, col, crow))
+        return bsr_array((data, indices, indptr), shape=self.shape, copy=False)
+
+    def _row_major(self, destination: str) -> tuple[Tensor, Tensor, Tensor]:
+        """crow, col and values of the matrix as it is read."""
+        pattern = self.pattern
+        if pattern.has_edge:
+            rows, cols = (g * b for g, b in zip(pattern.grid, pattern.block_size, strict=True))
+            raise ArgumentError(
+                f"{destination} needs whole blocks, and shape {pattern.shape} is not a multiple of "
+                f"block size {pattern.block_size}: build the matrix with shape {(rows, cols)}"
+            )
+        if not self.transposed:
+            return pattern.crow_indices, pattern.col_indices, self.values
+        flipped = pattern.T
+        values = self.values[pattern._part("perm").long()].mT.contiguous()
+        return flipped.crow_indices, flipped.col_indices, values
+
+    # -- what a tensor has ----------------------------------------------------------------------
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.values.device
+
+    @property
+    def requires_grad(self) -> bool:
+        return self.values.requires_grad
+
+    @property
+    def grad(self) -> Tensor | None:
+        """``values.grad``: ``(nnz_blocks, block_rows, block_cols)``, or None."""
+        return self.values.grad
+
+    def requires_grad_(self, requires_grad: bool = True) -> BlockSparse:
+        """Let operations record gradients of ``values``; returns this matrix."""
+        self.values.requires_grad_(requires_grad)
+        return self
+
+    def detach(self) -> BlockSparse:
+        """This matrix on the same values without their history."""
+        return self._with(self.values.detach(), self.pattern)
+
+    def to(self, *args: Any, **kwargs: Any) -> BlockSparse:
+        """As ``Tensor.to``: another device, another dtype or both; differentiable."""
+        values = self.values.to(*args, **kwargs)
+        if values is self.values:
+            return self
+        return self._with(values, self.pattern.to(values.device))
+
+    def _with(self, values: Tensor, pattern: Pattern) -> BlockSparse:
+        matrix = BlockSparse(values, pattern)
+        return matrix.T if self.transposed else matrix
+
+    # -- products -------------------------------------------------------------------------------
+
+    def __matmul__(self, other: Tensor) -> Tensor:
+        from jitsparse.functional import dsd
+
+        return dsd(self, other) if isinstance(other, Tensor) else NotImplemented
+
+    def __rmatmul__(self, other: Tensor) -> Tensor:
+        from jitsparse.functional import dds
+
+        return dds(other, self) if isinstance(other, Tensor) else NotImplemented
+
+    # -- display --------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        pattern = self.pattern
+        block_size = pattern.block_size[::-1] if self.transposed else pattern.block_size
+        facts = [
+            f"shape={self.shape}",
+            f"block_size={block_size}",
+            f"nnz_blocks={pattern.nnz_blocks}",
+            f"density={pattern.density:.1%}",
+            f"dtype={self.dtype}",
+            f"device={self.device}",
+        ]
+        if self.transposed:
+            facts.append("transposed=True")
+        if self.requires_grad:
+            facts.append("requires_grad=True")
+        return f"BlockSparse({', '.join(facts)})"
+
+    def __str__(self) -> str:
+        return f"{self!r}\n{(self.pattern.T if self.transposed else self.pattern).to_string()}"
+
+
+def random(
+    shape: Sequence[int],
+    block_size: int | Sequence[int],
+    density: float,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    generator: torch.Generator | None = None,
+) -> BlockSparse:
+    """A random block-sparse matrix: ``round(density * R * C)`` blocks, standard normal values.
+
+    Args:
+        shape: ``(rows, cols)`` in elements.
+        block_size: an int or a pair.
+        density: fraction of the blocks that are stored, 0 to 1.
+        dtype: of the values; by default torch's default dtype.
+        device: by default torch's default device.
+        generator: source of randomness of pattern and values, drawn on its device.
+
+    Raises:
+        PatternError: if shape, block size or density is illegal.
+
+    Example:
+        >>> random((1000, 500), 32, 0.25, dtype=torch.bfloat16)  # doctest: +ELLIPSIS
+        BlockSparse(shape=(1000, 500), block_size=(32, 32), nnz_blocks=128, density=25.0%, ...
+    """
+    pattern = Pattern.random(shape, block_size, density, generator=generator, device=device)
+    values = torch.randn(
+        (pattern.nnz_blocks, *pattern.block_size),
+        dtype=dtype,
+        device=pattern.device if generator is None else generator.device,
+        generator=generator,
+    ).to(pattern.device)
+    if pattern.has_edge:
+        values = _clear_edge(values, pattern)
+    return BlockSparse(values, pattern)
+
+
+def _check_values(values: Tensor, pattern: Pattern) -> None:
+    expected = (pattern.nnz_blocks, *pattern.block_size)
+    if tuple(values.shape) != expected:
+        raise ArgumentError(
+            f"the pattern has {expected[0]} blocks of {expected[1]} x {expected[2]}, so values has "
+            f"shape {expected}; got {tuple(values.shape)}"
+        )
+    if not values.is_floating_point():
+        raise ArgumentError(f"values must be floating point, got {values.dtype}")
+    if values.device != pattern.crow_indices.device:
+        raise ArgumentError(
+            f"values are on {values.device} and the pattern on {pattern.device}; move one of them "
+            f"with .to()"
+        )
+
+
+def _nonzero_blocks(dense: Tensor, block: tuple[int, int]) -> Tensor:
+    """``(R, C)`` bool: blocks that hold a nonzero."""
+    rows, cols = dense.shape
+    pad = (0, -cols % block[1], 0, -rows % block[0])
+    hits = torch.nn.functional.pad(dense != 0, pad)
+    grid = hits.shape[0] // block[0], hits.shape[1] // block[1]
+    return hits.view(grid[0], block[0], grid[1], block[1]).any(3).any(1)
+
+
+def _clear_edge(values: Tensor, pattern: Pattern) -> Tensor:
+    """``values`` with zeros past the edge of the matrix."""
+    (rows, cols), (block_rows, block_cols) = pattern.shape, pattern.block_size
+    row = pattern.row_indices.long()[:, None, None] * block_rows
+    col = pattern.col_indices.long()[:, None, None] * block_cols
+    row = row + torch.arange(block_rows, device=values.device)[:, None]
+    col = col + torch.arange(block_cols, device=values.device)
+    return values.masked_fill((row >= rows) | (col >= cols), 0)
