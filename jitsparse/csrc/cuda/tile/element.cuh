@@ -1,0 +1,61 @@
+// Element types: how each is stored, accumulated and, where it can be, multiplied by the tensor cores.
+#pragma once
+
+#include "../ptx/convert.cuh"
+#include "../ptx/mma.cuh"
+
+namespace jitsparse {
+
+struct Bf16 {
+  using Storage = unsigned short;
+  using Accumulator = float;
+  static constexpr int kMmaK = 16;
+  static __device__ __forceinline__ float load(Storage x) { return ptx::from_bf16(x); }
+  static __device__ __forceinline__ Storage store(float x) { return ptx::to_bf16(x); }
+  static __device__ __forceinline__ unsigned pack(float low, float high) { return ptx::pack_bf16x2(low, high); }
+  static __device__ __forceinline__ unsigned operand(unsigned bits) { return bits; }
+  static __device__ __forceinline__ void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    ptx::mma_m16n8k16_bf16(c, a, b0, b1);
+  }
+};
+
+struct F16 {
+  using Storage = unsigned short;
+  using Accumulator = float;
+  static constexpr int kMmaK = 16;
+  static __device__ __forceinline__ float load(Storage x) { return ptx::from_f16(x); }
+  static __device__ __forceinline__ Storage store(float x) { return ptx::to_f16(x); }
+  static __device__ __forceinline__ unsigned pack(float low, float high) { return ptx::pack_f16x2(low, high); }
+  static __device__ __forceinline__ unsigned operand(unsigned bits) { return bits; }
+  static __device__ __forceinline__ void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    ptx::mma_m16n8k16_f16(c, a, b0, b1);
+  }
+};
+
+struct Tf32 {
+  using Storage = float;
+  using Accumulator = float;
+  static constexpr int kMmaK = 8;
+  static __device__ __forceinline__ float load(Storage x) { return x; }
+  static __device__ __forceinline__ Storage store(float x) { return x; }
+  static __device__ __forceinline__ unsigned operand(unsigned bits) { return ptx::to_tf32(bits); }
+  static __device__ __forceinline__ void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    ptx::mma_m16n8k8_tf32(c, a, b0, b1);
+  }
+};
+
+struct F32 {
+  using Storage = float;
+  using Accumulator = float;
+  static __device__ __forceinline__ float load(Storage x) { return x; }
+  static __device__ __forceinline__ Storage store(float x) { return x; }
+};
+
+struct F64 {
+  using Storage = double;
+  using Accumulator = double;
+  static __device__ __forceinline__ double load(Storage x) { return x; }
+  static __device__ __forceinline__ Storage store(double x) { return x; }
+};
+
+}  // namespace jitsparse
