@@ -1,0 +1,70 @@
+"""The 64-bit words that every launcher reads, in the order of ``csrc/abi.h``.
+
+``SpmmArgs`` and ``SddArgs`` are structs of pointers and 64-bit integers; a call packs one word a
+member. The names stand here once, so that a launch written by hand (a test, the benchmark) and the
+warm path agree, and so that a test can hold this list against the header.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from jitsparse.errors import UnsupportedProblem
+
+__all__ = ["ACTIVATIONS", "SDD_WORDS", "SPMM_WORDS", "words_of"]
+
+SPMM_WORDS = (
+    "values",
+    "index",
+    "dense",
+    "out",
+    "bias",
+    "rows",
+    "cols",
+    "nnz",
+    "n",
+    "dense_ld",
+    "dense_batch_stride",
+    "out_ld",
+    "out_batch_stride",
+    "batch",
+    "activation",
+    "context",
+)
+"""Members of ``SpmmArgs``: what a ``dsd`` or ``dds`` kernel is called with."""
+
+SDD_WORDS = (
+    "left",
+    "right",
+    "index",
+    "out",
+    "rows",
+    "cols",
+    "nnz",
+    "k",
+    "left_ld",
+    "left_batch_stride",
+    "right_ld",
+    "right_batch_stride",
+    "batch",
+    "context",
+)
+"""Members of ``SddArgs``: what an ``sdd`` kernel is called with."""
+
+Activation = Literal["identity", "relu", "gelu", "silu"]
+
+ACTIVATIONS: dict[Activation, int] = {"identity": 0, "relu": 1, "gelu": 2, "silu": 3}
+"""Name to value of ``enum Activation``; gelu is the exact one, with erf."""
+
+
+def words_of(op: str) -> tuple[str, ...]:
+    """Names of the words that a kernel of an operation reads, in order.
+
+    Raises:
+        UnsupportedProblem: there is no such operation.
+    """
+    if op in ("dsd", "dds"):
+        return SPMM_WORDS
+    if op == "sdd":
+        return SDD_WORDS
+    raise UnsupportedProblem(f"no operation is called {op!r}; there are dsd, dds and sdd.")
