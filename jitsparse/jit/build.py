@@ -1,0 +1,249 @@
+"""One build: render, compile through ``torch.utils.cpp_extension.load``, leave a library in a directory.
+
+``load`` is called only for a miss, in a directory that no other process knows, because much of what
+it does is unfit for a shared one: it links in place, up to torch 2.13 it waits for ever on the lock
+of a builder that was killed, and after a failure the next call in the process skips the build.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from jitsparse.errors import ToolchainError
+from jitsparse.jit import toolchain
+from jitsparse.jit.cache import LIBRARY, LOG
+from jitsparse.jit.diagnostics import first_error
+from jitsparse.jit.targets import compile_flags, link_flags
+from jitsparse.jit.template import Template, render
+from jitsparse.jit.variant import Variant
+
+__all__ = ["BuildFailure", "build", "check_backend"]
+
+
+class BuildFailure(Exception):
+    """The compiler refused; carries its output and the command that was run."""
+
+    def __init__(self, output: str, command: str) -> None:
+        super().__init__(first_error(output))
+        self.output = output
+        self.command = command
+
+
+def check_backend(template: Template, variant: Variant) -> None:
+    """Whether this torch can build the template's language at all.
+
+    Raises:
+        ToolchainError: a CUDA template, and torch was built without CUDA.
+    """
+    import torch
+
+    if template.language == "cuda" and torch.version.cuda is None:
+        raise ToolchainError(
+            f"{variant.name} is a CUDA kernel, and this torch ({torch.__version__}) was built "
+            "without CUDA: it can neither compile nor launch one. Install a CUDA build of torch, "
+            "from the index that https://pytorch.org/get-started/locally names for your driver."
+        )
+
+
+def build(template: Template, variant: Variant, tools: toolchain.Toolchain, staging: Path) -> float:
+    """Compile a variant into a staging directory, which then holds source, library and log.
+
+    Returns:
+        Seconds that compiling took.
+
+    Raises:
+        CompileError: the template cannot be rendered.
+        BuildFailure: the compiler refused the source. Source and log are in the directory.
+        ToolchainError: ninja or the compiler cannot be run.
+    """
+    source = staging / f"kernel{template.suffix}"
+    source.write_text(render(template, template.context(variant)), encoding="utf-8")
+    started = time.perf_counter()
+    output, failed = _load(template, variant, tools, staging, source)
+    seconds = time.perf_counter() - started
+    commands = _commands(staging, source.name)
+    log = staging / LOG
+    log.write_text("\n".join([*commands, "", output]).rstrip() + "\n", encoding="utf-8")
+    library = staging / f"{_module_name(variant)}.so"
+    if failed:
+        _sweep(staging, keep=(source.name, LOG))
+        raise BuildFailure(output, commands[0] if commands else "")
+    os.rename(library, staging / LIBRARY)
+    _sweep(staging, keep=(source.name, LOG, LIBRARY))
+    return seconds
+
+
+def _load(
+    template: Template, variant: Variant, tools: toolchain.Toolchain, staging: Path, source: Path
+) -> tuple[str, bool]:
+    """Run ``cpp_extension.load``; returns what it and the compiler said, and whether it failed."""
+    name = _module_name(variant)
+    flags = list(compile_flags(template.language, variant.target))
+    cuda = template.language == "cuda"
+    said: list[str] = []
+    with _environment(tools), _captured_logger("torch.utils.cpp_extension", said):
+        from torch.utils import cpp_extension
+
+        # The versioner would call a second build of one name "<name>_v1".
+        cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)
+        if tools.cuda_home is not None:
+            # Fixed when the module was imported, and wrong if nvcc on PATH is a wrapper script.
+            cpp_extension.CUDA_HOME = str(tools.cuda_home)
+        try:
+            cpp_extension.load(
+                name=name,
+                sources=[str(source)],
+                extra_cflags=[] if cuda else flags,
+                extra_cuda_cflags=flags if cuda else [],
+                extra_ldflags=[*link_flags(template.language), *_cudart(tools, staging)],
+                extra_include_paths=[
+                    str(template.source.parent),
+                    *(str(directory) for directory in template.include_dirs),
+                ],
+                build_directory=str(staging),
+                with_cuda=cuda,
+                is_python_module=False,
+                verbose=False,
+            )
+        except OSError as error:
+            # Mapping the new library is the last thing that load does. That it cannot be mapped
+            # here is no failure of the build: it may have been built for another machine.
+            if not (staging / f"{name}.so").is_file():
+                raise ToolchainError(
+                    f"the build of {variant.name} did not start: {error}"
+                ) from error
+            said.append(f"not mapped here: {error}")
+        except RuntimeError as error:
+            return "\n".join([*said, _compiler_output(str(error), staging)]), True
+        finally:
+            cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)
+    return "\n".join(said), False
+
+
+def _module_name(variant: Variant) -> str:
+    """Name of the module for ``load``: an identifier, the same at every try of one variant."""
+    return "jitsparse_" + re.sub(r"\W", "_", variant.name)
+
+
+def _compiler_output(message: str, staging: Path) -> str:
+    """What the compiler printed, out of ``load``'s message, with paths relative to the directory."""
+    _, _, output = message.partition(": ")
+    return (output or message).replace(f"{staging}/", "")
+
+
+def _commands(staging: Path, source: str) -> list[str]:
+    """The command lines of the build, written so that they work in any copy of the directory."""
+    try:
+        answer = subprocess.run(
+            [_ninja(), "-t", "commands"], cwd=staging, capture_output=True, text=True, timeout=60
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    text = answer.stdout.replace(f"{staging}/{source}", source).replace(f"{staging}/", "")
+    return [line for line in text.splitlines() if line]
+
+
+def _ninja() -> str:
+    directory = toolchain.ninja_directory()
+    return str(directory / "ninja") if directory else "ninja"
+
+
+def _cudart(tools: toolchain.Toolchain, staging: Path) -> list[str]:
+    """Linker flags for a CUDA runtime that lacks the plain ``libcudart.so``, as pip's does."""
+    if tools.cuda_home is None:
+        return []
+    for part in ("lib64", "lib"):
+        folder = tools.cuda_home / part
+        if (folder / "libcudart.so").exists():
+            return []
+        for library in sorted(folder.glob("libcudart.so.*")):
+            (staging / "libcudart.so").symlink_to(library)
+            return ["-L."]
+    return []
+
+
+def _sweep(staging: Path, keep: tuple[str, ...]) -> None:
+    """Remove what the build left besides its results."""
+    for path in staging.iterdir():
+        if path.name not in keep:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+
+class _Shared:
+    """Environment variables changed while at least one build runs, restored after the last one."""
+
+    def __init__(self) -> None:
+        self.guard = threading.Lock()
+        self.users = 0
+        self.before: dict[str, str | None] = {}
+
+
+_shared = _Shared()
+
+
+@contextlib.contextmanager
+def _environment(tools: toolchain.Toolchain) -> Iterator[None]:
+    """What torch reads from the process's environment, set for the length of a build.
+
+    Builds run in threads and the environment belongs to all of them, so nothing is written that is
+    right already: on most machines that is everything.
+    """
+    changes: dict[str, str] = {}
+    directory = toolchain.ninja_directory()
+    if directory is not None:
+        changes["PATH"] = f"{directory}{os.pathsep}{os.environ.get('PATH', '')}"
+    if shutil.which(os.environ.get("CXX", "c++")) != str(tools.cxx.path):
+        changes["CXX"] = str(tools.cxx.path)
+    # Compilers translate their messages, and the first error is found by its English name.
+    locale = next(
+        (os.environ[v] for v in ("LC_ALL", "LC_MESSAGES", "LANG") if os.environ.get(v)), "C"
+    )
+    if not locale.startswith(("C", "POSIX", "en")):
+        changes["LC_ALL"] = "C.UTF-8"
+    with _shared.guard:
+        if _shared.users == 0:
+            _shared.before = {name: os.environ.get(name) for name in changes}
+            os.environ.update(changes)
+        _shared.users += 1
+    try:
+        yield
+    finally:
+        with _shared.guard:
+            _shared.users -= 1
+            if _shared.users == 0:
+                for variable, value in _shared.before.items():
+                    if value is None:
+                        os.environ.pop(variable, None)
+                    else:
+                        os.environ[variable] = value
+
+
+@contextlib.contextmanager
+def _captured_logger(name: str, said: list[str]) -> Iterator[None]:
+    """Send a logger's records to a list: they belong in the build's log, not on the user's screen."""
+    logger = logging.getLogger(name)
+    thread = threading.get_ident()
+
+    def capture(record: logging.LogRecord) -> bool:
+        if record.thread == thread:
+            said.append(record.getMessage())
+            return False
+        return True
+
+    logger.addFilter(capture)
+    try:
+        yield
+    finally:
+        logger.removeFilter(capture)

@@ -1,0 +1,227 @@
+"""Everything jitsparse reads from the environment, in one place, once.
+
+======================  ========================  =====================================================
+variable                default                   meaning
+======================  ========================  =====================================================
+``JITSPARSE_CACHE_DIR``  ``$XDG_CACHE_HOME/jitsparse``,
+                        else ``~/.cache/jitsparse``  where compiled kernels are written
+``JITSPARSE_CACHE_PATH``  (none)                  read-only caches to look in first, separated by ``:``
+``JITSPARSE_PIN``       (none)                    pinned variants, see :mod:`jitsparse.jit.selection`
+``JITSPARSE_JIT``       ``on``                    ``off``: never compile; a miss raises ``CacheMiss``
+``JITSPARSE_LOG``       ``info``                  ``debug``, ``info``, ``warning``, ``quiet``
+``JITSPARSE_ARCH``      the processor found       targets to build for, e.g. ``9.0a;8.0`` or ``avx2``
+``JITSPARSE_RECORD``    (none)                    file to which every variant used is appended
+======================  ========================  =====================================================
+
+Honoured, not redefined: ``CUDA_HOME``, ``CUDA_PATH``, ``CXX``, ``CC``, ``MAX_JOBS``, ``XDG_CACHE_HOME``,
+``NO_COLOR``, and ``RANK`` / ``LOCAL_RANK`` as torchrun sets them.
+
+Values are parsed at the first :func:`get` and kept. :func:`reload` reads the environment again and
+:func:`override` replaces values for the length of a ``with`` block. Each change moves
+``config.generation`` on, by which every table built from configuration knows that it is stale.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from jitsparse.errors import ConfigError
+
+__all__ = ["Config", "bump", "generation", "get", "override", "parse_arch", "reload"]
+
+LOG_LEVELS = ("debug", "info", "warning", "quiet")
+CPU_TARGETS = ("generic", "avx2", "avx512", "amx")
+
+generation = 0
+"""Moves on at every change of configuration or pin. Read it as ``config.generation``."""
+
+_current: Config | None = None
+
+
+@dataclass(frozen=True)
+class Config:
+    """One reading of the environment.
+
+    Attributes:
+        cache_dir: root of the cache that is written to.
+        cache_path: read-only roots, searched in order before ``cache_dir``.
+        pin: pins as written, not yet parsed.
+        jit: whether compiling is allowed.
+        log: one of ``debug``, ``info``, ``warning``, ``quiet``.
+        arch: targets to build for; empty means what this machine has.
+        record: file to which used variants are appended, or None.
+        cuda_home: candidate toolkit roots from the environment, best first.
+        cxx: the C++ compiler asked for, or None.
+        cc: the host compiler that torch hands to nvcc, or None.
+        max_jobs: how many compilers may run at once, or None.
+        color: whether colour is welcome on a terminal.
+        rank: rank of this process under torchrun, else 0.
+    """
+
+    cache_dir: Path
+    cache_path: tuple[Path, ...] = ()
+    pin: str = ""
+    jit: bool = True
+    log: str = "info"
+    arch: tuple[str, ...] = ()
+    record: Path | None = None
+    cuda_home: tuple[Path, ...] = ()
+    cxx: str | None = None
+    cc: str | None = None
+    max_jobs: int | None = None
+    color: bool = True
+    rank: int = 0
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Config:
+        """Parse an environment.
+
+        Raises:
+            ConfigError: a variable has a value outside its legal set; the message lists the set.
+        """
+
+        def variable(name: str) -> str:
+            return environment.get(name, "").strip()
+
+        cache_dir = variable("JITSPARSE_CACHE_DIR")
+        cache_home = variable("XDG_CACHE_HOME") or "~/.cache"
+        record = variable("JITSPARSE_RECORD")
+        return cls(
+            cache_dir=_absolute(cache_dir) if cache_dir else _absolute(cache_home) / "jitsparse",
+            cache_path=tuple(
+                _absolute(part) for part in variable("JITSPARSE_CACHE_PATH").split(":") if part
+            ),
+            pin=variable("JITSPARSE_PIN"),
+            jit=_choice("JITSPARSE_JIT", variable("JITSPARSE_JIT") or "on", ("on", "off")) == "on",
+            log=_choice("JITSPARSE_LOG", variable("JITSPARSE_LOG") or "info", LOG_LEVELS),
+            arch=parse_arch(variable("JITSPARSE_ARCH")),
+            record=_absolute(record) if record else None,
+            cuda_home=tuple(
+                _absolute(variable(name)) for name in ("CUDA_HOME", "CUDA_PATH") if variable(name)
+            ),
+            cxx=variable("CXX") or None,
+            cc=variable("CC") or None,
+            max_jobs=_count("MAX_JOBS", variable("MAX_JOBS")),
+            color=not environment.get("NO_COLOR"),
+            rank=_count("RANK", variable("RANK") or variable("LOCAL_RANK")) or 0,
+        )
+
+
+def get() -> Config:
+    """The configuration in force."""
+    global _current
+    if _current is None:
+        _current = Config.from_environment(os.environ)
+    return _current
+
+
+def reload() -> Config:
+    """Read the environment again, for a process that changed it after importing jitsparse."""
+    global _current
+    _current = Config.from_environment(os.environ)
+    bump()
+    return _current
+
+
+def bump() -> None:
+    """Declare every table that was built from configuration stale."""
+    global generation
+    generation += 1
+
+
+@contextmanager
+def override(**changes: Any) -> Iterator[Config]:
+    """Replace configuration values, for the whole process, inside a ``with`` block.
+
+    Values are given as the environment would spell them or as :class:`Config` holds them.
+
+    Example:
+        >>> from jitsparse.jit import config
+        >>> with config.override(jit="off", log="quiet") as inside:
+        ...     inside.jit
+        False
+
+    Raises:
+        ConfigError: an unknown name or an illegal value.
+    """
+    global _current
+    before = get()
+    _current = replace(before, **{name: _coerce(name, value) for name, value in changes.items()})
+    bump()
+    try:
+        yield _current
+    finally:
+        _current = before
+        bump()
+
+
+def parse_arch(text: str) -> tuple[str, ...]:
+    """Target names of an architecture list.
+
+    Args:
+        text: entries separated by ``;``, ``,`` or blanks, each a compute capability (``9.0a``), a
+            CUDA target (``sm90a``) or a CPU target (``avx2``).
+
+    Returns:
+        Target names in the order given, e.g. ``("sm90a", "sm80")``.
+
+    Raises:
+        ConfigError: an entry is neither.
+    """
+    targets = []
+    for entry in re.split(r"[;,\s]+", text.strip()):
+        if not entry:
+            continue
+        capability = re.fullmatch(r"(?:sm_?)?(\d{1,2})\.?(\d)([af]?)", entry.lower())
+        if capability:
+            targets.append("sm" + "".join(capability.groups()))
+        elif entry.lower() in CPU_TARGETS:
+            targets.append(entry.lower())
+        else:
+            raise ConfigError(
+                f"JITSPARSE_ARCH: {entry!r} is not a target. Write compute capabilities such as "
+                f"9.0a or 8.0, or CPU targets ({', '.join(CPU_TARGETS)}), separated by ';'."
+            )
+    return tuple(dict.fromkeys(targets))
+
+
+def _coerce(name: str, value: Any) -> Any:
+    if name not in Config.__dataclass_fields__:
+        raise ConfigError(
+            f"there is no setting {name!r}; settings are {', '.join(Config.__dataclass_fields__)}."
+        )
+    if name == "jit" and isinstance(value, str):
+        return _choice("jit", value, ("on", "off")) == "on"
+    if name == "log":
+        return _choice("log", value, LOG_LEVELS)
+    if name == "arch" and isinstance(value, str):
+        return parse_arch(value)
+    if name in ("cache_dir", "record") and value is not None:
+        return _absolute(value)
+    if name in ("cache_path", "cuda_home"):
+        return tuple(_absolute(part) for part in value)
+    return value
+
+
+def _absolute(path: str | os.PathLike[str]) -> Path:
+    return Path(os.path.abspath(os.path.expanduser(path)))
+
+
+def _choice(name: str, value: str, legal: tuple[str, ...]) -> str:
+    if value.lower() not in legal:
+        raise ConfigError(f"{name}={value!r} is not one of {', '.join(legal)}.")
+    return value.lower()
+
+
+def _count(name: str, value: str) -> int | None:
+    if not value:
+        return None
+    if not value.isdigit():
+        raise ConfigError(f"{name}={value!r} is not a whole number of 0 or more.")
+    return int(value)

@@ -1,0 +1,66 @@
+"""The identity of an entry: labelled fields that determine the library, and their digest.
+
+The template's text and the context that it is rendered with stand for the rendered text, which they
+determine; so a hit renders nothing. No field holds an absolute path, a time, or the version of torch
+or Python: an entry may be moved, copied into an image, and shared by environments.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from jitsparse.jit.targets import compile_flags, link_flags
+from jitsparse.jit.template import PROLOGUE, Template, headers
+from jitsparse.jit.variant import Variant
+
+__all__ = ["FORMAT", "digest", "fields_of", "same_but_compiler"]
+
+FORMAT = 1
+"""Version of the build recipe and of the entry's layout; raised when either changes."""
+
+
+def fields_of(template: Template, variant: Variant, compiler: str) -> dict[str, Any]:
+    """Labelled fields of a variant's entry.
+
+    Args:
+        template: the template it is rendered from.
+        variant: the variant.
+        compiler: version text of the compilers, empty where none can be used.
+
+    Returns:
+        A JSON-serialisable mapping. Texts appear as their sha256, so that two entries can be
+        compared field by field and the reason for a miss can be told.
+    """
+    context = template.context(variant)
+    return {
+        "format": FORMAT,
+        "variant": variant.name,
+        "language": template.language,
+        "template": _sha256((PROLOGUE + template.text()).encode()),
+        "context": {name: context[name] for name in sorted(context)},
+        "headers": {n: _sha256(t.encode()) for n, t in headers(template, context).items()},
+        "flags": [
+            *compile_flags(template.language, variant.target),
+            *link_flags(template.language),
+        ],
+        "machine": os.uname().machine,
+        "compiler": compiler,
+    }
+
+
+def digest(fields: Mapping[str, Any]) -> str:
+    """sha256 over the fields, each under its label."""
+    return _sha256(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode())
+
+
+def same_but_compiler(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
+    """Whether two entries' fields agree in everything except the compiler's version."""
+    return {**left, "compiler": ""} == {**right, "compiler": ""}
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

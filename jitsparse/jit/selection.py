@@ -1,0 +1,280 @@
+"""Which variant runs: candidates in a family's order of preference, and the user's say in it.
+
+Precedence: explicit argument > ``with pin(...)`` > ``JITSPARSE_PIN`` > tuned table > first legal
+candidate. A pin is ``op[:filter]*=[family.]knob[.knob]*``, several of them separated by ``;``. Before
+the ``=`` stands what it applies to: an operation, then filters (a dtype ``bf16``, a knob ``b32`` or
+``b32x64``, a target ``sm90a``). After it stands what the variant must be: a family, knobs, or both, or
+a whole variant name. Example::
+
+    JITSPARSE_PIN="dsd=t64x256x64.s4; sdd:bf16:b32=mma.t128x128x32"
+
+A pin is an order: what no legal candidate satisfies raises, and nothing falls back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from jitsparse.errors import PinError, UnsupportedProblem
+from jitsparse.jit import config, tuned
+from jitsparse.jit.template import Template
+from jitsparse.jit.variant import Variant
+
+__all__ = ["Candidate", "Choice", "Pin", "choose", "declare_ops", "parse_pins", "pin"]
+
+DTYPES = ("f64", "f32", "tf32", "f16", "bf16")
+_TARGET = re.compile(r"sm\d+[af]?")
+_KNOB = re.compile(r"[a-z][a-z0-9]+")
+_BLOCK = re.compile(r"[a-z]\d+(x\d+)*")
+
+_ops: set[str] = set()
+_pinned: list[tuple[Pin, ...]] = []
+"""Pins of the ``with`` blocks in force, the innermost last."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A variant that a family offers for a problem.
+
+    Attributes:
+        variant: the variant.
+        template: what it is rendered from.
+        refused: why it is not legal for the problem, or None if it is.
+    """
+
+    variant: Variant
+    template: Template
+    refused: str | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The candidate that runs, and why.
+
+    Attributes:
+        candidate: the chosen one.
+        source: ``"argument"``, ``"context"``, ``"environment"``, ``"tuned"`` or ``"heuristic"``.
+        reason: the same in words.
+        candidates: all that were considered, in order of preference.
+    """
+
+    candidate: Candidate
+    source: str
+    reason: str
+    candidates: tuple[Candidate, ...]
+
+
+@dataclass(frozen=True)
+class Pin:
+    """One parsed pin.
+
+    Attributes:
+        text: as written.
+        op: the operation it applies to.
+        filters: further conditions on the variant, for it to apply.
+        family: family that the variant must have, or None.
+        knobs: knobs that it must have.
+        exact: whole name that it must have, or None.
+    """
+
+    text: str
+    op: str
+    filters: tuple[str, ...]
+    wanted: tuple[str, ...]
+
+    def applies_to(self, variant: Variant) -> bool:
+        """Whether the variant passes the filters."""
+        return variant.op == self.op and all(_passes(variant, each) for each in self.filters)
+
+    def mismatch(self, variant: Variant) -> str | None:
+        """In what the variant is not what the pin wants, or None if it is."""
+        if ".".join(self.wanted) == variant.name:
+            return None
+        knobs = list(self.wanted)
+        if knobs and knobs[0] == variant.family:
+            knobs.pop(0)
+        for knob in knobs:
+            if not _has_knob(variant, knob):
+                return f"not {knob}"
+        return None
+
+
+def declare_ops(*ops: str) -> None:
+    """Name the operations that pins may name, so that a misspelt one is an error and not ignored."""
+    _ops.update(ops)
+
+
+@contextlib.contextmanager
+def pin(text: str) -> Iterator[None]:
+    """Pin variants, for the whole process, inside a ``with`` block.
+
+    Args:
+        text: as in ``JITSPARSE_PIN``. Where blocks are nested, the inner one decides for the
+            operations that it names.
+
+    Example:
+        >>> import jitsparse as js
+        >>> with js.pin("dsd=t64x256x64"):
+        ...     pass
+
+    Raises:
+        PinError: the text is not a pin.
+    """
+    _pinned.append(parse_pins(text))
+    config.bump()
+    try:
+        yield
+    finally:
+        _pinned.pop()
+        config.bump()
+
+
+def choose(
+    candidates: Sequence[Candidate], *, explicit: str | None = None, problem: str | None = None
+) -> Choice:
+    """The candidate that runs.
+
+    Args:
+        candidates: what the families offer for one problem, best first, refused ones included.
+        explicit: the caller's own choice: the right side of a pin, or a variant name.
+        problem: name of the problem in the tuned table, if results for it may be used.
+
+    Raises:
+        PinError: a pin that applies is not satisfied by any legal candidate, or is misspelt. The
+            message lists every candidate with the reason why it was accepted or refused.
+        UnsupportedProblem: no candidate is legal.
+    """
+    everything = tuple(candidates)
+    legal = [each for each in everything if each.refused is None]
+    if not everything:
+        raise UnsupportedProblem("no kernel family offers a kernel for this problem.")
+    op = everything[0].variant.op
+    declare_ops(op)
+    if explicit is not None:
+        wanted = Pin(explicit, op, (), tuple(explicit.strip().split(".")))
+        candidate = _obey(wanted, everything, "the argument")
+        return Choice(candidate, "argument", f"asked for as {explicit!r}", everything)
+    sources = [("context", "with pin(...)", pins) for pins in reversed(_pinned)]
+    sources.append(("environment", "JITSPARSE_PIN", parse_pins(config.get().pin)))
+    for source, origin, pins in sources:
+        applying = _applying(pins, everything, origin)
+        if applying is not None:
+            candidate = _obey(applying, everything, origin)
+            return Choice(candidate, source, f"{origin}: {applying.text}", everything)
+    if not legal:
+        raise UnsupportedProblem(
+            f"no kernel for this {op} problem. Candidates:\n{_listing(everything, None)}"
+        )
+    if problem is not None:
+        name = tuned.lookup(problem)
+        for candidate in legal:
+            if candidate.variant.name == name:
+                return Choice(candidate, "tuned", f"fastest when tuned for {problem}", everything)
+    return Choice(legal[0], "heuristic", "first legal candidate of the families", everything)
+
+
+def parse_pins(text: str) -> tuple[Pin, ...]:
+    """Pins of a text.
+
+    Raises:
+        PinError: a part is not of the form ``op[:filter]*=[family.]knob[.knob]*``.
+    """
+    pins = []
+    for part in filter(None, (part.strip() for part in text.split(";"))):
+        left, separator, right = (piece.strip() for piece in part.partition("="))
+        op, *filters = left.split(":")
+        wanted = right.split(".")
+        if not separator or not op or not all(wanted) or not all(filters):
+            raise PinError(
+                f"{part!r} is not a pin. Write op[:filter]*=[family.]knob[.knob]*, as in "
+                "dsd:bf16:b32=mma.t128x128x32."
+            )
+        for each in filters:
+            if not (each in DTYPES or each in config.CPU_TARGETS or _TARGET.fullmatch(each)):
+                if not _BLOCK.fullmatch(each):
+                    raise PinError(
+                        f"{each!r} in pin {part!r} is not a filter: use a dtype "
+                        f"({', '.join(DTYPES)}), a target (sm90a, avx512) or a block (b32, b32x64)."
+                    )
+        pins.append(Pin(part, op, tuple(filters), tuple(wanted)))
+    return tuple(pins)
+
+
+def _applying(pins: Sequence[Pin], candidates: tuple[Candidate, ...], origin: str) -> Pin | None:
+    """The pin that applies to these candidates: the one with most filters, of equals the last."""
+    best: Pin | None = None
+    for each in pins:
+        if each.op not in _ops:
+            near = difflib.get_close_matches(each.op, _ops, 1)
+            raise PinError(
+                f"{origin}: pin {each.text!r} names the operation {each.op!r}, which does not exist. "
+                f"Operations: {', '.join(sorted(_ops))}."
+                + (f" Did you mean {near[0]}?" if near else "")
+            )
+        if any(each.applies_to(candidate.variant) for candidate in candidates):
+            if best is None or len(each.filters) >= len(best.filters):
+                best = each
+    return best
+
+
+def _obey(wanted: Pin, candidates: tuple[Candidate, ...], origin: str) -> Candidate:
+    """The first legal candidate that satisfies a pin."""
+    for candidate in candidates:
+        if candidate.refused is None and wanted.applies_to(candidate.variant):
+            if wanted.mismatch(candidate.variant) is None:
+                return candidate
+    raise PinError(
+        f"{origin} asks for {wanted.text!r}, and no variant that is legal for this problem is that. "
+        f"{_suspicion(wanted, candidates)}Variants for this problem:\n{_listing(candidates, wanted)}"
+    )
+
+
+def _suspicion(wanted: Pin, candidates: tuple[Candidate, ...]) -> str:
+    """A remark on a word of the pin that no variant of the problem has."""
+    families = {each.variant.family for each in candidates}
+    knobs = {letter + value for each in candidates for letter, value in each.variant.knobs}
+    known = families | knobs
+    if ".".join(wanted.wanted) in {each.variant.name for each in candidates}:
+        return ""
+    for word in wanted.wanted:
+        if word in families or any(_has_knob(each.variant, word) for each in candidates):
+            continue
+        near = difflib.get_close_matches(word, known, 1)
+        letters = sorted({knob[0] for knob in knobs})
+        remark = f"{word!r} is neither a family ({', '.join(sorted(families))}) nor "
+        if _KNOB.fullmatch(word) and word[0] in letters:
+            remark += f"a value that knob {word[0]!r} has here. "
+        else:
+            remark += f"one of the knobs {', '.join(letters)} with a value. "
+        return remark + (f"Did you mean {near[0]}? " if near else "")
+    return ""
+
+
+def _listing(candidates: tuple[Candidate, ...], wanted: Pin | None) -> str:
+    lines = []
+    for each in candidates:
+        if each.refused is not None:
+            verdict = f"refused: {each.refused}"
+        else:
+            mismatch = wanted.mismatch(each.variant) if wanted else None
+            verdict = f"legal, but {mismatch}" if mismatch else "legal"
+        lines.append(f"  {each.variant.name}  {verdict}")
+    return "\n".join(lines)
+
+
+def _passes(variant: Variant, word: str) -> bool:
+    return word in (variant.dtype, variant.target) or _has_knob(variant, word)
+
+
+def _has_knob(variant: Variant, word: str) -> bool:
+    """Whether the variant has a knob as a pin writes it: a single number stands for a square."""
+    for letter, value in variant.knobs:
+        if word == letter + value:
+            return True
+        if word[:1] == letter and word[1:].isdigit() and value == f"{word[1:]}x{word[1:]}":
+            return True
+    return False

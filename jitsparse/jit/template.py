@@ -1,0 +1,199 @@
+"""Templates: what a variant is rendered from, and what that text depends on.
+
+A template is a short Jinja file: constants, one include, one instantiation, one launcher. The kernel
+body lives in headers, so that compiler errors point at real files and lines.
+
+Jinja itself is imported only when something is rendered, which a cache hit never does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from jitsparse.errors import CompileError, ConfigError
+from jitsparse.jit.variant import Variant
+
+__all__ = ["Context", "Template", "headers", "render"]
+
+Context = Mapping[str, "str | int | bool"]
+
+# Declared ahead of the template's own text, which buys three things: the two symbols are exported
+# although everything else is compiled hidden, so that two kernels mapped into one process never
+# resolve each other's functions; a launcher of the wrong type is a compile error; and the
+# declarations stand outside the template's line numbers.
+PROLOGUE = """\
+extern "C" __attribute__((visibility("default"))) int jitsparse_launch(const void* words);
+extern "C" __attribute__((visibility("default"))) const char* jitsparse_error(int code);
+#line 1 "{source}"
+"""
+
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)', re.MULTILINE)
+_OWN_LINE_TAG = re.compile(r"[ \t]*\{%(?![-+])(?:(?!%\}).)*(?<![-+])%\}[ \t]*")
+_PLACEHOLDER = re.compile(r"\{\{-?\s*(\w+)\s*-?\}\}")
+
+
+@dataclass(frozen=True)
+class Template:
+    """A source file with holes, and how a variant fills them.
+
+    Attributes:
+        name: short name, for messages and records.
+        source: the Jinja file. Rendered, it defines ``extern "C" int jitsparse_launch(const void*)``,
+            which returns 0 on success, and ``extern "C" const char* jitsparse_error(int code)``.
+        language: ``"c++"`` or ``"cuda"``.
+        include_dirs: directories of its own headers. Every header included from them, directly or
+            not, is part of the cache key.
+        arguments: how many 64-bit words the launcher reads.
+        context: the names that the file may use, for a variant.
+    """
+
+    name: str
+    source: Path
+    language: Literal["c++", "cuda"]
+    include_dirs: tuple[Path, ...]
+    arguments: int
+    context: Callable[[Variant], Context]
+
+    @property
+    def suffix(self) -> str:
+        """File name extension of the rendered source."""
+        return ".cu" if self.language == "cuda" else ".cpp"
+
+    def text(self) -> str:
+        """The template as written.
+
+        Raises:
+            ConfigError: the file cannot be read.
+        """
+        try:
+            return self.source.read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"template {self.name!r} cannot be read: {error}.") from error
+
+
+def render(template: Template, context: Context) -> str:
+    """Source text of a template for one context.
+
+    Raises:
+        CompileError: the template has a syntax error or uses a name that the context lacks; the
+            message points at the template's line.
+    """
+    import jinja2
+
+    text, lines = _with_line_marks(template.text())
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    try:
+        code = environment.compile(text, filename=str(template.source))
+        compiled = jinja2.Template.from_code(environment, code, {})
+        body = compiled.render(**context)
+    except jinja2.TemplateSyntaxError as error:
+        line = lines[min(error.lineno, len(lines)) - 1]
+        raise _render_error(template, context, line, str(error.message)) from error
+    except (jinja2.UndefinedError, TypeError, ValueError, ArithmeticError) as error:
+        line = lines[min(_stopped_at(template, error), len(lines)) - 1]
+        raise _render_error(template, context, line, str(error)) from error
+    return PROLOGUE.format(source=_quoted(template.source)) + body
+
+
+def _with_line_marks(text: str) -> tuple[str, list[int]]:
+    """The template with a ``#line`` after every block tag, and the original line of each of its lines.
+
+    A block tag on a line of its own leaves nothing behind, a false branch leaves out all its lines
+    and a loop repeats them: after each of them the compiler must be told where it is.
+    """
+    marked: list[str] = []
+    origin: list[int] = []
+    previous = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        marked.append(line)
+        origin.append(number)
+        if _OWN_LINE_TAG.fullmatch(line) and not previous.endswith("\\"):
+            marked.append(f"#line {number + 1}")
+            origin.append(number)
+        previous = line
+    return "\n".join([*marked, ""]), [*origin, len(origin) or 1]
+
+
+def headers(template: Template, context: Context) -> dict[str, str]:
+    """Own headers that a template includes, directly or through other headers.
+
+    An include names an own header if it is found beside the including file or in one of the
+    template's ``include_dirs``; all others belong to the compiler and are identified by its version.
+    Includes under a false ``#if`` count too: a superset is safe, a subset is not.
+
+    Returns:
+        Name of each header relative to its include directory (or as included), to its text; sorted.
+
+    Raises:
+        CompileError: an include's name is computed by anything but a plain ``{{ name }}``.
+    """
+    found: dict[str, str] = {}
+    queue = [(template.source.parent, template.text(), True)]
+    seen: set[Path] = set()
+    while queue:
+        folder, text, is_template = queue.pop()
+        for match in _INCLUDE.finditer(text):
+            name = match[1] or match[2]
+            if is_template:
+                name = _PLACEHOLDER.sub(lambda m: str(context.get(m[1], m[0])), name)
+                if "{{" in name or "{%" in name:
+                    line = text.count("\n", 0, match.start()) + 1
+                    reason = (
+                        f"include of {name!r}: only a plain {{{{ name }}}} may stand in an include"
+                    )
+                    raise _render_error(template, context, line, reason)
+            beside = (folder,) if match[1] else ()
+            for directory in (*beside, *template.include_dirs):
+                path = directory / name
+                if path.is_file():
+                    path = path.resolve()
+                    if path not in seen:
+                        seen.add(path)
+                        content = path.read_text(encoding="utf-8")
+                        found[_relative(path, template.include_dirs, name)] = content
+                        queue.append((path.parent, content, False))
+                    break
+    return dict(sorted(found.items()))
+
+
+def _relative(path: Path, roots: tuple[Path, ...], fallback: str) -> str:
+    for root in roots:
+        try:
+            return path.relative_to(root.resolve()).as_posix()
+        except ValueError:
+            continue
+    return fallback
+
+
+def _quoted(path: Path) -> str:
+    return str(path).replace("\\", "\\\\").replace('"', '\\"')
+
+
+def _stopped_at(template: Template, error: BaseException) -> int:
+    """The line in which rendering stopped; Jinja rewrites the traceback to say so."""
+    line, traceback = 1, error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_filename == str(template.source):
+            line = traceback.tb_lineno
+        traceback = traceback.tb_next
+    return line
+
+
+def _render_error(template: Template, context: Context, line: int, reason: str) -> CompileError:
+    names = ", ".join(sorted(context)) or "none"
+    return CompileError(
+        f"template {template.name!r} cannot be rendered\n"
+        f"  {template.source}:{line}: {reason}\n"
+        f"  names it may use: {names}",
+        source_path=str(template.source),
+    )

@@ -1,0 +1,231 @@
+"""The compilers of this machine: where they are, and which version they say they are.
+
+Nothing here starts a process on a warm first use: the version text of a compiler is remembered in
+the cache under its resolved path, size and modification time, and asked for again when these change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from jitsparse.errors import ToolchainError
+from jitsparse.jit import config
+
+__all__ = ["Compiler", "Memo", "Toolchain", "find", "ninja_directory"]
+
+# Programs that stand in front of a compiler: replacing the compiler behind them leaves them as they
+# were, so what they answered yesterday says nothing.
+_WRAPPERS = ("ccache", "sccache", "distcc", "icecc")
+
+
+class Memo:
+    """Version texts that compilers gave before, in JSON files beside the entries.
+
+    Args:
+        files: searched in order; the last one is written to.
+    """
+
+    def __init__(self, files: tuple[Path, ...]) -> None:
+        self._files = files
+
+    def read(self, identity: str) -> str | None:
+        """What the compiler of this identity answered, if it was asked before."""
+        for file in self._files:
+            answer = self._content(file).get(identity)
+            if isinstance(answer, str):
+                return answer
+        return None
+
+    def write(self, identity: str, answer: str) -> None:
+        """Best effort: an answer that is not kept costs the next process some milliseconds."""
+        file = self._files[-1]
+        content = self._content(file)
+        content[identity] = answer
+        temporary = file.with_name(f"{file.name}.{uuid.uuid4().hex}")
+        try:
+            for directory in (file.parent.parent, file.parent):
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
+            os.replace(temporary, file)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+
+    @staticmethod
+    def _content(file: Path) -> dict[str, object]:
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return content if isinstance(content, dict) else {}
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """One compiler program.
+
+    Attributes:
+        path: the program as found.
+    """
+
+    path: Path
+
+    def version(self, memo: Memo) -> str:
+        """What the compiler says of itself, without the name it was called by and without paths.
+
+        Args:
+            memo: the answers that earlier processes were given.
+
+        Raises:
+            ToolchainError: the program does not run.
+        """
+        resolved = Path(os.path.realpath(self.path))
+        if resolved.name in _WRAPPERS:
+            return self._ask()
+        stat = resolved.stat()
+        identity = f"{resolved} {stat.st_size} {stat.st_mtime_ns}"
+        version = memo.read(identity)
+        if version is None:
+            version = self._ask()
+            memo.write(identity, version)
+        return version
+
+    def _ask(self) -> str:
+        try:
+            answer = subprocess.run(
+                [str(self.path), "--version"],
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=60,
+                env={**os.environ, "LC_ALL": "C"},
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise ToolchainError(f"the compiler {self.path} does not run: {error}.") from error
+        text = answer.stdout.strip().removeprefix(self.path.name).strip()
+        return "\n".join(line for line in text.splitlines() if not line.startswith("InstalledDir"))
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """What builds a template of one language.
+
+    Attributes:
+        cxx: the C++ compiler; it also links.
+        cuda_home: root of the CUDA toolkit, None for C++.
+        nvcc: the CUDA compiler, None for C++.
+        ccbin: the host compiler that torch passes to nvcc from ``CC``, or None.
+    """
+
+    cxx: Compiler
+    cuda_home: Path | None = None
+    nvcc: Compiler | None = None
+    ccbin: Compiler | None = None
+
+    def version(self, memo: Memo) -> str:
+        """Version text of every compiler that takes part, for the cache key."""
+        parts = (("nvcc", self.nvcc), ("ccbin", self.ccbin), ("c++", self.cxx))
+        return "\n".join(f"{name}: {each.version(memo)}" for name, each in parts if each)
+
+
+def find(language: Literal["c++", "cuda"]) -> Toolchain:
+    """The compilers for a language.
+
+    Raises:
+        ToolchainError: one is missing. The message lists every place that was searched.
+    """
+    cxx = _find_cxx()
+    if language == "c++":
+        return Toolchain(cxx)
+    home = _find_cuda_home()
+    cc = config.get().cc
+    ccbin = shutil.which(cc) if cc else None
+    return Toolchain(
+        cxx, home, Compiler(home / "bin" / "nvcc"), Compiler(Path(ccbin)) if ccbin else None
+    )
+
+
+def ninja_directory() -> Path | None:
+    """Directory to put on PATH so that ``ninja`` is found, or None if it is on PATH already.
+
+    A notebook kernel runs the interpreter of a virtual environment whose ``bin`` is not on PATH, and
+    torch looks for ninja nowhere else.
+
+    Raises:
+        ToolchainError: there is no ninja.
+    """
+    if shutil.which("ninja"):
+        return None
+    searched = ["PATH"]
+    candidates = [Path(sys.executable).parent]
+    try:
+        import ninja
+    except ImportError:
+        searched.append("the Python package 'ninja' (not installed)")
+    else:
+        candidates.insert(0, Path(ninja.BIN_DIR))
+    for directory in candidates:
+        if shutil.which("ninja", path=str(directory)):
+            return directory
+        searched.append(str(directory))
+    raise ToolchainError(
+        f"ninja is needed to compile kernels and was not found. Searched: {'; '.join(searched)}. "
+        "Install it with: pip install ninja"
+    )
+
+
+def _find_cxx() -> Compiler:
+    asked = config.get().cxx
+    # Without CXX torch calls "c++"; the other names are for systems that lack this link.
+    names = [asked] if asked else ["c++", "g++", "clang++"]
+    for name in names:
+        path = shutil.which(name)
+        if path:
+            return Compiler(Path(os.path.abspath(path)))
+    origin = "CXX" if asked else "PATH"
+    raise ToolchainError(
+        f"no C++ compiler was found. Searched for {', '.join(names)} ({origin}) in "
+        f"PATH={os.environ.get('PATH', '')}. Install one (Debian, Ubuntu: apt install g++; conda: "
+        "conda install -c conda-forge gxx) or set CXX to the name or path of one program."
+    )
+
+
+def _find_cuda_home() -> Path:
+    searched: list[str] = []
+    for origin, home in _cuda_home_candidates():
+        searched.append(f"{origin} ({home})")
+        # A bare wrapper script on PATH has no headers beside it and is not a toolkit's root.
+        if (home / "bin" / "nvcc").is_file() and (home / "include" / "cuda_runtime.h").is_file():
+            return home
+    raise ToolchainError(
+        "no CUDA toolkit (bin/nvcc and include/cuda_runtime.h) was found. Searched: "
+        f"{'; '.join(searched) or 'nothing: no candidate'}. Install the CUDA toolkit, or "
+        "pip install nvidia-cuda-nvcc, or set CUDA_HOME to the root of a toolkit."
+    )
+
+
+def _cuda_home_candidates() -> list[tuple[str, Path]]:
+    """Places where a toolkit may be, best first."""
+    candidates = [("CUDA_HOME or CUDA_PATH", home) for home in config.get().cuda_home]
+    on_path = shutil.which("nvcc")
+    if on_path:
+        candidates.append(("nvcc on PATH", Path(os.path.realpath(on_path)).parent.parent))
+    else:
+        candidates.append(("nvcc on PATH", Path("none found")))
+    candidates.append(("the usual place", Path("/usr/local/cuda")))
+    for entry in sys.path:
+        root = Path(entry or ".") / "nvidia"
+        if root.is_dir():
+            for home in (*sorted(root.glob("cu[0-9]*"), reverse=True), root / "cuda_nvcc"):
+                if home.is_dir():
+                    candidates.append(("pip's nvidia packages", home))
+    return candidates

@@ -1,0 +1,70 @@
+"""One cache for the whole session, and what is skipped on a machine without a GPU or nvcc.
+
+``JITSPARSE_TEST_CACHE`` names a directory to use instead of a temporary one, so that repeated runs
+find the kernels of the earlier ones.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# Before anything imports jitsparse: its configuration is read once.
+for _name in [name for name in os.environ if name.startswith("JITSPARSE_")]:
+    if _name != "JITSPARSE_TEST_CACHE":
+        del os.environ[_name]
+_temporary: tempfile.TemporaryDirectory[str] | None = None
+_kept = os.environ.get("JITSPARSE_TEST_CACHE")
+if not _kept:
+    _temporary = tempfile.TemporaryDirectory(prefix="jitsparse-tests-")
+os.environ["JITSPARSE_CACHE_DIR"] = _kept or str(_temporary and _temporary.name)
+os.environ["JITSPARSE_LOG"] = "warning"
+
+import torch  # noqa: E402
+
+import jitsparse  # noqa: E402
+from jitsparse.errors import ToolchainError  # noqa: E402
+from jitsparse.jit import config, toolchain  # noqa: E402
+
+# Child processes import the package that these tests import, wherever they are started.
+_package_root = str(Path(jitsparse.__file__).parents[1])
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [_package_root, *filter(None, [os.environ.get("PYTHONPATH")])]
+)
+
+
+def _cuda_home() -> Path | None:
+    try:
+        return toolchain.find("cuda").cuda_home
+    except ToolchainError:
+        return None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    gpu = torch.cuda.is_available()
+    home = _cuda_home()
+    for item in items:
+        if not gpu and item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="no CUDA GPU"))
+        if home is None and item.get_closest_marker("nvcc"):
+            item.add_marker(pytest.mark.skip(reason="no nvcc"))
+
+
+@pytest.fixture(scope="session")
+def nvcc() -> Path:
+    """Path of nvcc, for tests marked ``nvcc``."""
+    home = _cuda_home()
+    if home is None:
+        pytest.skip("no nvcc")
+    return home / "bin" / "nvcc"
+
+
+@pytest.fixture
+def cache_dir(tmp_path: Path) -> Iterator[Path]:
+    """An empty cache of the test's own, in force inside this process."""
+    with config.override(cache_dir=tmp_path / "cache"):
+        yield tmp_path / "cache"
