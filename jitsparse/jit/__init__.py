@@ -32,9 +32,9 @@ It knows nothing of sparse matrices. A template of your own goes through the sam
     >>> list(x)
     [3.0, 6.0, 9.0, 12.0]
 
-A launcher takes one pointer to a row of 64-bit words, ``arguments`` of them, and returns 0 or a code
-that ``jitsparse_error`` explains. Includes of the template's own headers are followed, and their text
-is part of the cache key.
+A launcher takes one pointer to a row of 64-bit words, ``arguments`` of them, and returns 0 or a
+code that ``jitsparse_error`` explains. Includes of the template's own headers are followed, and
+their text is part of the cache key.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ from __future__ import annotations
 from typing import Any
 
 from jitsparse.jit import cache as _cache
-from jitsparse.jit.cache import Cache, Entry
+from jitsparse.jit.cache import Cache
+from jitsparse.jit.entry import Entry
 from jitsparse.jit.kernel import Description, Kernel, compile_only, describe, load
 from jitsparse.jit.selection import Candidate, Choice, choose, declare_ops, pin
 from jitsparse.jit.targets import cpu_target, cuda_target
@@ -75,8 +76,9 @@ def cache_info() -> dict[str, Any]:
     """Facts of the cache in use.
 
     Returns:
-        ``path`` (where entries are written), ``layers`` (read-only caches in front of it), ``entries``
-        (how many), ``bytes`` (of their libraries) and ``compile_seconds`` (that they took together).
+        ``path`` (where entries are written), ``layers`` (read-only caches in front of it),
+        ``entries`` (how many), ``bytes`` (of their libraries) and ``compile_seconds`` (that they
+        took together).
 
     Example:
         >>> import jitsparse as js

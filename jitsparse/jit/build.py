@@ -1,4 +1,4 @@
-"""One build: render, compile through ``torch.utils.cpp_extension.load``, leave a library in a directory.
+"""One build: a variant is rendered and compiled by ``torch.utils.cpp_extension.load``.
 
 ``load`` is called only for a miss, in a directory that no other process knows, because much of what
 it does is unfit for a shared one: it links in place, up to torch 2.13 it waits for ever on the lock
@@ -20,8 +20,8 @@ from pathlib import Path
 
 from jitsparse.errors import ToolchainError
 from jitsparse.jit import toolchain
-from jitsparse.jit.cache import LIBRARY, LOG
 from jitsparse.jit.diagnostics import first_error
+from jitsparse.jit.entry import LIBRARY, LOG
 from jitsparse.jit.targets import compile_flags, link_flags
 from jitsparse.jit.template import Template, render
 from jitsparse.jit.variant import Variant
@@ -135,7 +135,7 @@ def _module_name(variant: Variant) -> str:
 
 
 def _compiler_output(message: str, staging: Path) -> str:
-    """What the compiler printed, out of ``load``'s message, with paths relative to the directory."""
+    """What the compiler printed, out of ``load``'s message, with relative paths."""
     _, _, output = message.partition(": ")
     return (output or message).replace(f"{staging}/", "")
 
@@ -232,7 +232,7 @@ def _environment(tools: toolchain.Toolchain) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _captured_logger(name: str, said: list[str]) -> Iterator[None]:
-    """Send a logger's records to a list: they belong in the build's log, not on the user's screen."""
+    """Send a logger's records to a list: they belong in the build's log, not on the screen."""
     logger = logging.getLogger(name)
     thread = threading.get_ident()
 

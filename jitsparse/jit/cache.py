@@ -16,85 +16,34 @@ with those in meta.json, which is written last.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import shutil
 import socket
 import tempfile
+import threading
 import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from jitsparse.jit import config
-from jitsparse.jit.key import digest, same_but_compiler
+from jitsparse.jit.entry import LIBRARY, META, Entry, damage, read_meta, sha256, sync
+from jitsparse.jit.key import same_but_compiler
 
-__all__ = ["Cache", "Entry", "current"]
+__all__ = ["Cache", "current"]
 
 VERSION = "v1"
-LIBRARY, LOG, META = "kernel.so", "build.log", "meta.json"
 
-# A waiter that has waited this long builds for itself: its own copy is as good, and a holder that is
-# suspended or on a node that died must not stop it for ever.
+# A waiter that has waited this long builds for itself: its own copy is as good, and a holder that
+# is suspended or on a node that died must not stop it for ever.
 LOCK_TIMEOUT = 600.0
 # A waiter says whom it waits for after this long.
 LOCK_PATIENCE = 2.0
 # Staging directories of other hosts are presumed abandoned after a day; no compiler runs that long.
 STAGING_AGE = 86400.0
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A compiled variant in a cache.
-
-    Attributes:
-        path: its directory.
-        meta: content of its meta.json.
-        fresh: whether this process compiled it in the call that returned it.
-    """
-
-    path: Path
-    meta: Mapping[str, Any] = field(repr=False)
-    fresh: bool = False
-
-    @property
-    def variant(self) -> str:
-        """Name of the variant."""
-        return str(self.meta["fields"]["variant"])
-
-    @property
-    def key(self) -> str:
-        """sha256 of the labelled fields."""
-        return str(self.meta["key"])
-
-    @property
-    def library(self) -> Path:
-        """The shared library."""
-        return self.path / LIBRARY
-
-    @property
-    def log(self) -> Path:
-        """The commands that built it."""
-        return self.path / LOG
-
-    @property
-    def compile_seconds(self) -> float:
-        """How long compiling it took."""
-        return float(self.meta["compile_seconds"])
-
-    @property
-    def library_bytes(self) -> int:
-        """Size of the library."""
-        return int(self.meta["library_bytes"])
-
-    @property
-    def created(self) -> float:
-        """When it was compiled, in seconds since the epoch."""
-        return float(self.meta["created"])
 
 
 class Cache:
@@ -111,6 +60,7 @@ class Cache:
         self.root = root
         self.layers = layers
         self._lock = lock
+        self._rejected: set[Path] = set()
 
     def __repr__(self) -> str:
         return f"Cache({str(self.root)!r}, layers={[str(layer) for layer in self.layers]})"
@@ -132,7 +82,7 @@ class Cache:
                 does so: anyone else might set aside what has just been rebuilt.
         """
         for root in (*self.layers, self.root):
-            entry = self._open(root / VERSION / name, repair=repair, writable=root is self.root)
+            entry = self._open(root / VERSION / name, repair=repair)
             if entry is not None and entry.key == key:
                 return entry
         return None
@@ -142,42 +92,52 @@ class Cache:
         for root in (*self.layers, self.root):
             found = []
             for path in (root / VERSION).glob(f"{fields['variant']}-*"):
-                entry = self._open(path, repair=False, writable=False)
+                entry = self._open(path, repair=False)
                 if entry is not None and same_but_compiler(entry.meta["fields"], fields):
                     found.append(entry)
             if found:
                 return max(found, key=lambda entry: (entry.created, entry.key))
         return None
 
+    def paths_of(self, variant: str) -> Iterator[Path]:
+        """Directories of a variant's entries, valid or not."""
+        for root in (*self.layers, self.root):
+            yield from (root / VERSION).glob(f"{variant}-*")
+
     def entries(self) -> Iterator[Entry]:
         """Every entry of every layer, without reading the libraries."""
         for root in (*self.layers, self.root):
             for path in sorted((root / VERSION).glob("*-*")):
-                meta = _read_meta(path)
+                meta = read_meta(path)
                 if meta is not None:
                     yield Entry(path, meta)
 
-    def _open(self, path: Path, *, repair: bool, writable: bool) -> Entry | None:
-        if not path.is_dir():
+    def _open(self, path: Path, *, repair: bool) -> Entry | None:
+        if not path.is_dir() or path in self._rejected:
             return None
-        meta = _read_meta(path)
+        meta = read_meta(path)
         reason = "its meta.json is missing or damaged"
         if meta is not None:
-            reason = _damage(path / LIBRARY, meta)
+            reason = damage(path / LIBRARY, meta)
             if not reason:
                 return Entry(path, meta)
         if repair:
-            self.set_aside(path, reason, writable=writable)
+            self.set_aside(path, reason)
         return None
 
-    def set_aside(self, path: Path, reason: str, *, writable: bool = True) -> None:
-        """Move a damaged entry out of the way, with one warning; it will be built again."""
+    def set_aside(self, path: Path, reason: str) -> None:
+        """Move a damaged entry out of the way, with one warning; it will be built again.
+
+        In a read-only layer it stays where it is and this process looks past it.
+        """
         _warn(f"jitsparse: cached kernel {path} is unusable: {reason}. It will be built again.")
-        if writable:
+        if path.parent == self.root / VERSION:
             target = self._directory("quarantine") / f"{path.name}.{uuid.uuid4().hex[:8]}"
             # Another process may have been faster.
             with contextlib.suppress(OSError):
                 os.rename(path, target)
+        else:
+            self._rejected.add(path)
 
     # Writing
 
@@ -203,14 +163,14 @@ class Cache:
         complete = {
             **meta,
             "library_bytes": library.stat().st_size,
-            "library_sha256": _file_sha256(library),
+            "library_sha256": sha256(library),
             "created": time.time(),
         }
         for path in staging.iterdir():
-            _sync(path)
+            sync(path)
         (staging / META).write_text(json.dumps(complete, indent=1), encoding="utf-8")
-        _sync(staging / META)
-        _sync(staging)
+        sync(staging / META)
+        sync(staging)
         target = self._directory() / name
         for _ in range(3):
             try:
@@ -222,7 +182,7 @@ class Cache:
                     return winner
                 # What stood in the way was damaged and has been set aside by find.
                 continue
-            _sync(target.parent)
+            sync(target.parent)
             self._remember_seconds(complete)
             return Entry(target, complete, fresh=True)
         raise OSError(f"{target} cannot be replaced")
@@ -239,10 +199,6 @@ class Cache:
             shutil.rmtree(staging, ignore_errors=True)
         shutil.rmtree(discarded, ignore_errors=True)
         return target
-
-    def failure_path(self, name: str) -> Path:
-        """Where :meth:`keep_failure` puts a failed build."""
-        return self.root / VERSION / "failed" / name
 
     def last_seconds(self, variant: str) -> float | None:
         """How long the variant took to compile when it was compiled last, if that is known."""
@@ -345,6 +301,7 @@ class Cache:
 
 
 _caches: dict[tuple[Path, tuple[Path, ...]], Cache] = {}
+_replacing = threading.Lock()
 
 
 def current() -> Cache:
@@ -365,58 +322,21 @@ def private_instead(cache: Cache) -> Cache:
     import atexit
 
     identity = (config.get().cache_dir, config.get().cache_path)
-    root = Path(tempfile.mkdtemp(prefix="jitsparse-"))
-    atexit.register(shutil.rmtree, root, ignore_errors=True)
+    with _replacing:
+        if current() is not cache:
+            return current()
+        root = Path(tempfile.mkdtemp(prefix="jitsparse-"))
+        atexit.register(shutil.rmtree, root, ignore_errors=True)
+        _caches[identity] = Cache(root, (*cache.layers, cache.root))
     _warn(
-        f"jitsparse: the cache {cache.root} cannot be written; kernels compiled by this process are "
-        "lost when it ends. Set JITSPARSE_CACHE_DIR to a directory that can be written."
+        f"jitsparse: the cache {cache.root} cannot be written; what this process compiles is lost "
+        "when it ends. Set JITSPARSE_CACHE_DIR to a directory that can be written."
     )
-    replacement = Cache(root, (*cache.layers, cache.root))
-    _caches[identity] = replacement
-    return replacement
-
-
-def _read_meta(path: Path) -> dict[str, Any] | None:
-    try:
-        meta = json.loads((path / META).read_bytes())
-        if digest(meta["fields"]) != meta["key"]:
-            return None
-        for label, kind in (("library_bytes", int), ("library_sha256", str)):
-            if not isinstance(meta[label], kind):
-                return None
-        float(meta["compile_seconds"]), float(meta["created"]), str(meta["fields"]["variant"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return dict(meta)
-
-
-def _damage(library: Path, meta: Mapping[str, Any]) -> str:
-    """What is wrong with a library, or an empty text."""
-    try:
-        size = library.stat().st_size
-        if size != meta["library_bytes"]:
-            return f"{LIBRARY} has {size} bytes and was published with {meta['library_bytes']}"
-        if _file_sha256(library) != meta["library_sha256"]:
-            return f"{LIBRARY} differs from what was published (sha256)"
-    except OSError as error:
-        return f"{LIBRARY} cannot be read ({error.strerror})"
-    return ""
-
-
-def _file_sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    return current()
 
 
 def _owner() -> str:
-    """Host, process-id namespace and process of this builder: a pid alone means nothing elsewhere."""
+    """Host, pid namespace and pid of this builder: elsewhere a pid alone means nothing."""
     return f"{_place()}.{os.getpid()}"
 
 

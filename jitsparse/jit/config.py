@@ -1,20 +1,20 @@
 """Everything jitsparse reads from the environment, in one place, once.
 
-======================  ========================  =====================================================
-variable                default                   meaning
-======================  ========================  =====================================================
-``JITSPARSE_CACHE_DIR``  ``$XDG_CACHE_HOME/jitsparse``,
-                        else ``~/.cache/jitsparse``  where compiled kernels are written
-``JITSPARSE_CACHE_PATH``  (none)                  read-only caches to look in first, separated by ``:``
-``JITSPARSE_PIN``       (none)                    pinned variants, see :mod:`jitsparse.jit.selection`
-``JITSPARSE_JIT``       ``on``                    ``off``: never compile; a miss raises ``CacheMiss``
-``JITSPARSE_LOG``       ``info``                  ``debug``, ``info``, ``warning``, ``quiet``
-``JITSPARSE_ARCH``      the processor found       targets to build for, e.g. ``9.0a;8.0`` or ``avx2``
-``JITSPARSE_RECORD``    (none)                    file to which every variant used is appended
-======================  ========================  =====================================================
+=======================  ====================  ====================================================
+variable                 default               meaning
+=======================  ====================  ====================================================
+``JITSPARSE_CACHE_DIR``  see below             where compiled kernels are written
+``JITSPARSE_CACHE_PATH`` (none)                read-only caches to look in first, separated by ``:``
+``JITSPARSE_PIN``        (none)                pinned variants, see :mod:`jitsparse.jit.selection`
+``JITSPARSE_JIT``        ``on``                ``off``: never compile; a miss raises ``CacheMiss``
+``JITSPARSE_LOG``        ``info``              ``debug``, ``info``, ``warning`` or ``quiet``
+``JITSPARSE_ARCH``       the processor found   targets to build for: ``9.0a;8.0``, ``avx2``
+``JITSPARSE_RECORD``     (none)                file to which every variant used is appended
+=======================  ====================  ====================================================
 
-Honoured, not redefined: ``CUDA_HOME``, ``CUDA_PATH``, ``CXX``, ``CC``, ``MAX_JOBS``, ``XDG_CACHE_HOME``,
-``NO_COLOR``, and ``RANK`` / ``LOCAL_RANK`` as torchrun sets them.
+The cache is ``$XDG_CACHE_HOME/jitsparse``, else ``~/.cache/jitsparse``, unless it is named.
+Honoured, not redefined: ``CUDA_HOME``, ``CUDA_PATH``, ``CXX``, ``CC``, ``MAX_JOBS``,
+``XDG_CACHE_HOME``, ``NO_COLOR``, and ``RANK`` / ``LOCAL_RANK`` as torchrun sets them.
 
 Values are parsed at the first :func:`get` and kept. :func:`reload` reads the environment again and
 :func:`override` replaces values for the length of a ``with`` block. Each change moves

@@ -6,20 +6,17 @@ import contextlib
 import ctypes
 import json
 import os
-import shutil
 import struct
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from jitsparse.errors import CacheMiss, LaunchError, ToolchainError
-from jitsparse.jit import cache as cache_module
-from jitsparse.jit import config, key, progress, toolchain
-from jitsparse.jit.build import BuildFailure, build, check_backend
-from jitsparse.jit.cache import Cache, Entry
-from jitsparse.jit.diagnostics import compile_error
+from jitsparse.errors import LaunchError, ToolchainError
+from jitsparse.jit import cache as caches
+from jitsparse.jit import config, progress
+from jitsparse.jit.entry import Entry
+from jitsparse.jit.resolve import Permission, Sought, resolve
 from jitsparse.jit.template import Template
 from jitsparse.jit.variant import Variant
 
@@ -29,8 +26,8 @@ __all__ = ["Description", "Kernel", "compile_only", "describe", "load"]
 class Kernel:
     """A compiled variant, mapped into this process.
 
-    Calling it packs the words and launches; :attr:`launch` and :attr:`pack` are the two halves for a
-    caller that wants no Python frame in between.
+    Calling it packs the words and launches; :attr:`launch` and :attr:`pack` are the two halves for
+    a caller that wants no Python frame in between.
 
     Attributes:
         variant: which kernel it is.
@@ -126,14 +123,14 @@ def load(
         ToolchainError: a compiler is missing, or the compiled library cannot be mapped here.
         CompileError: the template cannot be rendered or does not compile.
     """
-    sought = _Sought(template, variant)
+    sought = Sought(template, variant)
     kernel = _mapped.get(sought.key)
     if kernel is not None:
         return kernel
     with _one_at_a_time(sought.key):
         kernel = _mapped.get(sought.key)
         if kernel is None:
-            kernel = _load(sought, _Permission(allow_build, why_not, hint), position)
+            kernel = _map(sought, Permission(allow_build, why_not, hint), position)
             _mapped[sought.key] = kernel
     _record(template, variant)
     return kernel
@@ -156,31 +153,24 @@ def compile_only(
         ToolchainError: a compiler is missing.
         CompileError: the template cannot be rendered or does not compile.
     """
-    sought = _Sought(template, variant)
+    sought = Sought(template, variant)
     with _one_at_a_time(sought.key):
-        permission = _Permission(True, "", None)
-        return _entry(sought, permission, position, show_progress=show_progress)
+        return resolve(sought, Permission(), position=position, show=show_progress)
 
 
 def describe(template: Template, variant: Variant) -> Description:
     """What is known of a variant, without compiling or mapping anything."""
-    sought = _Sought(template, variant)
-    cache = cache_module.current()
+    sought = Sought(template, variant)
+    cache = caches.current()
     entry = sought.find(cache)
-    changed: tuple[str, ...] = ()
-    if entry is None:
-        others = [each for each in cache.entries() if each.variant == variant.name]
-        if others:
-            nearest = max(others, key=lambda each: each.created).meta["fields"]
-            changed = tuple(k for k, v in sought.fields.items() if nearest.get(k) != v)
     return Description(
         variant=variant.name,
         key=entry.key if entry else sought.key,
-        path=entry.path if entry else cache.root / cache_module.VERSION / sought.name,
+        path=entry.path if entry else sought.path(cache),
         cached=entry is not None,
         compile_seconds=entry.compile_seconds if entry else cache.last_seconds(variant.name),
         library_bytes=entry.library_bytes if entry else None,
-        changed=changed,
+        changed=() if entry else sought.differences(cache),
     )
 
 
@@ -192,143 +182,29 @@ _locks: dict[str, threading.Lock] = {}
 _recorded: set[str] = set()
 
 
-@dataclass(frozen=True)
-class _Permission:
-    """Whether a miss may compile, and what to say if not."""
-
-    allow_build: bool
-    why_not: str
-    hint: Callable[[], str] | None
-
-    def demand(self, sought: _Sought, cache: Cache) -> None:
-        """Raise unless compiling is allowed."""
-        if self.allow_build and config.get().jit:
-            return
-        reason = self.why_not or "JITSPARSE_JIT=off"
-        remedy = self.hint() if self.hint else "load it once with JITSPARSE_JIT=on"
-        searched = ", ".join(str(root) for root in (*cache.layers, cache.root))
-        present = (cache.root / cache_module.VERSION / sought.name).is_dir()
-        damaged = " An entry is there, but it is damaged." if present else ""
-        raise CacheMiss(
-            f"{sought.variant.name} is not in the cache ({searched}) and must not be compiled now: "
-            f"{reason}.{damaged}\n  to fill the cache: {remedy}"
-        )
-
-
-class _Sought:
-    """A variant with its key, and the compilers that would build it.
-
-    Without a compiler, or with ``JITSPARSE_JIT=off``, nothing here could rebuild an entry whose
-    compiler differs, so the compiler is then no part of what must match: an image is filled on a
-    machine that has one and runs where there is none.
-    """
-
-    def __init__(self, template: Template, variant: Variant) -> None:
-        self.template = template
-        self.variant = variant
-        self.tools: toolchain.Toolchain | None = None
-        self.missing: ToolchainError | None = None
-        version = ""
-        if config.get().jit:
-            try:
-                self.tools = toolchain.find(template.language)
-                memo = toolchain.Memo(cache_module.current().compiler_memos)
-                version = self.tools.version(memo)
-            except ToolchainError as error:
-                self.tools, self.missing = None, error
-        self.fields: dict[str, Any] = key.fields_of(template, variant, version)
-        self.key = key.digest(self.fields)
-        self.name = f"{variant.name}-{self.key[:16]}"
-
-    def find(self, cache: Cache, *, repair: bool = False) -> Entry | None:
-        if self.tools is None:
-            return cache.find_any_compiler(self.fields)
-        return cache.find(self.name, self.key, repair=repair)
-
-
-def _load(sought: _Sought, permission: _Permission, position: tuple[int, int] | None) -> Kernel:
+def _map(sought: Sought, permission: Permission, position: tuple[int, int] | None) -> Kernel:
     arguments = sought.template.arguments
-    entry = _entry(sought, permission, position)
+    entry = resolve(sought, permission, position=position)
     try:
         return Kernel(sought.variant, entry, arguments)
     except (OSError, AttributeError) as error:
         if entry.fresh:
             raise _unusable(sought, error) from error
-        # Intact as published, and yet it does not map: made for another system, or cleared away
+        # Intact as published, and yet it does not map: made on another system, or cleared away
         # since it was found.
-        cache_module.current().set_aside(entry.path, f"it cannot be mapped ({error})")
-    entry = _entry(sought, permission, position)
+        caches.current().set_aside(entry.path, f"it cannot be mapped ({error})")
+    entry = resolve(sought, permission, position=position)
     try:
         return Kernel(sought.variant, entry, arguments)
     except (OSError, AttributeError) as error:
         raise _unusable(sought, error) from error
 
 
-def _unusable(sought: _Sought, error: Exception) -> ToolchainError:
+def _unusable(sought: Sought, error: Exception) -> ToolchainError:
     return ToolchainError(
         f"{sought.variant.name} was compiled, but the library cannot be used here: {error}. "
-        "The library's target or a library that it links does not fit this machine."
+        "Its target, or a library that it links, does not fit this machine."
     )
-
-
-def _entry(
-    sought: _Sought,
-    permission: _Permission,
-    position: tuple[int, int] | None,
-    *,
-    show_progress: bool = True,
-) -> Entry:
-    """The valid entry of a variant: found, or built under the lock of its key."""
-    cache = cache_module.current()
-    entry = sought.find(cache)
-    if entry is not None:
-        progress.say("debug", f"{sought.variant.name} found in {entry.path}")
-        return entry
-    permission.demand(sought, cache)
-    check_backend(sought.template, sought.variant)
-    if sought.missing is not None:
-        raise sought.missing
-    if not cache.writable():
-        cache = cache_module.private_instead(cache)
-
-    def waiting(holder: str) -> None:
-        if show_progress:
-            progress.waiting(sought.variant.name, holder)
-
-    with cache.locked(sought.name, waiting):
-        entry = sought.find(cache, repair=True)
-        if entry is not None:
-            return entry
-        with progress.compiling(
-            sought.variant.name,
-            cache.root,
-            last_seconds=cache.last_seconds(sought.variant.name),
-            position=position,
-            show=show_progress,
-        ):
-            return _build(sought, cache)
-
-
-def _build(sought: _Sought, cache: Cache) -> Entry:
-    if sought.tools is None:
-        raise sought.missing or ToolchainError("no compiler")
-    staging = cache.stage(sought.name)
-    try:
-        seconds = build(sought.template, sought.variant, sought.tools, staging)
-        meta = {"key": sought.key, "fields": sought.fields, "compile_seconds": seconds}
-        return cache.publish(staging, sought.name, meta)
-    except BuildFailure as failure:
-        kept = cache.keep_failure(staging, sought.name)
-        raise compile_error(
-            sought.variant.name,
-            failure.output,
-            kept / f"kernel{sought.template.suffix}",
-            kept / cache_module.LOG,
-            failure.command,
-        ) from None
-    finally:
-        # Gone after success and after a failure that was kept; here after an interrupt.
-        shutil.rmtree(staging, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -1,10 +1,10 @@
 """Which variant runs: candidates in a family's order of preference, and the user's say in it.
 
 Precedence: explicit argument > ``with pin(...)`` > ``JITSPARSE_PIN`` > tuned table > first legal
-candidate. A pin is ``op[:filter]*=[family.]knob[.knob]*``, several of them separated by ``;``. Before
-the ``=`` stands what it applies to: an operation, then filters (a dtype ``bf16``, a knob ``b32`` or
-``b32x64``, a target ``sm90a``). After it stands what the variant must be: a family, knobs, or both, or
-a whole variant name. Example::
+candidate. A pin is ``op[:filter]*=[family.]knob[.knob]*``, several of them separated by ``;``.
+Before the ``=`` stands what it applies to: an operation, then filters (a dtype ``bf16``, a knob
+``b32`` or ``b32x64``, a target ``sm90a``). After it stands what the variant must be: a family,
+knobs, or both, or a whole variant name. Example::
 
     JITSPARSE_PIN="dsd=t64x256x64.s4; sdd:bf16:b32=mma.t128x128x32"
 
@@ -104,7 +104,7 @@ class Pin:
 
 
 def declare_ops(*ops: str) -> None:
-    """Name the operations that pins may name, so that a misspelt one is an error and not ignored."""
+    """Name the operations that pins may name; any other in a pin is then an error."""
     _ops.update(ops)
 
 
@@ -211,7 +211,7 @@ def _applying(pins: Sequence[Pin], candidates: tuple[Candidate, ...], origin: st
         if each.op not in _ops:
             near = difflib.get_close_matches(each.op, _ops, 1)
             raise PinError(
-                f"{origin}: pin {each.text!r} names the operation {each.op!r}, which does not exist. "
+                f"{origin}: {each.text!r} pins the operation {each.op!r}, which does not exist. "
                 f"Operations: {', '.join(sorted(_ops))}."
                 + (f" Did you mean {near[0]}?" if near else "")
             )
@@ -228,8 +228,9 @@ def _obey(wanted: Pin, candidates: tuple[Candidate, ...], origin: str) -> Candid
             if wanted.mismatch(candidate.variant) is None:
                 return candidate
     raise PinError(
-        f"{origin} asks for {wanted.text!r}, and no variant that is legal for this problem is that. "
-        f"{_suspicion(wanted, candidates)}Variants for this problem:\n{_listing(candidates, wanted)}"
+        f"{origin} asks for {wanted.text!r}, and no variant that is legal here is that. "
+        f"{_suspicion(wanted, candidates)}Variants for this problem:\n"
+        f"{_listing(candidates, wanted)}"
     )
 
 

@@ -62,9 +62,9 @@ def compile_flags(language: Literal["c++", "cuda"], target: str) -> tuple[str, .
 def link_flags(language: Literal["c++", "cuda"]) -> tuple[str, ...]:
     """Flags for the linker, ahead of the libraries that ``cpp_extension.load`` names.
 
-    ``--as-needed`` drops every torch library, since no kernel uses one: the entry then fits any torch
-    version. ``-z defs`` turns a missing symbol into a link error, which has a message, instead of a
-    library that cannot be mapped.
+    ``--as-needed`` drops every torch library, since no kernel uses one: the entry then fits any
+    torch version. ``-z defs`` turns a missing symbol into a link error, which has a message,
+    instead of a library that cannot be mapped.
     """
     common = ("-Wl,--as-needed", "-Wl,-z,defs", "-Wl,-Bsymbolic")
     return (*common, "-fopenmp") if language == "c++" else common
@@ -95,7 +95,7 @@ def cpu_target() -> str:
         if target in asked:
             return target
     raise ConfigError(
-        f"JITSPARSE_ARCH asks for {', '.join(asked)}, and this processor runs {', '.join(runnable)}."
+        f"JITSPARSE_ARCH asks for {', '.join(asked)}; this processor runs {', '.join(runnable)}."
     )
 
 
@@ -126,7 +126,7 @@ def cuda_target(device: int | None = None) -> str:
     runnable = [target for target in asked if _runs_on(target, capability)]
     if not runnable:
         raise ConfigError(
-            f"JITSPARSE_ARCH asks for {', '.join(asked)}, and none of these runs on this GPU, whose "
+            f"JITSPARSE_ARCH asks for {', '.join(asked)}; none of these runs on this GPU, whose "
             f"compute capability is {capability[0]}.{capability[1]}."
         )
     return max(runnable, key=_rank)

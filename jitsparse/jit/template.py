@@ -1,7 +1,7 @@
 """Templates: what a variant is rendered from, and what that text depends on.
 
-A template is a short Jinja file: constants, one include, one instantiation, one launcher. The kernel
-body lives in headers, so that compiler errors point at real files and lines.
+A template is a short Jinja file: constants, one include, one instantiation, one launcher. The
+kernel body lives in headers, so that compiler errors point at real files and lines.
 
 Jinja itself is imported only when something is rendered, which a cache hit never does.
 """
@@ -42,7 +42,8 @@ class Template:
 
     Attributes:
         name: short name, for messages and records.
-        source: the Jinja file. Rendered, it defines ``extern "C" int jitsparse_launch(const void*)``,
+        source: the Jinja file. Rendered, it defines ``extern "C" int jitsparse_launch(const
+        void*)``,
             which returns 0 on success, and ``extern "C" const char* jitsparse_error(int code)``.
         language: ``"c++"`` or ``"cuda"``.
         include_dirs: directories of its own headers. Every header included from them, directly or
@@ -106,7 +107,7 @@ def render(template: Template, context: Context) -> str:
 
 
 def _with_line_marks(text: str) -> tuple[str, list[int]]:
-    """The template with a ``#line`` after every block tag, and the original line of each of its lines.
+    """The template with a ``#line`` after every block tag, and where each of its lines was.
 
     A block tag on a line of its own leaves nothing behind, a false branch leaves out all its lines
     and a loop repeats them: after each of them the compiler must be told where it is.
@@ -128,8 +129,8 @@ def headers(template: Template, context: Context) -> dict[str, str]:
     """Own headers that a template includes, directly or through other headers.
 
     An include names an own header if it is found beside the including file or in one of the
-    template's ``include_dirs``; all others belong to the compiler and are identified by its version.
-    Includes under a false ``#if`` count too: a superset is safe, a subset is not.
+    template's ``include_dirs``; all others belong to the compiler and are identified by its
+    version. Includes under a false ``#if`` count too: a superset is safe, a subset is not.
 
     Returns:
         Name of each header relative to its include directory (or as included), to its text; sorted.

@@ -1,7 +1,8 @@
 """The compilers of this machine: where they are, and which version they say they are.
 
 Nothing here starts a process on a warm first use: the version text of a compiler is remembered in
-the cache under its resolved path, size and modification time, and asked for again when these change.
+the cache under its resolved path, size and modification time, and asked for again when these
+change.
 """
 
 from __future__ import annotations
@@ -157,8 +158,8 @@ def find(language: Literal["c++", "cuda"]) -> Toolchain:
 def ninja_directory() -> Path | None:
     """Directory to put on PATH so that ``ninja`` is found, or None if it is on PATH already.
 
-    A notebook kernel runs the interpreter of a virtual environment whose ``bin`` is not on PATH, and
-    torch looks for ninja nowhere else.
+    A notebook kernel runs the interpreter of a virtual environment whose ``bin`` is not on PATH,
+    and torch looks for ninja nowhere else.
 
     Raises:
         ToolchainError: there is no ninja.

@@ -1,8 +1,8 @@
 """The tuned table: which variant was fastest for a problem on this kind of machine.
 
-One small JSON file a problem under ``<root>/tuned/<machine>/``, written whole and renamed into place,
-so that processes tuning different problems do not overwrite each other. Times of one processor say
-nothing about another, so the name of the processor is part of the path.
+One small JSON file a problem under ``<root>/tuned/<machine>/``, written whole and renamed into
+place, so that processes tuning different problems do not overwrite each other. Times of one
+processor say nothing about another, so the name of the processor is part of the path.
 """
 
 from __future__ import annotations

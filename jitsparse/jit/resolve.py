@@ -1,0 +1,173 @@
+"""From a variant to an entry: the caches, then a build under the lock of its key."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jitsparse.errors import CacheMiss, ToolchainError
+from jitsparse.jit import cache as caches
+from jitsparse.jit import config, key, progress, toolchain
+from jitsparse.jit.build import BuildFailure, build, check_backend
+from jitsparse.jit.cache import Cache
+from jitsparse.jit.diagnostics import compile_error
+from jitsparse.jit.entry import LOG, Entry
+from jitsparse.jit.template import Template
+from jitsparse.jit.variant import Variant
+
+__all__ = ["Permission", "Sought", "resolve"]
+
+
+@dataclass(frozen=True)
+class Permission:
+    """Whether a miss may compile now, and what to say if not.
+
+    Attributes:
+        granted: whether it may. ``JITSPARSE_JIT=off`` forbids it too.
+        why_not: why it may not.
+        hint: gives the command that would fill the cache.
+    """
+
+    granted: bool = True
+    why_not: str = ""
+    hint: Callable[[], str] | None = None
+
+
+class Sought:
+    """A variant with its key and the compilers that would build it.
+
+    Without a compiler, or with ``JITSPARSE_JIT=off``, nothing here could rebuild an entry whose
+    compiler differs, so the compiler is then no part of what must match: an image is filled on a
+    machine that has one and runs where there is none.
+
+    Attributes:
+        fields: the labelled fields of the key.
+        key: their digest.
+        tools: the compilers, or None if nothing can be compiled here.
+        missing: why there are no compilers, if they were looked for.
+    """
+
+    def __init__(self, template: Template, variant: Variant) -> None:
+        self.template = template
+        self.variant = variant
+        self.tools: toolchain.Toolchain | None = None
+        self.missing: ToolchainError | None = None
+        version = ""
+        if config.get().jit:
+            try:
+                self.tools = toolchain.find(template.language)
+                version = self.tools.version(toolchain.Memo(caches.current().compiler_memos))
+            except ToolchainError as error:
+                self.tools, self.missing = None, error
+        self.fields: dict[str, Any] = key.fields_of(template, variant, version)
+        self.key = key.digest(self.fields)
+        self.name = f"{variant.name}-{self.key[:16]}"
+
+    def path(self, cache: Cache) -> Path:
+        """Where the entry is or would be."""
+        return cache.root / caches.VERSION / self.name
+
+    def find(self, cache: Cache, *, repair: bool = False) -> Entry | None:
+        """The valid entry, or None."""
+        if self.tools is None:
+            return cache.find_any_compiler(self.fields)
+        return cache.find(self.name, self.key, repair=repair)
+
+    def differences(self, cache: Cache) -> tuple[str, ...]:
+        """Labels in which the newest other entry of the variant differs: why a miss is a miss."""
+        others = [each for each in cache.entries() if each.variant == self.variant.name]
+        if not others:
+            return ()
+        nearest = max(others, key=lambda each: each.created).meta["fields"]
+        ignored = {"compiler"} if self.tools is None else set()
+        return tuple(
+            label
+            for label, value in self.fields.items()
+            if nearest.get(label) != value and label not in ignored
+        )
+
+
+def resolve(
+    sought: Sought,
+    permission: Permission,
+    *,
+    position: tuple[int, int] | None = None,
+    show: bool = True,
+) -> Entry:
+    """The valid entry of a variant, built if no cache has it.
+
+    Args:
+        sought: the variant.
+        permission: whether a miss may compile.
+        position: ``(n, m)`` if this is the n-th of m that the caller needs.
+        show: whether to announce a compilation that lasts.
+
+    Raises:
+        CacheMiss: nothing is cached and nothing may be compiled.
+        ToolchainError: a compiler is missing.
+        CompileError: the template cannot be rendered or does not compile.
+    """
+    cache = caches.current()
+    name = sought.variant.name
+    entry = sought.find(cache)
+    if entry is not None:
+        progress.say("debug", f"{name} found in {entry.path}")
+        return entry
+    if not (permission.granted and config.get().jit):
+        raise _miss(sought, cache, permission)
+    check_backend(sought.template, sought.variant)
+    if sought.tools is None:
+        raise sought.missing or _miss(sought, cache, permission)
+    if not cache.writable():
+        cache = caches.private_instead(cache)
+
+    def waiting(holder: str) -> None:
+        if show:
+            progress.waiting(name, holder)
+
+    with cache.locked(sought.name, waiting):
+        entry = sought.find(cache, repair=True)
+        if entry is not None:
+            return entry
+        last = cache.last_seconds(name)
+        with progress.compiling(name, cache.root, last_seconds=last, position=position, show=show):
+            return _build(sought, sought.tools, cache)
+
+
+def _build(sought: Sought, tools: toolchain.Toolchain, cache: Cache) -> Entry:
+    staging = cache.stage(sought.name)
+    progress.say("debug", f"building {sought.variant.name} (key {sought.key}) in {staging}")
+    try:
+        seconds = build(sought.template, sought.variant, tools, staging)
+        meta = {"key": sought.key, "fields": sought.fields, "compile_seconds": seconds}
+        return cache.publish(staging, sought.name, meta)
+    except BuildFailure as failure:
+        kept = cache.keep_failure(staging, sought.name)
+        raise compile_error(
+            sought.variant.name,
+            failure.output,
+            kept / f"kernel{sought.template.suffix}",
+            kept / LOG,
+            failure.command,
+        ) from None
+    finally:
+        # Published or kept by now, so only an interrupt leaves something to remove.
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _miss(sought: Sought, cache: Cache, permission: Permission) -> CacheMiss:
+    searched = ", ".join(str(root) for root in (*cache.layers, cache.root))
+    remedy = permission.hint() if permission.hint else "load it once with JITSPARSE_JIT=on"
+    differences = sought.differences(cache)
+    near = ""
+    if differences:
+        near = f"\n  an entry of this variant is there, but differs in: {', '.join(differences)}"
+    elif any(cache.paths_of(sought.variant.name)):
+        near = "\n  an entry of this variant is there, but it is damaged"
+    return CacheMiss(
+        f"{sought.variant.name} is not in the cache ({searched}) and must not be compiled now: "
+        f"{permission.why_not or 'JITSPARSE_JIT=off'}.{near}\n  to fill the cache: {remedy}"
+    )
