@@ -23,9 +23,12 @@ from jitsparse.errors import (
     ToolchainError,
     UnsupportedProblem,
 )
+from jitsparse.explain import explain
 from jitsparse.functional import dds, dsd, linear, sdd
+from jitsparse.jit import cache_info, clear_cache, pin
 from jitsparse.pattern import Pattern
 from jitsparse.sparse import BlockSparse, random
+from jitsparse.warmup import warmup
 
 __version__ = "0.1.0"
 
@@ -42,10 +45,15 @@ __all__ = [
     "PinError",
     "ToolchainError",
     "UnsupportedProblem",
+    "cache_info",
+    "clear_cache",
     "dds",
     "dsd",
+    "explain",
     "linear",
     "nn",
+    "pin",
     "random",
     "sdd",
+    "warmup",
 ]

@@ -12,6 +12,7 @@ The Functions stand outside the registered operations: that is the cheapest arra
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ def dsd(
 ) -> Tensor:
     """As ``jitsparse::dsd``, differentiable in values and dense."""
     if (values.requires_grad or dense.requires_grad) and torch.is_grad_enabled():
-        return _Dsd.apply(values, index, dense, rows, cols, transposed)  # type: ignore[no-any-return]
+        return _dsd_with_gradient(values, index, dense, rows, cols, transposed)
     return ops.dsd(values, index, dense, rows, cols, transposed)
 
 
@@ -50,7 +51,7 @@ def dds(
     if (
         dense.requires_grad or values.requires_grad or (bias is not None and bias.requires_grad)
     ) and torch.is_grad_enabled():
-        return _Dds.apply(dense, values, index, rows, cols, transposed, bias, activation)  # type: ignore[no-any-return]
+        return _dds_with_gradient(dense, values, index, rows, cols, transposed, bias, activation)
     return ops.dds(dense, values, index, rows, cols, transposed, bias, activation)
 
 
@@ -66,7 +67,7 @@ def sdd(
 ) -> Tensor:
     """As ``jitsparse::sdd``, differentiable in left and right."""
     if (left.requires_grad or right.requires_grad) and torch.is_grad_enabled():
-        return _Sdd.apply(left, right, index, rows, cols, nnz, block_rows, block_cols)  # type: ignore[no-any-return]
+        return _sdd_with_gradient(left, right, index, rows, cols, nnz, block_rows, block_cols)
     return ops.sdd(left, right, index, rows, cols, nnz, block_rows, block_cols)
 
 
@@ -86,7 +87,7 @@ class _Dsd(torch.autograd.Function):
         return ops.dsd(values, index, dense, rows, cols, transposed)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         values, index, dense = ctx.saved_tensors
         rows, cols, transposed = ctx.sizes
         needs_values, _, needs_dense, *_ = ctx.needs_input_grad
@@ -121,7 +122,7 @@ class _Dds(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         dense, values, index, *out = ctx.saved_tensors
         rows, cols, transposed, activation = ctx.sizes
         needs_dense, needs_values, _, _, _, _, needs_bias, _ = ctx.needs_input_grad
@@ -157,7 +158,7 @@ class _Sdd(torch.autograd.Function):
         return ops.sdd(left, right, index, rows, cols, nnz, block_rows, block_cols)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         left, right, index = ctx.saved_tensors
         rows, cols = ctx.sizes
         grad = grad.contiguous()
@@ -167,3 +168,8 @@ class _Sdd(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             grad_right = dds(left.mT, grad, index, rows, cols, False, None, 0)
         return grad_left, grad_right, *(None,) * 6
+
+
+_dsd_with_gradient: Callable[..., Tensor] = _Dsd.apply
+_dds_with_gradient: Callable[..., Tensor] = _Dds.apply
+_sdd_with_gradient: Callable[..., Tensor] = _Sdd.apply

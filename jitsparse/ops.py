@@ -16,7 +16,6 @@ judged in :mod:`jitsparse.functional`, gradients live in :mod:`jitsparse.autogra
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -85,6 +84,6 @@ def _(
 
 
 # Bound once: looking an overload up through torch.ops costs as much as calling it.
-dsd: Callable[..., Any] = torch.ops.jitsparse.dsd.default
-dds: Callable[..., Any] = torch.ops.jitsparse.dds.default
-sdd: Callable[..., Any] = torch.ops.jitsparse.sdd.default
+dsd: Callable[..., Tensor] = torch.ops.jitsparse.dsd.default
+dds: Callable[..., Tensor] = torch.ops.jitsparse.dds.default
+sdd: Callable[..., Tensor] = torch.ops.jitsparse.sdd.default

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from jitsparse.errors import ArgumentError, PatternError
+from jitsparse.errors import PatternError
 from jitsparse.schedule import IndexLayout, build_index, div_up
 
 if TYPE_CHECKING:

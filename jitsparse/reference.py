@@ -37,7 +37,7 @@ def dds(
     bias: Tensor | None = None,
     activation: int = 0,
 ) -> Tensor:
-    """``activation(dense @ op(S) + bias)``: ``(*batch, m, k)`` to ``(*batch, m, n)``, contiguous."""
+    """``activation(dense @ op(S) + bias)``: ``(*batch, m, k)`` to contiguous ``(*batch, m, n)``."""
     matrix = _matrix(values, index, rows, cols)
     product = torch.matmul(dense, matrix.mT if transposed else matrix)
     if bias is not None:

@@ -1,7 +1,7 @@
 """The packed index of a pattern: every order in which kernels walk its blocks, in one int32 tensor.
 
-A registered operation takes this one tensor instead of ten. With R x C blocks of which Z are stored,
-its parts are, in this order (``csrc/abi.h: IndexView`` reads the same layout):
+A registered operation takes this one tensor instead of ten. With R x C blocks of which Z are
+stored, its parts are, in this order (``csrc/abi.h: IndexView`` reads the same layout):
 
 ===================  ==========  ===========================================================
 part                 length      meaning
@@ -21,11 +21,12 @@ row_panel_blocks     Z           positions in ``values``, ordered by (panel, col
 col_panel_blocks     Z           ordered by (panel, row, column)
 ===================  ==========  ===========================================================
 
-The parts below the padding exist on CUDA only. A *panel* is a group of 128 // block_rows block rows
-(at least one): the tile height of the tensor-core kernels. A *step* is one block column that any row
-of the panel stores: bit g of its mask says that row g does, and ``first`` is where the step's blocks
-begin in ``row_panel_blocks``, one for each set bit in rising order of g. Loading the dense operand
-once a step instead of once a block is what makes small blocks fast (docs/performance.md).
+The parts below the padding exist on CUDA only. A *panel* is a group of 128 // block_rows block
+rows (at least one): the tile height of the tensor-core kernels. A *step* is one block column that
+any row of the panel stores: bit g of its mask says that row g does, and ``first`` is where the
+step's blocks begin in ``row_panel_blocks``, one for each set bit in rising order of g. Loading the
+dense operand once a step instead of once a block is what makes small blocks fast
+(docs/performance.md).
 
 Everything is computed with torch operations on the pattern's own device and without reading a value
 back to the host.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from jitsparse import reference
-from jitsparse.errors import ArgumentError, PatternError
+from jitsparse.errors import ArgumentError
 from jitsparse.pattern import Pattern, as_block_size
 
 if TYPE_CHECKING:
@@ -31,6 +31,9 @@ class BlockSparse:
     ``a.T`` is the transposed matrix on the same values: nothing is copied. ``values`` and
     ``pattern`` are always as stored, ``transposed`` says how they are read, ``shape`` is that of
     the matrix as it is read. Gradients arrive in ``values.grad``.
+
+    ``a @ x`` and ``x @ a`` are :func:`~jitsparse.dsd` and :func:`~jitsparse.dds`. Write the latter
+    inside ``torch.compile(fullgraph=True)``, which does not trace the operator of a class.
 
     Raises:
         ArgumentError: if the values do not fit the pattern.
@@ -219,7 +222,7 @@ class BlockSparse:
     # -- products -------------------------------------------------------------------------------
 
     def __matmul__(self, other: Tensor) -> Tensor:
-        from jitsparse.functional import dsd
+        from jitsparse.functional import dsd  # which imports this module
 
         return dsd(self, other) if isinstance(other, Tensor) else NotImplemented
 

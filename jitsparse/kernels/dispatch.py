@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,9 +21,13 @@ from jitsparse.jit import config
 from jitsparse.kernels import registry
 from jitsparse.kernels.problem import Problem
 
+if TYPE_CHECKING:
+    from jitsparse.jit import Choice
+
 __all__ = [
     "DTYPES",
     "Key",
+    "choose",
     "dds",
     "dsd",
     "prepare_dds",
@@ -351,29 +355,41 @@ def _launch(key: Key, words: Words) -> bool:
 _REFERENCE = object()
 """Stands for the kernels of a CPU without a compiler."""
 
+_launched: set[tuple[int, str]] = set()
+"""(device, variant) of kernels that this process has loaded outside a capture."""
+
 
 def _select(key: Key) -> Any:
     """Choose, and if need be compile, the kernel of a key."""
     from jitsparse import jit
 
-    problem = problem_of(key)
-    device = key[1]
-    if device >= 0 and torch.cuda.is_current_stream_capturing():
+    problem, device = problem_of(key), key[1]
+    choice = choose(problem, registry.target_of(problem.device, device))
+    variant = choice.candidate.variant
+    known = device, variant.name
+    command = registry.warmup_command(problem)
+    if device >= 0 and known not in _launched and torch.cuda.is_current_stream_capturing():
         raise CacheMiss(
-            f"{_describe(problem)} is called for the first time while a CUDA graph is being "
-            f"captured, and its kernel cannot be loaded then. Run the same call once before the "
-            f"capture (torch.cuda.make_graphed_callables does), or first compile it with "
-            f"`{registry.warmup_command(problem)}` and then run it once"
+            f"{variant.name} is needed for the first time while a CUDA graph is being captured, "
+            f"when nothing can be compiled or loaded. Run the same call once before the capture; "
+            f"`{command}` beforehand makes that call quick"
         )
-    target = registry.target_of(problem.device, device)
-    choice = jit.choose(registry.candidates(problem, target))
     try:
-        return jit.load(choice.candidate.template, choice.candidate.variant)
+        kernel = jit.load(choice.candidate.template, variant, hint=lambda: command)
     except ToolchainError as error:
         if problem.device != "cpu":
             raise
         _warn_once(str(error))
         return _REFERENCE
+    _launched.add(known)
+    return kernel
+
+
+def choose(problem: Problem, target: str) -> Choice:
+    """The variant for a problem, by pin, tuned table or the families' preference."""
+    from jitsparse import jit
+
+    return jit.choose(registry.candidates(problem, target), problem=problem.name)
 
 
 @functools.cache
@@ -403,8 +419,3 @@ def problem_of(key: Key) -> Problem:
         extent=extent,
         batch=batch,
     )
-
-
-def _describe(problem: Problem) -> str:
-    block = "x".join(map(str, problem.block))
-    return f"{problem.op} in {problem.dtype} with blocks of {block}"

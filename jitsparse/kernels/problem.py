@@ -18,11 +18,11 @@ class Problem:
     Attributes:
         op: ``"dsd"``, ``"dds"`` or ``"sdd"``.
         device: ``"cpu"`` or ``"cuda"``.
-        dtype: short name: f64, f32, tf32 (float32 where torch's float32 matmul precision allows it),
-            f16, bf16.
+        dtype: short name: f64, f32, f16, bf16, or tf32 (float32 where torch's float32 matmul
+            precision allows it).
         block: ``(block_rows, block_cols)`` as stored.
-        layout: one letter an operand, left then right, as in a variant's ``l`` knob: ``n`` as stored
-            or last axis contiguous, ``t`` transposed.
+        layout: one letter an operand, left then right, as in a variant's ``l`` knob: ``n`` as
+            stored or last axis contiguous, ``t`` transposed.
         aligned: all pointers, leading dimensions and batch strides are multiples of 16 bytes.
         rows, cols: of the sparse matrix as stored, in elements.
         nnz: stored blocks.
@@ -41,3 +41,12 @@ class Problem:
     nnz: int
     extent: int
     batch: int
+
+    @property
+    def name(self) -> str:
+        """Readable and unique, as ``dsd.bf16.b32x32.lnn.a1.r4096.c4096.z2048.e1024.x1``."""
+        block = "x".join(map(str, self.block))
+        return (
+            f"{self.op}.{self.dtype}.b{block}.l{self.layout}.a{int(self.aligned)}"
+            f".r{self.rows}.c{self.cols}.z{self.nnz}.e{self.extent}.x{self.batch}"
+        )

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
 from jitsparse.errors import ArgumentError, UnsupportedProblem
-from jitsparse.pattern import BLOCK_SIZES
+from jitsparse.jit.selection import declare_ops
+from jitsparse.pattern import as_block_size
 
 if TYPE_CHECKING:
     from jitsparse.jit import Candidate, Template, Variant
@@ -30,18 +31,18 @@ __all__ = [
 ]
 
 OPS = ("dsd", "dds", "sdd")
+declare_ops(*OPS)
+
 DTYPES = ("f64", "f32", "tf32", "f16", "bf16")
 
-_MODULES = {"cpu": ("cpu",), "cuda": ("mma", "simt")}
-"""Modules of ``jitsparse.kernels`` for each device, the preferred family first."""
+_FAMILIES = {"cpu": {"amx": "cpu", "vec": "cpu"}, "cuda": {"mma": "mma", "simt": "simt"}}
+"""Family to module of ``jitsparse.kernels``, for each device, the preferred family first."""
 
 SizeClass = tuple[int, int, int, int, int]
 
 
-class Family(Protocol):
+class Module(Protocol):
     """What a module of kernels offers."""
-
-    FAMILIES: tuple[str, ...]
 
     def candidates(self, problem: Problem, target: str) -> list[Candidate]:
         """Its variants for a problem, best first; refused ones with their reason."""
@@ -54,11 +55,12 @@ class Family(Protocol):
 
 
 @functools.cache
-def _families(device: str) -> tuple[Family, ...]:
-    names = _MODULES[device]
-    return tuple(
-        cast(Family, importlib.import_module(f"jitsparse.kernels.{name}")) for name in names
-    )
+def _module(name: str) -> Module:
+    return cast(Module, importlib.import_module(f"jitsparse.kernels.{name}"))
+
+
+def _modules(device: str) -> list[Module]:
+    return [_module(name) for name in dict.fromkeys(_FAMILIES[device].values())]
 
 
 def candidates(problem: Problem, target: str | None = None) -> list[Candidate]:
@@ -71,8 +73,8 @@ def candidates(problem: Problem, target: str | None = None) -> list[Candidate]:
     where = target_of(problem.device) if target is None else target
     return [
         candidate
-        for family in _families(problem.device)
-        for candidate in family.candidates(problem, where)
+        for module in _modules(problem.device)
+        for candidate in module.candidates(problem, where)
     ]
 
 
@@ -82,10 +84,14 @@ def template_of(variant: Variant) -> Template:
     Raises:
         UnsupportedProblem: no module has its family.
     """
-    for family in _families(device_of(variant.target)):
-        if variant.family in family.FAMILIES:
-            return family.template(variant)
-    raise UnsupportedProblem(f"no kernel family {variant.family!r} for target {variant.target!r}")
+    device = device_of(variant.target)
+    name = _FAMILIES[device].get(variant.family)
+    if name is None:
+        raise UnsupportedProblem(
+            f"{variant.name}: no family {variant.family!r} for a {device} target; there are "
+            f"{', '.join(_FAMILIES[device])}"
+        )
+    return _module(name).template(variant)
 
 
 def device_of(target: str) -> str:
@@ -135,8 +141,8 @@ def sizes_of(size_class: SizeClass) -> SizeClass:
 
 def default_variants(target: str) -> Iterator[Variant]:
     """The default table of a target, over all families."""
-    for family in _families(device_of(target)):
-        yield from family.default_variants(target)
+    for module in _modules(device_of(target)):
+        yield from module.default_variants(target)
 
 
 def select_variants(
@@ -166,8 +172,9 @@ def select_variants(
     ]
     if not chosen:
         raise ArgumentError(
-            f"no variant of the default table for {', '.join(targets)} has op {list(ops) or 'any'}, "
-            f"dtype {list(dtypes) or 'any'} and block size {sorted(blocks) or 'any'}"
+            f"no variant of the default table for {', '.join(targets)} has "
+            f"op {list(ops) or 'any'}, dtype {list(dtypes) or 'any'} and "
+            f"block size {sorted(blocks) or 'any'}"
         )
     return list(dict.fromkeys(chosen))
 
@@ -178,8 +185,6 @@ def parse_block_size(text: str | int | Sequence[int]) -> tuple[int, int]:
     Raises:
         PatternError: the block size is not supported.
     """
-    from jitsparse.pattern import as_block_size
-
     if isinstance(text, str):
         sides = [int(side) if side.isdigit() else -1 for side in text.lower().split("x")]
         return as_block_size(sides[0] if len(sides) == 1 else sides)

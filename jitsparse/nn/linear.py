@@ -40,7 +40,7 @@ class BlockSparseLinear(nn.Module):
         bias: ``(out_features,)`` or None.
         crow_indices, col_indices: the pattern, int32 buffers of the state dict. A state dict with
             another pattern can be loaded: the layer takes that pattern over. If its number of
-            blocks differs, ``values`` becomes a new Parameter, so load before building an optimizer.
+            blocks differs, ``values`` becomes a new Parameter: load before building an optimizer.
 
     Values are drawn as :class:`torch.nn.Linear` draws its weight, scaled to the density, so that
     outputs have the same variance.
@@ -57,8 +57,8 @@ class BlockSparseLinear(nn.Module):
         >>> layer = BlockSparseLinear(256, 512, 32, density=0.25)
         >>> layer(torch.randn(10, 256)).shape
         torch.Size([10, 512])
-        >>> layer
-        BlockSparseLinear(in_features=256, out_features=512, block_size=(32, 32), nnz_blocks=32, density=25.0%, bias=True)
+        >>> layer.weight  # doctest: +ELLIPSIS
+        BlockSparse(shape=(512, 256), block_size=(32, 32), nnz_blocks=32, density=25.0%, ...
     """
 
     in_features: int
@@ -83,14 +83,13 @@ class BlockSparseLinear(nn.Module):
         super().__init__()
         block = as_block_size(block_size)
         shape = (out_features, in_features)
-        if (density is None) == (pattern is None):
+        if pattern is None and density is not None:
+            pattern = Pattern.random(shape, block, density, device=device)
+        elif pattern is None or density is not None:
             raise ArgumentError(
                 "BlockSparseLinear needs either density=... or pattern=..., "
-                f"got {'neither' if density is None else 'both'}"
+                f"got {'neither' if pattern is None else 'both'}"
             )
-        if pattern is None:
-            assert density is not None  # for the type checker; the check is above
-            pattern = Pattern.random(shape, block, density, device=device)
         elif pattern.shape != shape or pattern.block_size != block:
             raise ArgumentError(
                 f"BlockSparseLinear({in_features}, {out_features}, {block_size}) needs a pattern "
@@ -120,7 +119,7 @@ class BlockSparseLinear(nn.Module):
         return BlockSparse(self.values, self._pattern)
 
     def reset_parameters(self) -> None:
-        """Draw values and bias as ``nn.Linear`` does, the values' variance divided by the density."""
+        """Draw values and bias as ``nn.Linear`` does, values with 1 / density times its variance."""
         bound = 1 / math.sqrt(self.in_features) if self.in_features else 0.0
         density = self._pattern.density
         scale = 1 / math.sqrt(density) if density else 1.0
@@ -155,16 +154,15 @@ class BlockSparseLinear(nn.Module):
             PatternError: if block size, density or mask is illegal.
             ArgumentError: if not exactly one of density and mask is given.
         """
-        if (density is None) == (mask is None):
-            raise ArgumentError(
-                "from_linear needs either density=... or mask=..., "
-                f"got {'neither' if density is None else 'both'}"
-            )
         block = as_block_size(block_size)
         weight = layer.weight.detach()
-        if mask is None:
-            assert density is not None  # for the type checker; the check is above
+        if mask is None and density is not None:
             mask = _largest_blocks(weight, block, density)
+        elif mask is None or density is not None:
+            raise ArgumentError(
+                "from_linear needs either density=... or mask=..., "
+                f"got {'neither' if mask is None else 'both'}"
+            )
         kept = BlockSparse.from_dense(weight, block, mask)
         sparse = cls(
             layer.in_features,
@@ -183,7 +181,7 @@ class BlockSparseLinear(nn.Module):
 
     def to_linear(self) -> nn.Linear:
         """The dense layer with the same weight, zero where no block is stored, and bias."""
-        dense = nn.utils.skip_init(
+        dense: nn.Linear = nn.utils.skip_init(  # type: ignore[no-untyped-call]
             nn.Linear,
             self.in_features,
             self.out_features,
@@ -266,7 +264,7 @@ class BlockSparseLinear(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # After a copy or a load the buffers are new tensors, maybe on another device.
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         old = self._pattern
         self._set_pattern(
             Pattern._trusted(old.shape, old.block_size, self.crow_indices, self.col_indices)
