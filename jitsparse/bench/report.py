@@ -1,0 +1,114 @@
+"""How figures are written down: a table that becomes rich text, Markdown or JSON, under a header
+that says where it was measured."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = ["Table", "cell", "header", "processor"]
+
+
+@dataclass
+class Table:
+    """Rows that share their columns.
+
+    Attributes:
+        title: what was measured.
+        columns: names of the columns, in order.
+        rows: column to value.
+        notes: lines below the table: who is absent, and why.
+    """
+
+    title: str
+    columns: list[str]
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def markdown(self) -> str:
+        """The table as docs/performance.md holds it."""
+        lines = [
+            "| " + " | ".join(self.columns) + " |",
+            "|" + "|".join("---" for _ in self.columns) + "|",
+        ]
+        for row in self.rows:
+            lines.append("| " + " | ".join(cell(row.get(c)) for c in self.columns) + " |")
+        notes = "".join(f"\n{note}\n" for note in self.notes)
+        return "\n".join(lines) + "\n" + notes
+
+    def as_json(self) -> dict[str, Any]:
+        """Unrounded values."""
+        return {"title": self.title, "rows": self.rows, "notes": self.notes}
+
+
+def cell(value: object) -> str:
+    """Three significant digits for a figure, a dash for an absent one."""
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        if value == 0:
+            return "0"
+        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return str(value)
+
+
+def header(device: torch.device) -> dict[str, str]:
+    """Where, with what and by which command something was measured."""
+    facts = {
+        "device": processor(device),
+        "threads": str(torch.get_num_threads()),
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+    }
+    commit = _commit()
+    if commit:
+        facts["commit"] = commit
+    facts["command"] = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    return facts
+
+
+def processor(device: torch.device) -> str:
+    """Name of the GPU, or model name and core count of the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    instructions = torch.backends.cpu.get_cpu_capability()
+    return f"{_cpu_model()}, {cores} cores, {instructions}"
+
+
+def _cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _commit() -> str | None:
+    """The git commit that this package is, marked if files were changed since; None outside git."""
+    directory = Path(__file__).parent
+    git = ["git", "-C", str(directory)]
+    try:
+        # An installed package may lie inside a repository that is not its own.
+        subprocess.run(
+            [*git, "ls-files", "--error-unmatch", __file__], capture_output=True, check=True
+        )
+        run = subprocess.run(
+            [*git, "describe", "--always", "--dirty", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return run.stdout.strip()

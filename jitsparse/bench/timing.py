@@ -1,0 +1,153 @@
+"""The timing protocol. Every figure in docs/performance.md was taken by :func:`interleave`.
+
+The contestants take turns in one process, so that clock changes, other users of the machine and
+memory placement meet all of them alike. A sample is long enough for its clock, and the median of
+the samples is reported.
+
+CPU: ``perf_counter`` around enough calls to last a millisecond.
+
+CUDA: an event before and after enough calls to last a millisecond, queued behind a sleep kernel
+so that the host is ahead of the device and its own speed is not measured. Inputs rotate through
+copies that together exceed the L2 cache, as they would in a model with other layers in between.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["Timing", "copies_beyond_l2", "interleave", "interleave_host"]
+
+Call = Callable[[int], object]
+"""A contestant: told which copy of its inputs to use."""
+
+SAMPLE_SECONDS = 1e-3
+WARM_UP_CALLS = 3
+MIN_SAMPLES = 7
+MAX_SAMPLES = 200
+MAX_CALLS = {"cpu": 1000, "cuda": 50}
+SLEEP_CYCLES = 2_500_000
+"""Over a millisecond on any current GPU: what the host needs to queue a sample's 50 calls."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds a call.
+
+    Attributes:
+        median: of all samples.
+        fastest: the best sample.
+        slowest: the worst sample.
+        samples: how many were taken.
+    """
+
+    median: float
+    fastest: float
+    slowest: float
+    samples: int
+
+
+def interleave(
+    calls: Mapping[str, Call], device: torch.device, *, seconds: float = 2.0
+) -> dict[str, Timing]:
+    """Time every call in turn, again and again.
+
+    Args:
+        calls: name to call. A call takes the number of the copy of its inputs to use, which counts
+            up from 0; it must not synchronise.
+        device: where the calls run.
+        seconds: rough budget for all of them together; at least :data:`MIN_SAMPLES` samples each
+            are taken.
+
+    Returns:
+        Name to :class:`Timing`.
+
+    Example:
+        >>> x = torch.ones(64, 64)
+        >>> timing = interleave({"mm": lambda i: x @ x}, torch.device("cpu"), seconds=0.01)["mm"]
+        >>> timing.fastest <= timing.median <= timing.slowest
+        True
+    """
+    sample = _sample_cuda if device.type == "cuda" else _sample_cpu
+    counts = {}
+    for name, call in calls.items():
+        for i in range(WARM_UP_CALLS):
+            call(i)
+        once = sample(call, 1, 0)
+        wanted = round(SAMPLE_SECONDS / max(once, 1e-9))
+        counts[name] = max(1, min(MAX_CALLS[device.type], wanted))
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    deadline = time.perf_counter() + seconds
+    for turn in range(MAX_SAMPLES):
+        if turn >= MIN_SAMPLES and time.perf_counter() > deadline:
+            break
+        for name, call in calls.items():
+            samples[name].append(sample(call, counts[name], turn * counts[name]))
+    return {
+        name: Timing(statistics.median(taken), min(taken), max(taken), len(taken))
+        for name, taken in samples.items()
+    }
+
+
+def copies_beyond_l2(bytes_each: int, device: torch.device) -> int:
+    """How many copies of inputs of this size do not fit the L2 cache together; 1 on a CPU."""
+    if device.type != "cuda":
+        return 1
+    l2 = torch.cuda.get_device_properties(device).L2_cache_size
+    return max(1, min(64, -(-2 * l2 // max(1, bytes_each))))
+
+
+def _sample_cpu(call: Call, count: int, first: int) -> float:
+    start = time.perf_counter()
+    for i in range(first, first + count):
+        call(i)
+    return (time.perf_counter() - start) / count
+
+
+def _sample_cuda(call: Call, count: int, first: int) -> float:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(SLEEP_CYCLES)
+    start.record()
+    for i in range(first, first + count):
+        call(i)
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) * 1e-3 / count
+
+
+def interleave_host(
+    calls: Mapping[str, Callable[[], object]],
+    device: torch.device,
+    *,
+    samples: int = 51,
+    calls_a_sample: int = 200,
+) -> dict[str, float]:
+    """Median seconds that the host spends in a call, the calls taking turns.
+
+    On CUDA the clock stops before the device is waited for, so only the host's part counts; the
+    calls must be short enough for the device to keep up.
+
+    Args:
+        calls: name to call.
+        device: waited for between samples.
+        samples: taken of each call.
+        calls_a_sample: averaged for one.
+    """
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        for _ in range(calls_a_sample):
+            call()
+    for _ in range(samples):
+        for name, call in calls.items():
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            start = time.perf_counter()
+            for _ in range(calls_a_sample):
+                call()
+            taken[name].append((time.perf_counter() - start) / calls_a_sample)
+    return {name: statistics.median(times) for name, times in taken.items()}

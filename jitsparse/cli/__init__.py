@@ -1,0 +1,64 @@
+"""The command line: ``jitsparse`` and ``python -m jitsparse``, one module a command.
+
+Data goes to stdout, progress and errors to stderr. Exit codes: 0 done, 1 failed, 2 asked for
+something that does not exist.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from jitsparse.cli import bench, cache, demo, explain, listing, warmup
+from jitsparse.errors import JitsparseError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    help="Block-sparse matrices for PyTorch, with kernels compiled on first use.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("demo")(demo.command)
+app.command("warmup")(warmup.command)
+app.command("list")(listing.command)
+app.command("explain")(explain.command)
+app.add_typer(cache.app, name="cache")
+app.command("bench")(bench.command)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: bool = typer.Option(False, "--version", help="Print the version and stop."),
+) -> None:
+    if version:
+        from jitsparse import __version__
+
+        print(__version__)
+        raise typer.Exit
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        arguments: by default those of the process.
+
+    Returns:
+        The exit code. Usage errors and ``--help`` leave through SystemExit.
+
+    Example:
+        >>> main(["cache", "path"])  # doctest: +SKIP
+        /home/me/.cache/jitsparse
+        0
+    """
+    try:
+        app(args=None if arguments is None else list(arguments), prog_name="jitsparse")
+    except JitsparseError as error:
+        print(f"jitsparse: {error}", file=sys.stderr)
+        # An error that is a ValueError judges what was asked for; any other is a failure to do it.
+        return 2 if isinstance(error, ValueError) else 1
+    return 0

@@ -1,0 +1,136 @@
+"""``jitsparse bench``: jitsparse and its peers, timed in one run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from jitsparse.bench.report import Table, header
+from jitsparse.cli.console import print_json, print_table, read_device, split, stderr, stdout
+
+__all__ = ["command"]
+
+
+def command(
+    suite: str = typer.Option(
+        "", help="cpu, portable, patterns or overhead: the tables of docs/performance.md."
+    ),
+    device: str = typer.Option("auto", help="auto, cpu or cuda."),
+    op: list[str] = typer.Option([], help="dsd, dds, sdd."),  # noqa: B008
+    dtype: list[str] = typer.Option([], help="f64, f32, tf32, f16, bf16."),  # noqa: B008
+    block_size: list[str] = typer.Option([], help="32 or 32x64."),  # noqa: B008
+    size: list[str] = typer.Option([], help="m = n = k, or MxNxK."),  # noqa: B008
+    density: list[str] = typer.Option([], help="Share of blocks that are stored."),  # noqa: B008
+    pattern: list[str] = typer.Option([], help="random, banded, diagonal."),  # noqa: B008
+    seconds: float = typer.Option(1.0, min=0.0, help="Rough time for each case."),
+    torch_headers: bool = typer.Option(
+        False, help="overhead: also compile a kernel that includes torch's headers."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    markdown: bool = typer.Option(False, "--markdown", help="Print Markdown."),
+) -> None:
+    """Time products against torch's dense and block-sparse ones, interleaved in one process.
+
+    Options may be repeated and may hold several values between commas; every combination is
+    measured. With --suite they replace that part of the suite.
+    """
+    from jitsparse.bench.overhead import overhead_table
+    from jitsparse.bench.products import SUITES, Axes, cases, product_table
+    from jitsparse.kernels.registry import parse_block_size
+
+    where = read_device(device)
+    if suite and suite != "overhead" and suite not in SUITES:
+        known = ", ".join([*SUITES, "overhead"])
+        raise typer.BadParameter(f"there is no suite {suite!r}; there are {known}")
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=stderr(),
+        transient=True,
+    )
+    if suite == "overhead":
+        with progress:
+            task = progress.add_task("", total=None)
+            table = overhead_table(
+                where,
+                torch_headers=torch_headers,
+                on_step=lambda what: progress.update(task, description=what),
+            )
+    else:
+        on_gpu = where.type == "cuda"
+        default = Axes(
+            dtypes=("bf16" if on_gpu else "f32",),
+            sizes=((4096,) * 3 if on_gpu else (2048,) * 3,),
+            densities=(0.25,),
+        )
+        chosen: dict[str, Any] = {
+            "ops": split(op, _one_of("op")),
+            "dtypes": split(dtype, _one_of("dtype")),
+            "blocks": split(block_size, parse_block_size),
+            "sizes": split(size, _size),
+            "densities": split(density, _density),
+            "patterns": split(pattern, _one_of("pattern")),
+        }
+        chosen = {name: values for name, values in chosen.items() if values}
+        grids = SUITES[suite] if suite else (default,)
+        todo = [case for axes in grids for case in cases(replace(axes, **chosen), where)]
+        todo = list(dict.fromkeys(todo))
+        with progress:
+            task = progress.add_task("", total=len(todo))
+            done = iter(range(len(todo)))
+            table = product_table(
+                suite or "products",
+                todo,
+                seconds=seconds,
+                on_case=lambda case: progress.update(
+                    task,
+                    completed=next(done),
+                    description=f"{case.op} {case.dtype} b{case.block[0]} d={case.density}",
+                ),
+            )
+    _print(table, header(where), as_json=as_json, markdown=markdown)
+
+
+def _print(table: Table, measured: dict[str, str], *, as_json: bool, markdown: bool) -> None:
+    where = "; ".join(f"{name} {value}" for name, value in measured.items())
+    if as_json:
+        print_json({"measured": measured, **table.as_json()})
+    elif markdown:
+        print(f"{where}\n\n{table.markdown()}")
+    else:
+        stdout().print(where, soft_wrap=True)
+        print_table(table.rows, table.columns)
+        for note in table.notes:
+            stdout().print(note, soft_wrap=True)
+
+
+def _one_of(what: str) -> Any:
+    from jitsparse.bench.cases import DTYPES, OPERATIONS, PATTERNS
+
+    legal = {"op": OPERATIONS, "dtype": tuple(DTYPES), "pattern": PATTERNS}[what]
+
+    def read(text: str) -> str:
+        if text not in legal:
+            raise ValueError(f"not one of {', '.join(legal)}")
+        return text
+
+    return read
+
+
+def _size(text: str) -> tuple[int, ...]:
+    sides = tuple(int(side) for side in text.lower().split("x"))
+    if len(sides) not in (1, 3) or min(sides) < 1:
+        raise ValueError("a size is m = n = k, or MxNxK, each at least 1")
+    return sides * 3 if len(sides) == 1 else sides
+
+
+def _density(text: str) -> float:
+    density = float(text)
+    if not 0 < density <= 1:
+        raise ValueError("a density is above 0 and at most 1")
+    return density

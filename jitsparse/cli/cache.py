@@ -1,0 +1,49 @@
+"""``jitsparse cache``: where compiled kernels are, how many, and their removal."""
+
+from __future__ import annotations
+
+import typer
+
+from jitsparse import jit
+from jitsparse.cli.console import print_json, print_table
+
+__all__ = ["app"]
+
+app = typer.Typer(help="The cache of compiled kernels.", no_args_is_help=True)
+
+JSON = typer.Option(False, "--json", help="Print JSON.")
+
+
+@app.command("path")
+def path(as_json: bool = JSON) -> None:
+    """Print the directory that entries are written to."""
+    where = jit.cache_info()["path"]
+    print_json({"path": where}) if as_json else print(where)
+
+
+@app.command("info")
+def info(as_json: bool = JSON) -> None:
+    """Print where the cache is, what it holds and how long that took to compile."""
+    facts = jit.cache_info()
+    if as_json:
+        print_json(facts)
+        return
+    rows = [
+        ("path", facts["path"]),
+        ("read-only caches", ", ".join(facts["layers"]) or "none"),
+        ("entries", str(facts["entries"])),
+        ("libraries", f"{facts['bytes'] / 1e6:.1f} MB"),
+        ("compiled in", f"{facts['compile_seconds']:.1f} s"),
+    ]
+    print_table([{"": name, " ": value} for name, value in rows], ["", " "])
+
+
+@app.command("clear")
+def clear(as_json: bool = JSON) -> None:
+    """Delete every entry of the writable cache. Read-only caches are left alone."""
+    where = jit.cache_info()["path"]
+    count = jit.clear_cache()
+    if as_json:
+        print_json({"path": where, "deleted": count})
+    else:
+        print(f"{count} entries deleted from {where}")

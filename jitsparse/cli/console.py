@@ -1,0 +1,90 @@
+"""What the commands share: where output goes, how tables look, how options are read."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from jitsparse.bench.report import cell
+
+__all__ = ["print_json", "print_table", "read_device", "split", "stderr", "stdout"]
+
+T = TypeVar("T")
+
+
+def stdout() -> Console:
+    """Console for data. Redirected, it has no width, so that no cell is ever cut."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 10_000)
+
+
+def stderr() -> Console:
+    """Console for progress."""
+    return Console(stderr=True, highlight=False)
+
+
+def print_json(data: Any) -> None:
+    """One JSON document on stdout."""
+    print(json.dumps(data, indent=2, default=str))
+
+
+def print_table(
+    rows: Iterable[Mapping[str, object]],
+    columns: Sequence[str],
+    *,
+    title: str | None = None,
+    console: Console | None = None,
+) -> None:
+    """Rows as a table on stdout; figures to three digits, flush right."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    rows = list(rows)
+    for column in columns:
+        numeric = rows and all(isinstance(row.get(column), int | float | None) for row in rows)
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(cell(row.get(column)) for column in columns))
+    (console or stdout()).print(table)
+
+
+def split(values: Iterable[str], read: Callable[[str], T]) -> list[T]:
+    """The entries of an option that may be repeated and may hold several between commas.
+
+    Raises:
+        typer.BadParameter: ``read`` raised ValueError for one of them.
+    """
+    parts = [part.strip() for value in values for part in value.split(",") if part.strip()]
+    read_parts = []
+    for part in parts:
+        try:
+            read_parts.append(read(part))
+        except ValueError as error:
+            raise typer.BadParameter(f"{part!r}: {error}") from error
+    return read_parts
+
+
+def read_device(name: str) -> torch.device:
+    """``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
+
+    Raises:
+        typer.BadParameter: there is no such device here.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise typer.BadParameter(f"{name!r} is not a device; use auto, cpu or cuda") from error
+    if device.type not in ("cpu", "cuda"):
+        raise typer.BadParameter(f"{name!r}: kernels are compiled for cpu and cuda")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
+        raise typer.BadParameter(
+            f"torch sees no CUDA GPU here (torch {torch.__version__}, built with {built})"
+        )
+    return device

@@ -1,0 +1,76 @@
+"""``jitsparse explain``: which kernel a call would run, why, and whether it is compiled."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import typer
+
+from jitsparse.cli.console import print_json
+
+__all__ = ["command"]
+
+
+def command(
+    op: str = typer.Argument(help="dsd, dds or sdd."),
+    dtype: str = typer.Option("f32", help="f64, f32, tf32, f16, bf16."),
+    block_size: str = typer.Option("32", help="32 or 32x64."),
+    m: int = typer.Option(4096, min=1, help="Rows of the product."),
+    n: int = typer.Option(4096, min=1, help="Columns of the product."),
+    k: int = typer.Option(4096, min=1, help="The extent that is summed over."),
+    density: float = typer.Option(0.25, min=0.0, max=1.0, help="Share of blocks stored."),
+    layout: str = typer.Option(
+        "nn", help="A letter an operand: n as stored (last axis contiguous), t transposed."
+    ),
+    aligned: bool = typer.Option(True, help="Pointers and strides are multiples of 16 bytes."),
+    device: str = typer.Option("", help="cpu or cuda; by default the GPU if there is one."),
+    arch: str = typer.Option("", help="Target, e.g. 9.0a or avx512; by default this machine's."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """Print which kernel a product runs, why, and where it is kept. Compiles nothing.
+
+    The product is (m, k) @ (k, n); what is sparse is the left operand of dsd, the right one of dds
+    and the result of sdd. ``--arch`` explains another machine's choice.
+    """
+    from jitsparse.explain import explain
+    from jitsparse.jit import config
+    from jitsparse.kernels import registry
+    from jitsparse.kernels.problem import Problem
+
+    for what, value, legal in (
+        ("op", op, registry.OPS),
+        ("dtype", dtype, registry.DTYPES),
+        ("layout", layout, ("nn", "nt", "tn", "tt")),
+        ("device", device, ("", "cpu", "cuda")),
+    ):
+        if value not in legal:
+            names = ", ".join(name for name in legal if name)
+            raise typer.BadParameter(f"{what} {value!r} is not one of {names}")
+    block = registry.parse_block_size(block_size)
+    targets = config.parse_arch(arch)
+    if len(targets) > 1:
+        raise typer.BadParameter(f"explain takes one target, got {', '.join(targets)}")
+    where = _device(device, targets)
+    # The matrix as it is read, then as it is stored.
+    rows, cols = {"dsd": (m, k), "dds": (k, n), "sdd": (m, n)}[op]
+    sparse_letter = {"dsd": layout[0], "dds": layout[1], "sdd": "n"}[op]
+    if sparse_letter == "t":
+        rows, cols = cols, rows
+    extent = {"dsd": n, "dds": m, "sdd": k}[op]
+    grid = -(-rows // block[0]) * -(-cols // block[1])
+    sizes = registry.size_class(rows, cols, round(density * grid), extent, 1)
+    problem = Problem(op, where, dtype, block, layout, aligned, *registry.sizes_of(sizes))
+    explanation = explain(problem, target=targets[0] if targets else None)
+    print_json(asdict(explanation)) if as_json else print(explanation)
+
+
+def _device(asked: str, targets: tuple[str, ...]) -> str:
+    """The device of a request: as asked, else that of the target, else the GPU if there is one."""
+    import torch
+
+    from jitsparse.kernels import registry
+
+    implied = registry.device_of(targets[0]) if targets else ""
+    if asked and implied and asked != implied:
+        raise typer.BadParameter(f"target {targets[0]} is for {implied}, not for {asked}")
+    return asked or implied or ("cuda" if torch.cuda.is_available() else "cpu")

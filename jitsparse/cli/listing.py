@@ -1,0 +1,83 @@
+"""``jitsparse list``: the kernels in the cache, or those that could be."""
+
+from __future__ import annotations
+
+import time
+
+import typer
+
+from jitsparse.cli.console import print_json, print_table, split, stderr
+
+__all__ = ["command"]
+
+
+def command(
+    known: bool = typer.Option(
+        False, "--known", help="List the default table of variants instead of the cache."
+    ),
+    op: list[str] = typer.Option([], help="dsd, dds, sdd."),  # noqa: B008
+    dtype: list[str] = typer.Option([], help="f64, f32, tf32, f16, bf16."),  # noqa: B008
+    block_size: list[str] = typer.Option([], help="32 or 32x64."),  # noqa: B008
+    arch: list[str] = typer.Option(  # noqa: B008
+        [], help="Targets, e.g. 9.0a, 8.0, avx512; with --known, by default this machine's."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """List cached kernels, newest last; with --known every variant of the default table.
+
+    Filters may be repeated and may hold several values between commas.
+    """
+    from jitsparse.jit import Variant, cache, config
+    from jitsparse.kernels import registry
+
+    targets = [name for text in split(arch, str) for name in config.parse_arch(text)]
+    blocks = split(block_size, registry.parse_block_size)
+    if known:
+        rows: list[dict[str, object]] = [
+            {"variant": variant.name}
+            for variant in registry.select_variants(
+                targets or _targets_here(),
+                ops=split(op, str),
+                dtypes=split(dtype, str),
+                block_sizes=blocks,
+            )
+        ]
+    else:
+        wanted_blocks = {f"{r}x{c}" for r, c in blocks}
+        ops, dtypes = set(split(op, str)), set(split(dtype, str))
+        rows = []
+        for entry in sorted(cache.current().entries(), key=lambda each: each.created):
+            variant = Variant.parse(entry.variant)
+            if (
+                (not ops or variant.op in ops)
+                and (not dtypes or variant.dtype in dtypes)
+                and (not targets or variant.target in targets)
+                and (not wanted_blocks or variant.knob("b") in wanted_blocks)
+            ):
+                rows.append(
+                    {
+                        "variant": entry.variant,
+                        "kB": round(entry.library_bytes / 1e3),
+                        "compile s": round(entry.compile_seconds, 2),
+                        "compiled": time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.created)),
+                        "path": str(entry.path),
+                    }
+                )
+    if as_json:
+        print_json(rows)
+        return
+    if rows:
+        print_table(rows, [column for column in rows[0] if column != "path"])
+    what = "known variants" if known else f"cached kernels in {cache.current().root}"
+    stderr().print(f"{len(rows)} {what}", soft_wrap=True)
+
+
+def _targets_here() -> list[str]:
+    import torch
+
+    from jitsparse.kernels import registry
+
+    here = [registry.target_of("cpu")]
+    if torch.cuda.is_available():
+        here.append(registry.target_of("cuda"))
+    return here

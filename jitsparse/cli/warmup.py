@@ -1,0 +1,119 @@
+"""``jitsparse warmup``: compile kernels before they are needed."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from pathlib import Path
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from jitsparse.cli.console import print_json, print_table, split, stderr
+
+__all__ = ["command"]
+
+
+def command(
+    op: list[str] = typer.Option([], help="dsd, dds, sdd; by default all."),  # noqa: B008
+    dtype: list[str] = typer.Option([], help="f64, f32, tf32, f16, bf16; by default all."),  # noqa: B008
+    block_size: list[str] = typer.Option([], help="32 or 32x64; by default all."),  # noqa: B008
+    device: str = typer.Option("", help="cpu or cuda; by default the GPU if there is one."),
+    arch: list[str] = typer.Option(  # noqa: B008
+        [], help="Targets, e.g. 9.0a, 8.0, avx512; by default this machine's. Needs no GPU."
+    ),
+    jobs: int = typer.Option(0, min=0, help="Compilers at a time; 0: one a core, or MAX_JOBS."),
+    record: Path = typer.Option(  # noqa: B008
+        None, "--from", help="A file that JITSPARSE_RECORD wrote: compile exactly those kernels."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """Compile the kernels that calls will choose, in parallel, into the cache.
+
+    Options may be repeated and may hold several values between commas. Needs no GPU for CUDA
+    targets, only nvcc and a torch built with CUDA. Exits with 1 if a kernel failed to compile.
+    """
+    from jitsparse.kernels.registry import parse_block_size
+    from jitsparse.warmup import Outcome, compile_variants, plan, recorded
+
+    if record is not None:
+        if op or dtype or block_size or device or arch:
+            raise typer.BadParameter("--from names the kernels; it takes no filters beside it")
+        variants = recorded(record)
+    else:
+        variants = plan(
+            op=split(op, str),
+            dtype=split(dtype, str),
+            block_size=list(split(block_size, parse_block_size)) or None,
+            device=device or None,
+            arch=split(arch, str) or None,
+        )
+    progress = Progress(
+        TextColumn("compiling"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+        console=stderr(),
+    )
+    started = time.perf_counter()
+    with progress:
+        task = progress.add_task("", total=len(variants))
+
+        def done(outcome: Outcome) -> None:
+            progress.update(task, advance=1, description=f"{outcome.status} {outcome.variant.name}")
+
+        outcomes = compile_variants(variants, jobs=jobs or None, on_outcome=done)
+    seconds = time.perf_counter() - started
+    counts = Counter(outcome.status for outcome in outcomes)
+    failed = [outcome for outcome in outcomes if outcome.error is not None]
+    if as_json:
+        print_json(
+            {
+                "seconds": seconds,
+                "outcomes": [
+                    {
+                        "variant": outcome.variant.name,
+                        "status": outcome.status,
+                        "compile_seconds": outcome.seconds,
+                        "path": outcome.path,
+                        "error": None if outcome.error is None else str(outcome.error),
+                    }
+                    for outcome in outcomes
+                ],
+            }
+        )
+    else:
+        summary: dict[tuple[str, ...], Counter[str]] = {}
+        for outcome in outcomes:
+            variant = outcome.variant
+            group = (variant.op, variant.dtype, variant.target, variant.family)
+            summary.setdefault(group, Counter())[outcome.status] += 1
+        columns = ("op", "dtype", "target", "family", "compiled", "cached", "failed")
+        print_table(
+            [
+                dict(zip(columns, (*group, *(n[each] for each in columns[4:])), strict=True))
+                for group, n in summary.items()
+            ],
+            columns,
+        )
+        if failed:
+            print()
+            print_table(
+                [
+                    {"failed variant": each.variant.name, "error": _first_lines(str(each.error))}
+                    for each in failed
+                ],
+                ["failed variant", "error"],
+            )
+    stderr().print(
+        f"{counts['compiled']} compiled, {counts['cached']} already cached, {len(failed)} failed, "
+        f"{seconds:.1f} s",
+        soft_wrap=True,
+    )
+    if failed:
+        raise typer.Exit(1)
+
+
+def _first_lines(text: str) -> str:
+    return "\n".join(text.strip().splitlines()[:3])

@@ -1,0 +1,125 @@
+"""The demonstration from beginning to end, and the figures it ends with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from jitsparse import jit
+from jitsparse.bench.report import header
+from jitsparse.demo.corpus import load_corpus
+from jitsparse.demo.model import ModelConfig, build_twins
+from jitsparse.demo.train import Run, TrainConfig, train, warm_up
+
+__all__ = ["Demo"]
+
+
+class Demo:
+    """One run: build, :meth:`warm_up`, :meth:`train`, then read the figures.
+
+    Args:
+        device: where to train.
+        steps: optimiser steps of each model.
+        seed: of initial weights, patterns and batches.
+        config: sizes of the models.
+    """
+
+    def __init__(
+        self,
+        *,
+        device: torch.device,
+        steps: int,
+        seed: int = 0,
+        config: ModelConfig | None = None,
+    ) -> None:
+        self.device = device
+        self.seed = seed
+        self.config = config or ModelConfig()
+        self.settings = TrainConfig(steps=steps)
+        self.corpus = load_corpus()
+        twins = build_twins(self.config, seed)
+        self.models = {name: model.to(device) for name, model in twins.items()}
+        self.runs: dict[str, Run] = {}
+        self._compile_seconds = dict.fromkeys(self.models, 0.0)
+
+    def description(self) -> str:
+        """What is about to be trained, on what, where."""
+        config, corpus = self.config, self.corpus
+        return (
+            f"{config.layers} layers of width {config.width}, {config.density:.0%} of "
+            f"{config.block_size} x {config.block_size} blocks, on {self.device}; text: "
+            f"{corpus.files} files of {corpus.root}, {corpus.train.numel():,} characters to train "
+            f"on and {corpus.held_out.numel():,} held out"
+        )
+
+    def warm_up(self) -> float:
+        """Compile what training needs and return the seconds that compilers took."""
+        for name, model in self.models.items():
+            before = jit.cache_info()["compile_seconds"]
+            warm_up(model, self.config, self.settings, self.device)
+            self._compile_seconds[name] = jit.cache_info()["compile_seconds"] - before
+        return sum(self._compile_seconds.values())
+
+    def train(self, on_step: Callable[[int, str], None] = lambda done, text: None) -> None:
+        """Train both models; ``on_step`` hears how many steps are done and how it goes."""
+
+        def report(done: int, runs: dict[str, Run]) -> None:
+            losses = (f"{name} {run.train_loss[-1]:.3f}" for name, run in runs.items())
+            on_step(done, "loss " + ", ".join(losses))
+
+        self.runs = train(
+            self.models,
+            self.corpus,
+            self.config,
+            self.settings,
+            device=self.device,
+            seed=self.seed,
+            on_step=report,
+        )
+        for name, run in self.runs.items():
+            run.compile_seconds = self._compile_seconds[name]
+
+    def summary(self) -> dict[str, Any]:
+        """Model to its figures: parameters, step time, held-out loss, compile seconds."""
+        return {
+            name: {
+                "parameters": run.parameters,
+                "step_ms": run.median_step_ms,
+                "held_out_loss": run.held_out[-1][1],
+                "compile_s": run.compile_seconds,
+            }
+            for name, run in self.runs.items()
+        }
+
+    def table(self) -> list[dict[str, object]]:
+        """The rows that the command prints."""
+        return [
+            {
+                "model": name,
+                "parameters": f"{row['parameters']:,}",
+                "step time (ms)": f"{row['step_ms']:.1f}",
+                "held-out loss (nats/char)": f"{row['held_out_loss']:.3f}",
+                "compile seconds": f"{row['compile_s']:.1f}",
+            }
+            for name, row in self.summary().items()
+        ]
+
+    def write_json(self, path: Path) -> Path:
+        """Every figure of the run, with where and by which command it was measured."""
+        runs = {
+            name: {
+                **self.summary()[name],
+                "train_loss": run.train_loss,
+                "held_out": run.held_out,
+                "step_seconds": run.step_seconds,
+            }
+            for name, run in self.runs.items()
+        }
+        path.write_text(
+            json.dumps({"measured": header(self.device), "runs": runs}, indent=1), encoding="utf-8"
+        )
+        return path
