@@ -131,7 +131,7 @@ def _explain(problem: Problem, target: str) -> Explanation:
     )
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Watch(TorchDispatchMode):
     """Stands where a kernel would run: keeps the key of the call, computes nothing."""
 
     def __init__(self) -> None:

@@ -235,7 +235,7 @@ def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 def _broadcast_batch(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     try:
-        batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])  # type: ignore[no-untyped-call]
+        batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     except RuntimeError:
         raise ArgumentError(
             f"sdd(a, b, pattern): batch dimensions {tuple(a.shape[:-2])} and "

@@ -48,15 +48,13 @@ for _key in ("CPU", "CUDA"):
     _library.impl("sdd", dispatch.sdd, _key)
 
 
-@torch.library.register_fake("jitsparse::dsd", lib=_library)
-def _(
+def _dsd_fake(
     values: Tensor, index: Tensor, dense: Tensor, rows: int, cols: int, transposed: bool
 ) -> Tensor:
     return dense.new_empty((*dense.shape[:-2], cols if transposed else rows, dense.shape[-1]))
 
 
-@torch.library.register_fake("jitsparse::dds", lib=_library)
-def _(
+def _dds_fake(
     dense: Tensor,
     values: Tensor,
     index: Tensor,
@@ -69,8 +67,7 @@ def _(
     return dense.new_empty((*dense.shape[:-1], rows if transposed else cols))
 
 
-@torch.library.register_fake("jitsparse::sdd", lib=_library)
-def _(
+def _sdd_fake(
     left: Tensor,
     right: Tensor,
     index: Tensor,
@@ -82,6 +79,10 @@ def _(
 ) -> Tensor:
     return left.new_empty((nnz, block_rows, block_cols))
 
+
+torch.library.register_fake("jitsparse::dsd", _dsd_fake, lib=_library)
+torch.library.register_fake("jitsparse::dds", _dds_fake, lib=_library)
+torch.library.register_fake("jitsparse::sdd", _sdd_fake, lib=_library)
 
 # Bound once: looking an overload up through torch.ops costs as much as calling it.
 dsd: Callable[..., Tensor] = torch.ops.jitsparse.dsd.default

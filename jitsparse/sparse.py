@@ -287,9 +287,7 @@ def random(
         device=pattern.device if generator is None else generator.device,
         generator=generator,
     ).to(pattern.device)
-    if pattern.has_edge:
-        values = _clear_edge(values, pattern)
-    return BlockSparse(values, pattern)
+    return BlockSparse(clear_edge(values, pattern), pattern)
 
 
 def _check_values(values: Tensor, pattern: Pattern) -> None:
@@ -317,8 +315,10 @@ def _nonzero_blocks(dense: Tensor, block: tuple[int, int]) -> Tensor:
     return hits.view(grid[0], block[0], grid[1], block[1]).any(3).any(1)
 
 
-def _clear_edge(values: Tensor, pattern: Pattern) -> Tensor:
+def clear_edge(values: Tensor, pattern: Pattern) -> Tensor:
     """``values`` with zeros past the edge of the matrix."""
+    if not pattern.has_edge:
+        return values
     (rows, cols), (block_rows, block_cols) = pattern.shape, pattern.block_size
     row = pattern.row_indices.long()[:, None, None] * block_rows
     col = pattern.col_indices.long()[:, None, None] * block_cols

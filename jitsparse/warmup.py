@@ -221,5 +221,5 @@ def _block_sizes(
     if isinstance(block_size, (int, str)):
         return [block_size]
     if isinstance(block_size, tuple) and all(isinstance(side, int) for side in block_size):
-        return [block_size]  # type: ignore[list-item]
+        return [block_size]
     return block_size

@@ -14,7 +14,7 @@ from jitsparse.functional import linear
 from jitsparse.pattern import Pattern, as_block_size
 from jitsparse.reference import blocks_of
 from jitsparse.schedule import div_up
-from jitsparse.sparse import BlockSparse
+from jitsparse.sparse import BlockSparse, clear_edge
 
 __all__ = ["BlockSparseLinear"]
 
@@ -119,12 +119,13 @@ class BlockSparseLinear(nn.Module):
         return BlockSparse(self.values, self._pattern)
 
     def reset_parameters(self) -> None:
-        """Draw values and bias as ``nn.Linear`` does, values with 1 / density times its variance."""
+        """Draw as ``nn.Linear`` does, the values scaled by ``1 / sqrt(density)``."""
         bound = 1 / math.sqrt(self.in_features) if self.in_features else 0.0
         density = self._pattern.density
         scale = 1 / math.sqrt(density) if density else 1.0
         with torch.no_grad():
             self.values.uniform_(-bound * scale, bound * scale)
+            self.values.copy_(clear_edge(self.values, self._pattern))
             if self.bias is not None:
                 self.bias.uniform_(-bound, bound)
 
@@ -181,7 +182,7 @@ class BlockSparseLinear(nn.Module):
 
     def to_linear(self) -> nn.Linear:
         """The dense layer with the same weight, zero where no block is stored, and bias."""
-        dense: nn.Linear = nn.utils.skip_init(  # type: ignore[no-untyped-call]
+        dense: nn.Linear = nn.utils.skip_init(
             nn.Linear,
             self.in_features,
             self.out_features,
