@@ -1,0 +1,84 @@
+// From a tile of sums to the output: bias, activation, conversion, transposition, edges.
+#pragma once
+
+#include "cpu/math.h"
+#include "cpu/vec.h"
+
+namespace jitsparse::cpu {
+
+// Where a tile goes. ALONG_ROWS: consecutive rows of the tile are neighbours in memory.
+template <class T, bool ALONG_ROWS> struct OutView {
+  T* data;
+  int64 rows, cols, ld;
+  const T* bias;  // one element a row, or null
+  int64 activation;
+};
+
+template <class V> JITSPARSE_INLINE V activate(V x, int64 activation) {
+  switch (activation) {
+    case kRelu: return relu(x);
+    case kGelu: return gelu(x);
+    case kSilu: return silu(x);
+    default: return x;
+  }
+}
+
+// Adds the bias and applies the activation to ROWS x COLS sums, in place.
+template <int ROWS, int COLS, class T>
+__attribute__((noinline)) void apply_epilogue(Acc<T>* tile, const T* bias, int64 rows, int64 activation) {
+  using A = Acc<T>;
+  constexpr int L = kLanes<A>;
+  for (int64 r = 0; r < rows; ++r) {
+    const Vec<A, L> shift = Vec<A, L>{} + (bias ? load_first<L>(bias + r, 1)[0] : A(0));
+    for (int c = 0; c < COLS; c += L) {
+      A* at = tile + r * COLS + c;
+      store<L, A>(at, activate(load<L>(at) + shift, activation));
+    }
+  }
+}
+
+// Writes the part of a ROWS x COLS tile at (row0, col0) that lies inside the output.
+template <int ROWS, int COLS, class T, bool ALONG_ROWS>
+inline void write_tile(const OutView<T, ALONG_ROWS>& to, int64 row0, int64 col0, Acc<T>* tile) {
+  using A = Acc<T>;
+  constexpr int L = kLanes<A>;
+  const int64 rows = to.rows - row0 < ROWS ? to.rows - row0 : ROWS;
+  const int64 cols = to.cols - col0 < COLS ? to.cols - col0 : COLS;
+  if (to.bias || to.activation) {
+    apply_epilogue<ROWS, COLS, T>(tile, to.bias ? to.bias + row0 : nullptr, rows, to.activation);
+  }
+  if constexpr (!ALONG_ROWS) {
+    for (int64 r = 0; r < rows; ++r) {
+      T* out = to.data + (row0 + r) * to.ld + col0;
+      if (cols == COLS) {
+        JITSPARSE_UNROLL
+        for (int c = 0; c < COLS; c += L) store<L>(out + c, load<L>(tile + r * COLS + c));
+      } else {
+        for (int c = 0; c < cols; c += L) store_first<L>(out + c, load<L>(tile + r * COLS + c), cols - c);
+      }
+    }
+  } else {
+    constexpr int S = min(L, ROWS);
+    for (int c = 0; c < cols; c += S) {
+      for (int r = 0; r < rows; r += S) {
+        Vec<A, S> square[S];
+        JITSPARSE_UNROLL
+        for (int i = 0; i < S; ++i) square[i] = load<S>(tile + (r + i) * COLS + c);
+        transpose<S / 2, A, S>(square);
+        T* const out = to.data + (col0 + c) * to.ld + row0 + r;
+        const bool inside = c + S <= cols && r + S <= rows;
+        T edge[S * S];
+        T* const target = inside ? out : edge;
+        const int64 stride = inside ? to.ld : S;
+        JITSPARSE_UNROLL
+        for (int i = 0; i < S; ++i) store<S>(target + i * stride, square[i]);
+        if (inside) continue;
+        for (int64 i = 0; i < S && c + i < cols; ++i) {
+          for (int64 j = 0; j < S && r + j < rows; ++j) out[i * to.ld + j] = edge[i * S + j];
+        }
+      }
+    }
+  }
+}
+
+}  // namespace jitsparse::cpu
