@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -68,3 +68,15 @@ def cache_dir(tmp_path: Path) -> Iterator[Path]:
     """An empty cache of the test's own, in force inside this process."""
     with config.override(cache_dir=tmp_path / "cache"):
         yield tmp_path / "cache"
+
+
+@pytest.fixture
+def forget(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Forget the kernels that this process has mapped, as a new process would not know them."""
+    from jitsparse.jit import kernel
+
+    def forgotten() -> None:
+        monkeypatch.setattr(kernel, "_mapped", {})
+
+    forgotten()
+    return forgotten

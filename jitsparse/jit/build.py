@@ -76,7 +76,7 @@ def build(template: Template, variant: Variant, tools: toolchain.Toolchain, stag
     library = staging / f"{_module_name(variant)}.so"
     if failed:
         _sweep(staging, keep=(source.name, LOG))
-        raise BuildFailure(output, commands[0] if commands else "")
+        raise BuildFailure(output, " && ".join(commands))
     os.rename(library, staging / LIBRARY)
     _sweep(staging, keep=(source.name, LOG, LIBRARY))
     return seconds

@@ -17,7 +17,8 @@ _LOCATED = re.compile(
 # ptxas, the linker and the drivers give no line of the source.
 _PLAIN = re.compile(
     r"^(?:ptxas\b.*(?:error|fatal)|nvcc (?:error|fatal)|nvlink (?:error|fatal)"
-    r"|[^\s:]+: (?:fatal )?error:|.*: undefined reference to|[^\s]*ld(?:\.\w+)?: )"
+    r"|[^\s:]+: (?:fatal )?error:|.*: undefined reference to"
+    r"|\S*ld(?:\.\w+)?: (?!.*: in function))"
 )
 _MAX_LINES = 6
 

@@ -65,13 +65,13 @@ def compiling(
     timer.daemon = True
     started = time.perf_counter()
     timer.start()
-    outcome = "failed"
+    outcome = f"failed {variant} after"
     try:
         yield
-        outcome = "compiled"
+        outcome = f"compiled {variant} in"
     finally:
         timer.cancel()
-        line.close(f"{outcome} {variant} in {time.perf_counter() - started:.1f} s")
+        line.close(f"{outcome} {time.perf_counter() - started:.1f} s")
 
 
 def waiting(variant: str, holder: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -112,7 +113,8 @@ class Compiler:
             )
         except (OSError, subprocess.SubprocessError) as error:
             raise ToolchainError(f"the compiler {self.path} does not run: {error}.") from error
-        text = answer.stdout.strip().removeprefix(self.path.name).strip()
+        # gcc begins with the name it was called by: "c++ (Debian 12.2.0-14) 12.2.0".
+        text = re.sub(r"^\S+ (?=\()", "", answer.stdout.strip())
         return "\n".join(line for line in text.splitlines() if not line.startswith("InstalledDir"))
 
 

@@ -1,0 +1,172 @@
+"""A pin is an order: it wins, or it raises and lists what there is. It never falls back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jitsparse.errors import ConfigError, PinError, UnsupportedProblem
+from jitsparse.jit import Candidate, Template, Variant, choose, config, declare_ops, pin, tuned
+
+TEMPLATE = Template("none", Path("none"), "cuda", (), 0, lambda variant: {})
+
+FAST = "mul.mma.sm90a.bf16.b32x32.t128x128x64.s4"
+SMALL = "mul.mma.sm90a.bf16.b32x32.t64x64x32.s2"
+REFUSED = "mul.mma.sm90a.bf16.b32x32.t256x128x64.s4"
+SIMPLE = "mul.simt.sm90a.bf16.b32x32.t64x64x32"
+
+
+@pytest.fixture(autouse=True)
+def declared() -> None:
+    declare_ops("mul", "add")
+
+
+def candidates(dtype: str = "bf16", block: str = "32x32") -> list[Candidate]:
+    names = {REFUSED: "needs 260 KB of shared memory", FAST: None, SMALL: None, SIMPLE: None}
+    return [
+        Candidate(
+            Variant.parse(name.replace("bf16", dtype).replace("32x32.", f"{block}.")), TEMPLATE, why
+        )
+        for name, why in names.items()
+    ]
+
+
+def chosen(pins: str, **problem: str) -> tuple[str, str]:
+    with config.override(pin=pins):
+        choice = choose(candidates(**problem))
+    return choice.candidate.variant.name, choice.source
+
+
+def refusal(pins: str) -> str:
+    with pytest.raises(PinError) as caught:
+        chosen(pins)
+    return str(caught.value)
+
+
+def test_without_a_pin_the_first_legal_candidate_runs() -> None:
+    assert chosen("") == (FAST, "heuristic")
+
+
+@pytest.mark.parametrize(
+    ("pins", "name"),
+    [
+        ("mul=t64x64x32", SMALL),
+        ("mul=simt.t64x64x32", SIMPLE),
+        ("mul=simt", SIMPLE),
+        ("mul=mma.s2", SMALL),
+        ("mul=s2.t64x64x32", SMALL),
+        (f"mul={SIMPLE}", SIMPLE),
+        ("mul:bf16:b32=s2", SMALL),
+        ("mul:b32x32:sm90a=s2", SMALL),
+        ("add=s9; mul=s2", SMALL),
+        ("mul=simt; mul:bf16=s2", SMALL),
+        ("mul:bf16=s2; mul=simt", SMALL),
+        (" mul = s2 ; ", SMALL),
+    ],
+)
+def test_a_pin_wins(pins: str, name: str) -> None:
+    assert chosen(pins) == (name, "environment")
+
+
+@pytest.mark.parametrize("pins", ["mul:f16=s2", "mul:b64=s2", "mul:sm80=s2", "add=s2"])
+def test_a_pin_for_something_else_does_not_apply(pins: str) -> None:
+    assert chosen(pins) == (FAST, "heuristic")
+
+
+def test_precedence(cache_dir: Path) -> None:
+    """Argument > context > environment > tuned table > heuristic."""
+    tuned.record("a problem", {SMALL: 2.0, SIMPLE: 1.0})
+    everything = candidates()
+    assert choose(everything).source == "heuristic"
+    found = choose(everything, problem="a problem")
+    assert (found.candidate.variant.name, found.source) == (SIMPLE, "tuned")
+    with config.override(pin="mul=s2"):
+        found = choose(everything, problem="a problem")
+        assert (found.candidate.variant.name, found.source) == (SMALL, "environment")
+        with pin("mul=simt"):
+            found = choose(everything, problem="a problem")
+            assert (found.candidate.variant.name, found.source) == (SIMPLE, "context")
+            with pin("mul=t128x128x64"):
+                assert choose(everything).candidate.variant.name == FAST
+            with pin("add=s2"):
+                assert choose(everything).candidate.variant.name == SIMPLE
+            found = choose(everything, explicit=SMALL, problem="a problem")
+            assert (found.candidate.variant.name, found.source) == (SMALL, "argument")
+
+
+def test_a_pin_that_is_not_satisfied_lists_every_candidate_and_why() -> None:
+    message = refusal("mul=t256x128x64")
+    assert "JITSPARSE_PIN asks for 'mul=t256x128x64'" in message
+    assert f"{REFUSED}  refused: needs 260 KB of shared memory" in message
+    assert f"{FAST}  legal, but not t256x128x64" in message
+    assert f"{SIMPLE}  legal, but not t256x128x64" in message
+
+
+def test_a_typo_in_a_value_lists_the_legal_variants() -> None:
+    message = refusal("mul=t64x64x23")
+    assert "Did you mean t64x64x32?" in message
+    for name in (FAST, SMALL, SIMPLE):
+        assert name in message
+
+
+def test_a_typo_in_the_family() -> None:
+    assert "neither a family (mma, simt)" in refusal("mul=mna.s4")
+
+
+def test_an_unknown_knob_letter() -> None:
+    assert "one of the knobs b, s, t with a value" in refusal("mul=z4")
+
+
+def test_an_unknown_operation() -> None:
+    message = refusal("mull=s2")
+    assert "pins the operation 'mull', which does not exist" in message
+    assert "Did you mean mul?" in message
+
+
+@pytest.mark.parametrize("pins", ["mul", "mul=", "=s2", "mul:=s2", "mul=s2..t64", "mul:bf61=s2"])
+def test_what_is_not_a_pin(pins: str) -> None:
+    refusal(pins)
+
+
+def test_a_pin_never_falls_back_even_from_an_argument() -> None:
+    with pytest.raises(PinError, match=r"the argument asks for 'simt\.s9'"):
+        choose(candidates(), explicit="simt.s9")
+
+
+def test_the_context_manager_rejects_a_bad_text_at_once() -> None:
+    with pytest.raises(PinError), pin("mul"):
+        raise AssertionError("unreachable")
+
+
+def test_each_change_of_pins_moves_the_generation_on() -> None:
+    seen = [config.generation]
+    with pin("mul=s2"):
+        seen.append(config.generation)
+    seen.append(config.generation)
+    assert seen == sorted(set(seen))
+
+
+def test_no_legal_candidate_is_unsupported() -> None:
+    refused = [each for each in candidates() if each.refused]
+    with pytest.raises(UnsupportedProblem, match="refused: needs 260 KB"):
+        choose(refused)
+    with pytest.raises(UnsupportedProblem):
+        choose([])
+
+
+def test_a_pin_on_a_problem_without_legal_candidates_is_a_pin_error() -> None:
+    refused = [each for each in candidates() if each.refused]
+    with config.override(pin="mul=s4"), pytest.raises(PinError, match="refused: needs 260 KB"):
+        choose(refused)
+
+
+def test_a_tuned_variant_that_is_gone_is_ignored(cache_dir: Path) -> None:
+    tuned.record("a problem", {"mul.old.sm90a.bf16.b32x32": 1.0})
+    assert choose(candidates(), problem="a problem").source == "heuristic"
+
+
+def test_an_override_of_an_unknown_setting_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="settings are cache_dir"):
+        with config.override(pins="mul=s2"):
+            raise AssertionError("unreachable")

@@ -1,0 +1,135 @@
+"""A cache that cannot be written is read; what it lacks is built elsewhere, after one warning."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import toykernel
+
+from jitsparse.jit import cache, compile_only, config, load
+
+
+def tree(root: Path) -> dict[str, tuple[int, int]]:
+    """Everything below a directory, with sizes and modification times."""
+    return {
+        str(path): (path.stat().st_size, path.stat().st_mtime_ns)
+        for path in [root, *root.rglob("*")]
+    }
+
+
+@pytest.fixture
+def sealed(tmp_path: Path) -> Iterator[Path]:
+    """A cache that holds the kernel and that nobody may write to."""
+    root = tmp_path / "sealed"
+    with config.override(cache_dir=root):
+        compile_only(toykernel.write(tmp_path), toykernel.variant())
+    for path in [root, *root.rglob("*")]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    yield root
+    for path in [root, *root.rglob("*")]:
+        path.chmod(0o755)
+
+
+def test_a_read_only_layer_hits(sealed: Path, tmp_path: Path, forget: Callable[[], None]) -> None:
+    before = tree(sealed)
+    with config.override(cache_dir=tmp_path / "own", cache_path=[sealed]):
+        kernel = load(toykernel.template(tmp_path), toykernel.variant())
+    assert toykernel.run(kernel)
+    assert kernel.entry.path.is_relative_to(sealed)
+    assert not (tmp_path / "own").exists()
+    assert tree(sealed) == before
+
+
+def test_a_read_only_root_hits(sealed: Path, tmp_path: Path, forget: Callable[[], None]) -> None:
+    before = tree(sealed)
+    with config.override(cache_dir=sealed):
+        assert not load(toykernel.template(tmp_path), toykernel.variant()).entry.fresh
+    assert tree(sealed) == before
+
+
+def test_what_the_layer_lacks_is_built_in_front_of_it(
+    sealed: Path, tmp_path: Path, forget: Callable[[], None]
+) -> None:
+    before = tree(sealed)
+    with config.override(cache_dir=tmp_path / "own", cache_path=[sealed]):
+        kernel = load(toykernel.template(tmp_path), toykernel.variant(scale=3))
+    assert toykernel.run(kernel)
+    assert kernel.entry.path.is_relative_to(tmp_path / "own")
+    assert tree(sealed) == before
+
+
+def test_a_damaged_entry_of_a_layer_is_looked_past(
+    sealed: Path, tmp_path: Path, forget: Callable[[], None]
+) -> None:
+    (entry,) = toykernel.entries(sealed)
+    (entry / "kernel.so").chmod(0o644)
+    (entry / "kernel.so").write_bytes(b"damaged")
+    before = tree(sealed)
+    with config.override(cache_dir=tmp_path / "own", cache_path=[sealed]):
+        with pytest.warns(RuntimeWarning, match=r"kernel\.so has 7 bytes") as caught:
+            kernel = load(toykernel.template(tmp_path), toykernel.variant())
+    assert toykernel.run(kernel)
+    assert len(caught) == 1
+    assert tree(sealed) == before
+
+
+def test_an_unwritable_root_is_replaced_for_the_process_after_one_warning(
+    tmp_path: Path, forget: Callable[[], None]
+) -> None:
+    # Below a file nothing can be created, not even by root, whom permissions do not stop.
+    (tmp_path / "file").touch()
+    template = toykernel.write(tmp_path)
+    with config.override(cache_dir=tmp_path / "file" / "cache"):
+        with pytest.warns(RuntimeWarning, match=r"cannot be written.*JITSPARSE_CACHE_DIR") as seen:
+            first = load(template, toykernel.variant())
+        assert len(seen) == 1
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            second = load(template, toykernel.variant(scale=3))
+        private = cache.current().root
+    assert toykernel.run(first)
+    assert toykernel.run(second)
+    assert second.entry.path.is_relative_to(private)
+    assert stat.S_IMODE(private.stat().st_mode) == 0o700
+
+
+def test_the_replacement_is_gone_when_the_process_has_ended(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    toykernel.write(tmp_path)
+    (tmp_path / "temporary").mkdir()
+    child = toykernel.start(
+        tmp_path, tmp_path / "file" / "cache", TMPDIR=str(tmp_path / "temporary")
+    )
+    toykernel.release(child)
+    out, err = child.communicate(timeout=120)
+    assert out == "True\n", err
+    assert err.count("cannot be written") == 1
+    assert list((tmp_path / "temporary").glob("jitsparse-*")) == []
+
+
+def test_directories_are_private(cache_dir: Path, tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        compile_only(toykernel.write(tmp_path), toykernel.variant())
+    finally:
+        os.umask(before)
+    for path in [cache_dir, *cache_dir.rglob("*")]:
+        if path.is_dir():
+            assert stat.S_IMODE(path.stat().st_mode) == 0o700, path
+
+
+def test_a_library_needs_no_torch(cache_dir: Path, tmp_path: Path) -> None:
+    """Entries serve any torch version, because none of its libraries is linked."""
+    entry = compile_only(toykernel.write(tmp_path), toykernel.variant())
+    text = subprocess.run(
+        ["readelf", "-d", entry.library], capture_output=True, text=True, check=True
+    ).stdout
+    needed = [line.rpartition("[")[2].rstrip("]") for line in text.splitlines() if "NEEDED" in line]
+    assert needed
+    assert not [name for name in needed if "torch" in name or "c10" in name or "python" in name]

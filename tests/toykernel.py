@@ -1,0 +1,175 @@
+"""A template that is none of ours, and child processes that load it: what the toolkit's tests use.
+
+The kernel computes y += scale * x for n floats. Its body lives in a header.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO
+
+from jitsparse.jit import Kernel, Template, Variant
+
+HEADER = """\
+#pragma once
+template <typename T>
+void axpy(const T* x, T* y, long long n, T scale) {
+#pragma omp parallel for
+  for (long long i = 0; i < n; ++i) y[i] += scale * x[i];
+}
+"""
+
+SOURCE = """\
+#include "body/axpy.h"
+{% if negative %}
+#define SIGN -1
+{% else %}
+#define SIGN 1
+{% endif %}
+extern "C" int jitsparse_launch(const void* words) {
+  const long long* w = static_cast<const long long*>(words);
+  if (w[2] < 0) return 7;
+  axpy<{{ type }}>(reinterpret_cast<const {{ type }}*>(w[0]), reinterpret_cast<{{ type }}*>(w[1]),
+                   w[2], SIGN * {{ scale }});
+  return 0;
+}
+extern "C" const char* jitsparse_error(int code) { return code == 7 ? "n is negative" : "?"; }
+"""
+
+PROGRAM = """\
+import sys
+sys.path.insert(0, {tests!r})
+import toykernel
+from jitsparse.jit import load
+template, variant = toykernel.template({folder!r}), toykernel.variant({scale!r})
+{prologue}
+print("ready", flush=True)
+sys.stdin.readline()
+{action}
+"""
+
+ACTION = "print(toykernel.run(load(template, variant)))"
+
+
+def write(folder: Path) -> Template:
+    """Write the template and its header below a folder."""
+    (folder / "headers" / "body").mkdir(parents=True, exist_ok=True)
+    (folder / "headers" / "body" / "axpy.h").write_text(HEADER)
+    (folder / "axpy.cpp.jinja").write_text(SOURCE)
+    return template(folder)
+
+
+def template(folder: Path | str) -> Template:
+    """The template that :func:`write` wrote."""
+    return Template(
+        name="axpy",
+        source=Path(folder) / "axpy.cpp.jinja",
+        language="c++",
+        include_dirs=(Path(folder) / "headers",),
+        arguments=3,
+        context=_context,
+    )
+
+
+def _context(variant: Variant) -> dict[str, str | int | bool]:
+    return {"type": "float", "scale": int(variant.knob("s")), "negative": False}
+
+
+def variant(scale: int = 2, target: str = "generic") -> Variant:
+    """The variant that multiplies by ``scale``."""
+    return Variant("axpy", "omp", target, "f32", (("s", str(scale)),))
+
+
+def run(kernel: Kernel, n: int = 100) -> bool:
+    """Whether the kernel computes what its variant says, on 0, 1, 2, ..."""
+    x = (ctypes.c_float * n)(*range(n))
+    y = (ctypes.c_float * n)(*([1.0] * n))
+    kernel(ctypes.addressof(x), ctypes.addressof(y), n)
+    scale = int(kernel.variant.knob("s"))
+    return list(y) == [1.0 + scale * i for i in range(n)]
+
+
+def start(
+    folder: Path,
+    cache: Path,
+    *,
+    prologue: str = "",
+    action: str = ACTION,
+    scale: int = 2,
+    stderr: IO[str] | None = None,
+    **environment: str,
+) -> subprocess.Popen[str]:
+    """A process that imports everything, says "ready", waits for a line and loads the kernel."""
+    program = PROGRAM.format(
+        tests=str(Path(__file__).parent),
+        folder=str(folder),
+        scale=scale,
+        prologue=prologue,
+        action=action,
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE if stderr is None else stderr,
+        text=True,
+        env={**os.environ, "JITSPARSE_CACHE_DIR": str(cache), **environment},
+    )
+
+
+def release(*processes: subprocess.Popen[str]) -> None:
+    """Let processes go on, all at once, when all of them are ready."""
+    for process in processes:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if line != "ready\n":
+            raise RuntimeError(f"child said {line!r}: {process.communicate()[1]}")
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+
+
+def compiler(folder: Path, *, version: str = "", before: str = "") -> tuple[Path, Path]:
+    """A compiler that notes every compilation, and the file in which it does.
+
+    Args:
+        folder: where to write it.
+        version: what it says of itself instead of the real version.
+        before: shell commands to run before each compilation.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    program, notes = folder / "counting-g++", folder / "compilations"
+    notes.touch()
+    answer = f'--version*) echo "{version}"; exit 0 ;;' if version else ""
+    program.write_text(
+        f"""#!/bin/sh
+case "$*" in
+  {answer}
+  *" -c "*) echo "$$" >> "{notes}"
+    {before or ":"} ;;
+esac
+exec g++ "$@"
+"""
+    )
+    program.chmod(0o755)
+    return program, notes
+
+
+def compilations(notes: Path) -> int:
+    """How often the compiler of :func:`compiler` has compiled."""
+    return len(notes.read_text().splitlines())
+
+
+def entries(cache: Path) -> list[Path]:
+    """Directories of the entries in a cache."""
+    return sorted(path for path in (cache / "v1").glob("*-*") if path.is_dir())
+
+
+def staged(cache: Path) -> list[Path]:
+    """Directories of builds in progress in a cache."""
+    return list((cache / "v1" / "staging").iterdir())
