@@ -61,12 +61,11 @@ def draw(demo: Demo, path: Path) -> Path:
         for name, module in demo.models["sparse"].named_modules()
         if isinstance(module, BlockSparseLinear)
     )
-    mask = layer.pattern.to_mask().cpu().numpy()
-    pattern_axes.imshow(mask, cmap="Reds", vmin=0, vmax=1.4, interpolation="nearest")
+    layer.pattern.spy(pattern_axes)
     rows, cols = layer.pattern.block_size
-    pattern_axes.set_title(f"{name}: stored {rows} x {cols} blocks", loc="left", fontsize=11)
-    pattern_axes.set_xlabel(f"input features / {cols}")
-    pattern_axes.set_ylabel(f"output features / {rows}")
+    pattern_axes.set_title(f"{name}: stored blocks, {rows} x {cols}", loc="left", fontsize=11)
+    pattern_axes.set_xlabel("input features")
+    pattern_axes.set_ylabel("output features")
     figure.savefig(path, dpi=150)
     return path
 

@@ -1,0 +1,79 @@
+"""The protocol: who is called when, and what is kept. Nothing here depends on how long it took."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from jitsparse.bench import timing
+
+CPU = torch.device("cpu")
+
+
+def test_contestants_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    def sample(call: timing.Call, count: int, first: int) -> float:
+        call(first)
+        return 1.0
+
+    monkeypatch.setattr(timing, "_sample_cpu", sample)
+    calls = {name: (lambda i, name=name: order.append(name)) for name in "abc"}
+    timing.interleave(calls, CPU, seconds=0.0)
+    turns = order[3 * (timing.WARM_UP_CALLS + 1) :]
+    assert turns == list("abc") * timing.MIN_SAMPLES
+
+
+def test_the_median_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The first value sets the number of calls in a sample, the rest are the samples.
+    values = iter([1.0, 9.0, 2.0, 3.0, 1.0, 8.0, 4.0, 5.0])
+    monkeypatch.setattr(timing, "_sample_cpu", lambda call, count, first: next(values))
+    result = timing.interleave({"x": lambda i: None}, CPU, seconds=0.0)["x"]
+    assert result == timing.Timing(median=4.0, fastest=1.0, slowest=9.0, samples=7)
+
+
+def test_short_calls_fill_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+
+    def sample(call: timing.Call, count: int, first: int) -> float:
+        counts.append(count)
+        return 1e-5
+
+    monkeypatch.setattr(timing, "_sample_cpu", sample)
+    timing.interleave({"x": lambda i: None}, CPU, seconds=0.0)
+    assert counts[0] == 1
+    assert set(counts[1:]) == {100}
+
+
+def test_copies_rotate() -> None:
+    seen: list[int] = []
+    timing.interleave({"x": seen.append}, CPU, seconds=0.0)
+    # After the warm-up and the trial, consecutive numbers: modulo the copies, each comes in turn.
+    samples = seen[timing.WARM_UP_CALLS + 1 :]
+    assert samples == list(range(len(samples)))
+
+
+def test_one_copy_on_a_cpu() -> None:
+    assert timing.copies_beyond_l2(1, CPU) == 1
+
+
+@pytest.mark.gpu
+def test_copies_overflow_the_l2() -> None:
+    device = torch.device("cuda")
+    l2 = torch.cuda.get_device_properties(device).L2_cache_size
+    for each in (l2 // 10, l2, 10 * l2):
+        copies = timing.copies_beyond_l2(each, device)
+        assert copies * each >= 2 * l2
+    assert timing.copies_beyond_l2(10 * l2, device) == 1
+
+
+def test_host_times_are_medians_of_every_call() -> None:
+    counts = {"a": 0, "b": 0}
+
+    def count(name: str) -> None:
+        counts[name] += 1
+
+    calls = {name: (lambda name=name: count(name)) for name in counts}
+    took = timing.interleave_host(calls, CPU, samples=3, calls_a_sample=5)
+    assert set(took) == {"a", "b"}
+    assert counts == {"a": 20, "b": 20}

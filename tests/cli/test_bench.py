@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from jitsparse.cli import main
+
+SMALL = ["bench", "--device", "cpu", "--size", "128", "--density", "0.25", "--seconds", "0"]
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    return int(stop.value.code or 0)
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*SMALL, "--op", "dsd", "--block-size", "32,16", "--json") == 0
+    data = json.loads(capsys.readouterr().out)
+    assert [row["block"] for row in data["rows"]] == ["32x32", "16x16"]
+    for row in data["rows"]:
+        assert row["density"] == 0.25
+        assert row["ratio to dense"] == pytest.approx(row["useful rate"] / row["dense rate"])
+        assert row["times torch BSR"] > 0
+        assert row["variant"].startswith("dsd.")
+    assert {"device", "threads", "torch", "command"} <= set(data["measured"])
+
+
+def test_markdown_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*SMALL, "--op", "sdd", "--size", "64x128x32", "--markdown") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("device ")
+    table = [line for line in lines if line.startswith("|")]
+    assert len({line.count("|") for line in table}) == 1
+    assert len(table) == 2 + 2  # a head, a rule, and a row for each size
+    assert any("64x128x32" in line for line in table)
+    assert any("torch BSR is absent from sdd f32" in line for line in lines)
+
+
+def test_options_narrow_a_suite(capsys: pytest.CaptureFixture[str]) -> None:
+    narrow = ["--op", "dds", "--dtype", "f32", "--block-size", "64"]
+    assert run(*SMALL, "--suite", "cpu", *narrow, "--json") == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert (row["op"], row["dtype"], row["block"], row["size"]) == ("dds", "f32", "64x64", "128")

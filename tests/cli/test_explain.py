@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import jitsparse as js
+from jitsparse.cli import main
+
+
+def explain(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:
+    with pytest.raises(SystemExit) as stop:
+        main(["explain", *arguments, "--json"])
+    assert stop.value.code == 0
+    explanation: dict[str, object] = json.loads(capsys.readouterr().out)
+    return explanation
+
+
+SIZES = ["--m", "256", "--n", "64", "--k", "128", "--density", "0.5", "--device", "cpu"]
+
+
+@pytest.mark.parametrize("op", ["dsd", "dds", "sdd"])
+def test_agrees_with_the_call_that_it_describes(
+    op: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    m, n, k = 256, 64, 128
+    left, right = torch.randn(m, k), torch.randn(k, n)
+    if op == "dsd":
+        expected = js.explain(op, js.random((m, k), (32, 16), 0.5), right)
+    elif op == "dds":
+        expected = js.explain(op, left, js.random((k, n), (32, 16), 0.5))
+    else:
+        expected = js.explain(op, left, right, js.Pattern.random((m, n), (32, 16), 0.5))
+    got = explain(capsys, op, "--block-size", "32x16", *SIZES)
+    assert got["variant"] == expected.variant
+    assert got["problem"]["rows"] == expected.problem.rows  # type: ignore[index]
+    assert got["problem"]["nnz"] == expected.problem.nnz  # type: ignore[index]
+    assert got["problem"]["extent"] == expected.problem.extent  # type: ignore[index]
+
+
+def test_transposed_operands(capsys: pytest.CaptureFixture[str]) -> None:
+    a = js.random((128, 256), 32, 0.5)
+    expected = js.explain("dsd", a.T, torch.randn(64, 128).T)
+    got = explain(capsys, "dsd", "--layout", "tt", *SIZES)
+    assert got["variant"] == expected.variant
+    assert got["problem"]["rows"] == 128  # type: ignore[index]
+
+
+def test_another_machines_choice(capsys: pytest.CaptureFixture[str]) -> None:
+    got = explain(capsys, "dsd", "--dtype", "bf16", "--block-size", "64", "--arch", "9.0a")
+    assert got["target"] == "sm90a"
+    assert ".sm90a.bf16." in str(got["variant"])
+
+
+def test_text(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["explain", "dsd", *SIZES])
+    out = capsys.readouterr().out
+    assert out.startswith("problem")
+    assert "\nvariant   dsd." in out

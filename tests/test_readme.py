@@ -1,0 +1,67 @@
+"""What the README tells people to type works, and what it lists exists."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jitsparse.cli import main
+from jitsparse.jit import config
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+COMMANDS = [
+    line for block in blocks("bash") for line in block.splitlines() if line.startswith("jitsparse ")
+]
+
+
+def test_python_blocks_run_in_order() -> None:
+    # In a process of its own, as a reader would: what a block needs must stand above it.
+    program = "\n".join(blocks("python"))
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert "Pattern(shape=(256, 256)" in run.stdout
+    assert "variant" in run.stdout
+
+
+def test_there_are_commands() -> None:
+    assert len(COMMANDS) >= 6
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_command(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(shlex.split(line)[1:])
+    assert stop.value.code == 0, capsys.readouterr().err
+
+
+def test_lists_the_variables_that_are_read() -> None:
+    table = set(re.findall(r"^\| `(JITSPARSE_\w+)`", README, re.MULTILINE))
+    source = Path(config.__file__).read_text(encoding="utf-8")
+    assert table == set(re.findall(r'"(JITSPARSE_[A-Z_]+)"', source))
+
+
+def test_links_lead_somewhere() -> None:
+    links = re.findall(r"\]\((?!http)([^)#]+)\)", README)
+    assert links
+    for link in links:
+        assert (ROOT / link).exists(), link
+
+
+def test_continuous_integration_types_the_readme_line() -> None:
+    line = next(line for block in blocks("bash") for line in block.splitlines() if "pytest" in line)
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    pattern = re.search(r"grep -m1 -E '(.+?)' README.md", script)
+    assert pattern is not None
+    assert re.search(pattern[1], README, re.MULTILINE)[0] == line  # type: ignore[index]
