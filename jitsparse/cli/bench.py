@@ -19,12 +19,12 @@ def command(
         "", help="cpu, portable, patterns or overhead: the tables of docs/performance.md."
     ),
     device: str = typer.Option("auto", help="auto, cpu or cuda."),
-    op: list[str] = typer.Option([], help="dsd, dds, sdd."),  # noqa: B008
-    dtype: list[str] = typer.Option([], help="f64, f32, tf32, f16, bf16."),  # noqa: B008
-    block_size: list[str] = typer.Option([], help="32 or 32x64."),  # noqa: B008
-    size: list[str] = typer.Option([], help="m = n = k, or MxNxK."),  # noqa: B008
-    density: list[str] = typer.Option([], help="Share of blocks that are stored."),  # noqa: B008
-    pattern: list[str] = typer.Option([], help="random, banded, diagonal."),  # noqa: B008
+    op: list[str] = typer.Option([], help="dsd, dds, sdd."),
+    dtype: list[str] = typer.Option([], help="f64, f32, tf32, f16, bf16."),
+    block_size: list[str] = typer.Option([], help="32 or 32x64."),
+    size: list[str] = typer.Option([], help="m = n = k, or MxNxK."),
+    density: list[str] = typer.Option([], help="Share of blocks that are stored."),
+    pattern: list[str] = typer.Option([], help="random, banded, diagonal."),
     seconds: float = typer.Option(1.0, min=0.0, help="Rough time for each case."),
     torch_headers: bool = typer.Option(
         False, help="overhead: also compile a kernel that includes torch's headers."

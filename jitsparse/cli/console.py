@@ -14,7 +14,7 @@ from rich.table import Table
 
 from jitsparse.bench.report import cell
 
-__all__ = ["print_json", "print_table", "read_device", "split", "stderr", "stdout"]
+__all__ = ["one", "print_json", "print_table", "read_device", "split", "stderr", "stdout"]
 
 T = TypeVar("T")
 
@@ -59,13 +59,19 @@ def split(values: Iterable[str], read: Callable[[str], T]) -> list[T]:
         typer.BadParameter: ``read`` raised ValueError for one of them.
     """
     parts = [part.strip() for value in values for part in value.split(",") if part.strip()]
-    read_parts = []
-    for part in parts:
-        try:
-            read_parts.append(read(part))
-        except ValueError as error:
-            raise typer.BadParameter(f"{part!r}: {error}") from error
-    return read_parts
+    return [one(part, read) for part in parts]
+
+
+def one(value: str, read: Callable[[str], T]) -> T:
+    """The value of an option.
+
+    Raises:
+        typer.BadParameter: ``read`` raised ValueError.
+    """
+    try:
+        return read(value)
+    except ValueError as error:
+        raise typer.BadParameter(f"{value!r}: {error}") from error
 
 
 def read_device(name: str) -> torch.device:

@@ -16,9 +16,7 @@ def command(
     steps: int = typer.Option(150, min=1, help="Optimiser steps of each model."),
     device: str = typer.Option("auto", help="auto, cpu or cuda."),
     seed: int = typer.Option(0, help="Of initial weights, patterns and batches."),
-    out: Path = typer.Option(  # noqa: B008
-        Path("jitsparse-demo"), help="Directory for demo.png and demo.json."
-    ),
+    out: Path = typer.Option(Path("jitsparse-demo"), help="Directory for demo.png and demo.json."),
     as_json: bool = typer.Option(False, "--json", help="Print the table as JSON."),
 ) -> None:
     """Train a block-sparse character-level transformer beside its dense twin.

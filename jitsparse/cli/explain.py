@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import typer
 
-from jitsparse.cli.console import print_json
+from jitsparse.cli.console import one, print_json
 
 __all__ = ["command"]
 
@@ -46,8 +46,8 @@ def command(
         if value not in legal:
             names = ", ".join(name for name in legal if name)
             raise typer.BadParameter(f"{what} {value!r} is not one of {names}")
-    block = registry.parse_block_size(block_size)
-    targets = config.parse_arch(arch)
+    block = one(block_size, registry.parse_block_size)
+    targets = one(arch, config.parse_arch)
     if len(targets) > 1:
         raise typer.BadParameter(f"explain takes one target, got {', '.join(targets)}")
     where = _device(device, targets)

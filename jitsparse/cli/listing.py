@@ -15,10 +15,10 @@ def command(
     known: bool = typer.Option(
         False, "--known", help="List the default table of variants instead of the cache."
     ),
-    op: list[str] = typer.Option([], help="dsd, dds, sdd."),  # noqa: B008
-    dtype: list[str] = typer.Option([], help="f64, f32, tf32, f16, bf16."),  # noqa: B008
-    block_size: list[str] = typer.Option([], help="32 or 32x64."),  # noqa: B008
-    arch: list[str] = typer.Option(  # noqa: B008
+    op: list[str] = typer.Option([], help="dsd, dds, sdd."),
+    dtype: list[str] = typer.Option([], help="f64, f32, tf32, f16, bf16."),
+    block_size: list[str] = typer.Option([], help="32 or 32x64."),
+    arch: list[str] = typer.Option(
         [], help="Targets, e.g. 9.0a, 8.0, avx512; with --known, by default this machine's."
     ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
@@ -30,7 +30,7 @@ def command(
     from jitsparse.jit import Variant, cache, config
     from jitsparse.kernels import registry
 
-    targets = [name for text in split(arch, str) for name in config.parse_arch(text)]
+    targets = [name for names in split(arch, config.parse_arch) for name in names]
     blocks = split(block_size, registry.parse_block_size)
     if known:
         rows: list[dict[str, object]] = [

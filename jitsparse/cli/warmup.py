@@ -15,15 +15,15 @@ __all__ = ["command"]
 
 
 def command(
-    op: list[str] = typer.Option([], help="dsd, dds, sdd; by default all."),  # noqa: B008
-    dtype: list[str] = typer.Option([], help="f64, f32, tf32, f16, bf16; by default all."),  # noqa: B008
-    block_size: list[str] = typer.Option([], help="32 or 32x64; by default all."),  # noqa: B008
+    op: list[str] = typer.Option([], help="dsd, dds, sdd; by default all."),
+    dtype: list[str] = typer.Option([], help="f64, f32, tf32, f16, bf16; by default all."),
+    block_size: list[str] = typer.Option([], help="32 or 32x64; by default all."),
     device: str = typer.Option("", help="cpu or cuda; by default the GPU if there is one."),
-    arch: list[str] = typer.Option(  # noqa: B008
+    arch: list[str] = typer.Option(
         [], help="Targets, e.g. 9.0a, 8.0, avx512; by default this machine's. Needs no GPU."
     ),
     jobs: int = typer.Option(0, min=0, help="Compilers at a time; 0: one a core, or MAX_JOBS."),
-    record: Path = typer.Option(  # noqa: B008
+    record: Path = typer.Option(
         None, "--from", help="A file that JITSPARSE_RECORD wrote: compile exactly those kernels."
     ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
