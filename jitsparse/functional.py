@@ -9,11 +9,9 @@ from jitsparse import autograd
 from jitsparse.errors import ArgumentError
 from jitsparse.pattern import Pattern
 from jitsparse.reference import ACTIVATIONS, activate
-from jitsparse.sparse import BlockSparse
+from jitsparse.sparse import DTYPES, BlockSparse
 
 __all__ = ["dds", "dsd", "linear", "sdd"]
-
-_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 def dsd(a: BlockSparse, b: Tensor) -> Tensor:
@@ -41,21 +39,22 @@ def dsd(a: BlockSparse, b: Tensor) -> Tensor:
     if not isinstance(a, BlockSparse) or not isinstance(b, Tensor):
         raise _wrong_types("dsd(a, b)", "a BlockSparse and a Tensor", a, b)
     values = a.values
-    if torch.is_autocast_enabled(b.device.type):
+    if torch.is_autocast_enabled("cuda" if b.is_cuda else "cpu"):
         values, b = _autocast(values, b)
-    if b.dim() < 2:
-        if b.dim() == 0:
+    shape = b.shape
+    if len(shape) < 2:
+        if not shape:
             raise ArgumentError("dsd(a, b): b must be a vector or a matrix, got a scalar")
         return dsd(a, b.unsqueeze(-1)).squeeze(-1)
     pattern = a.pattern
     rows, cols = pattern.shape
     transposed = a.transposed
-    if b.shape[-2] != (rows if transposed else cols):
+    if shape[-2] != (rows if transposed else cols):
         raise ArgumentError(
             f"dsd(a, b): a has shape {a.shape}, so b needs {a.shape[1]} rows; got b of shape "
-            f"{tuple(b.shape)}"
+            f"{tuple(shape)}"
         )
-    if values.dtype is not b.dtype or values.dtype not in _DTYPES or values.device != b.device:
+    if values.dtype is not b.dtype or values.device != b.device:
         raise _mismatch("dsd(a, b)", a=values, b=b)
     return autograd.dsd(values, pattern.index, b, rows, cols, transposed)
 
@@ -152,7 +151,7 @@ def sdd(a: Tensor, b: Tensor, pattern: Pattern) -> BlockSparse:
     """
     if not isinstance(a, Tensor) or not isinstance(b, Tensor) or not isinstance(pattern, Pattern):
         raise _wrong_types("sdd(a, b, pattern)", "two Tensors and a Pattern", a, b, pattern)
-    if torch.is_autocast_enabled(a.device.type):
+    if torch.is_autocast_enabled("cuda" if a.is_cuda else "cpu"):
         a, b = _autocast(a, b)
     rows, cols = pattern.shape
     if a.dim() < 2 or b.dim() < 2 or a.shape[-1] != b.shape[-2]:
@@ -165,7 +164,7 @@ def sdd(a: Tensor, b: Tensor, pattern: Pattern) -> BlockSparse:
             f"sdd(a, b, pattern): the product has shape {(a.shape[-2], b.shape[-1])} and the "
             f"pattern {pattern.shape}"
         )
-    if a.dtype is not b.dtype or a.dtype not in _DTYPES or a.device != b.device:
+    if a.dtype is not b.dtype or a.dtype not in DTYPES or a.device != b.device:
         raise _mismatch("sdd(a, b, pattern)", a=a, b=b)
     if a.device != pattern.crow_indices.device:
         raise _mismatch("sdd(a, b, pattern)", a=a, pattern=pattern.crow_indices)
@@ -188,7 +187,7 @@ def _dds(
 ) -> Tensor:
     """``activation(a @ op(b) + bias)``, where ``transposed`` says how b's values are read."""
     values = b.values
-    if torch.is_autocast_enabled(a.device.type):
+    if torch.is_autocast_enabled("cuda" if a.is_cuda else "cpu"):
         values, a = _autocast(values, a)
         if bias is not None:
             bias = _autocast(bias)[0]
@@ -204,7 +203,7 @@ def _dds(
             f"{asked}: the sparse operand has shape {(inner, outer)}, so the dense one needs "
             f"{inner} columns; got shape {tuple(a.shape)}"
         )
-    if values.dtype is not a.dtype or values.dtype not in _DTYPES or values.device != a.device:
+    if values.dtype is not a.dtype or values.device != a.device:
         raise _mismatch(asked, dense=a, sparse=values)
     if bias is not None:
         if tuple(bias.shape) != (outer,):

@@ -24,7 +24,8 @@ def dsd(
 ) -> Tensor:
     """``op(S) @ dense``: ``(*batch, k, n)`` to ``(*batch, m, n)``, contiguous."""
     matrix = _matrix(values, index, rows, cols)
-    return torch.matmul(matrix.mT if transposed else matrix, dense).contiguous()
+    product = torch.matmul(matrix.mT if transposed else matrix, _wide(dense))
+    return product.to(values.dtype).contiguous()
 
 
 def dds(
@@ -39,10 +40,10 @@ def dds(
 ) -> Tensor:
     """``activation(dense @ op(S) + bias)``: ``(*batch, m, k)`` to contiguous ``(*batch, m, n)``."""
     matrix = _matrix(values, index, rows, cols)
-    product = torch.matmul(dense, matrix.mT if transposed else matrix)
+    product = torch.matmul(_wide(dense), matrix.mT if transposed else matrix)
     if bias is not None:
         product = product + bias
-    return activate(product, activation).contiguous()
+    return activate(product, activation).to(values.dtype).contiguous()
 
 
 def sdd(
@@ -59,10 +60,11 @@ def sdd(
 
     ``(*batch, rows, k)`` and ``(*batch, k, cols)`` to ``(nnz, block_rows, block_cols)``.
     """
-    # One product over (batch, k) rather than a sum of products: one rounding in low precision.
-    flat_left = left.movedim(-2, 0).reshape(rows, -1)
-    flat_right = right.reshape(-1, cols)
-    product = flat_left @ flat_right
+    # The sum over the batch is part of the product: a row of (batch, k) times a column of it.
+    terms = left.shape[:-2].numel() * left.shape[-1]
+    flat_left = _wide(left).movedim(-2, 0).reshape(rows, terms)
+    flat_right = _wide(right).reshape(terms, cols)
+    product = (flat_left @ flat_right).to(left.dtype)
     row, col = _coordinates(index, rows, cols, nnz, (block_rows, block_cols))
     return blocks_of(product, row, col, (block_rows, block_cols))
 
@@ -115,10 +117,16 @@ def blocks_of(dense: Tensor, row: Tensor, col: Tensor, block_size: tuple[int, in
     return tiles[row.long(), col.long()].contiguous()
 
 
+def _wide(tensor: Tensor) -> Tensor:
+    """``tensor`` at the precision of sums: at least float32. Only results are rounded to less."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
 def _matrix(values: Tensor, index: Tensor, rows: int, cols: int) -> Tensor:
+    """The matrix as stored, dense, at the precision of sums."""
     nnz, block_rows, block_cols = values.shape
     row, col = _coordinates(index, rows, cols, nnz, (block_rows, block_cols))
-    return expand(values, row, col, (rows, cols))
+    return expand(_wide(values), row, col, (rows, cols))
 
 
 def _coordinates(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+import jitsparse  # for jitsparse.functional, which imports this module
 from jitsparse import reference
 from jitsparse.errors import ArgumentError
 from jitsparse.pattern import Pattern, as_block_size
@@ -15,7 +16,10 @@ from jitsparse.pattern import Pattern, as_block_size
 if TYPE_CHECKING:
     from scipy.sparse import bsr_array
 
-__all__ = ["BlockSparse", "random"]
+__all__ = ["DTYPES", "BlockSparse", "random"]
+
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+"""Legal dtypes of values."""
 
 
 class BlockSparse:
@@ -222,14 +226,14 @@ class BlockSparse:
     # -- products -------------------------------------------------------------------------------
 
     def __matmul__(self, other: Tensor) -> Tensor:
-        from jitsparse.functional import dsd  # which imports this module
-
-        return dsd(self, other) if isinstance(other, Tensor) else NotImplemented
+        if not isinstance(other, Tensor):
+            return NotImplemented
+        return jitsparse.functional.dsd(self, other)
 
     def __rmatmul__(self, other: Tensor) -> Tensor:
-        from jitsparse.functional import dds
-
-        return dds(other, self) if isinstance(other, Tensor) else NotImplemented
+        if not isinstance(other, Tensor):
+            return NotImplemented
+        return jitsparse.functional.dds(other, self)
 
     # -- display --------------------------------------------------------------------------------
 
@@ -297,8 +301,10 @@ def _check_values(values: Tensor, pattern: Pattern) -> None:
             f"the pattern has {expected[0]} blocks of {expected[1]} x {expected[2]}, so values has "
             f"shape {expected}; got {tuple(values.shape)}"
         )
-    if not values.is_floating_point():
-        raise ArgumentError(f"values must be floating point, got {values.dtype}")
+    if values.dtype not in DTYPES:
+        raise ArgumentError(
+            f"values must be float64, float32, float16 or bfloat16, got {values.dtype}"
+        )
     if values.device != pattern.crow_indices.device:
         raise ArgumentError(
             f"values are on {values.device} and the pattern on {pattern.device}; move one of them "

@@ -62,10 +62,10 @@ def dsd(
     values: Tensor, index: Tensor, dense: Tensor, rows: int, cols: int, transposed: bool
 ) -> Tensor:
     """``jitsparse::dsd`` on CPU and CUDA."""
-    if not values.shape[0]:
-        return dense.new_zeros((*dense.shape[:-2], cols if transposed else rows, dense.shape[-1]))
     out, key, words, _alive = prepare_dsd(values, index, dense, rows, cols, transposed)
-    if key is not None and not _launch(key, words):
+    if key is None:
+        return out.zero_()
+    if not _launch(key, words):
         return reference.dsd(values, index, dense, rows, cols, transposed)
     return out
 
@@ -81,13 +81,13 @@ def dds(
     activation: int,
 ) -> Tensor:
     """``jitsparse::dds`` on CPU and CUDA."""
-    if not values.shape[0]:
-        out = dense.new_zeros((*dense.shape[:-1], rows if transposed else cols))
-        return reference.activate(out if bias is None else out + bias, activation)
     out, key, words, _alive = prepare_dds(
         dense, values, index, rows, cols, transposed, bias, activation
     )
-    if key is not None and not _launch(key, words):
+    if key is None:
+        out.zero_()
+        return reference.activate(out if bias is None else out + bias, activation)
+    if not _launch(key, words):
         return reference.dds(dense, values, index, rows, cols, transposed, bias, activation)
     return out
 
@@ -103,12 +103,12 @@ def sdd(
     block_cols: int,
 ) -> Tensor:
     """``jitsparse::sdd`` on CPU and CUDA."""
-    if not left.numel():
-        return left.new_zeros((nnz, block_rows, block_cols))
     out, key, words, _alive = prepare_sdd(
         left, right, index, rows, cols, nnz, block_rows, block_cols
     )
-    if key is not None and not _launch(key, words):
+    if key is None:
+        return out.zero_()
+    if not _launch(key, words):
         return reference.sdd(left, right, index, rows, cols, nnz, block_rows, block_cols)
     return out
 
@@ -119,17 +119,21 @@ def sdd(
 def prepare_dsd(
     values: Tensor, index: Tensor, dense: Tensor, rows: int, cols: int, transposed: bool
 ) -> tuple[Tensor, Key | None, Words, Any]:
-    """Output, key, words and what must stay alive; the key is None if there is nothing to do."""
+    """Output, key, words and what must stay alive until the launch.
+
+    The key is None if no kernel has to run: the output is empty, or the epilogue of zero.
+    """
     shape = dense.shape
-    n = shape[-1]
+    nnz, block_rows, block_cols = values.shape
     m = cols if transposed else rows
-    out = dense.new_empty((m, n) if len(shape) == 2 else (*shape[:-2], m, n))
-    if not out.numel():
+    n = shape[-1]
+    # Of integers: a third faster than of a tuple.
+    out = dense.new_empty(m, n) if len(shape) == 2 else dense.new_empty(*shape[:-2], m, n)
+    if not nnz or not out.numel():
         return out, None, (), None
     if not values.is_contiguous():
         values = values.contiguous()
     dense, letter, ld, batch, batch_stride = _layout(dense)
-    nnz, block_rows, block_cols = values.shape
     name, itemsize = DTYPES[dense.dtype]
     values_ptr, dense_ptr, out_ptr = values.data_ptr(), dense.data_ptr(), out.data_ptr()
     out_stride = m * n
@@ -178,17 +182,17 @@ def prepare_dds(
 ) -> tuple[Tensor, Key | None, Words, Any]:
     """As :func:`prepare_dsd`. A batch that lies like one tall matrix is taken as one."""
     shape = dense.shape
-    n = shape[-2]
+    nnz, block_rows, block_cols = values.shape
     m = rows if transposed else cols
-    out = dense.new_empty((n, m) if len(shape) == 2 else (*shape[:-1], m))
-    if not out.numel():
+    n = shape[-2]
+    out = dense.new_empty(n, m) if len(shape) == 2 else dense.new_empty(*shape[:-1], m)
+    if not nnz or not out.numel():
         return out, None, (), None
     if not values.is_contiguous():
         values = values.contiguous()
     dense, letter, ld, batch, batch_stride = _layout(dense)
     if batch > 1 and letter == "n" and batch_stride == n * ld:
         n, batch, batch_stride = n * batch, 1, 0
-    nnz, block_rows, block_cols = values.shape
     name, itemsize = DTYPES[dense.dtype]
     values_ptr, dense_ptr, out_ptr = values.data_ptr(), dense.data_ptr(), out.data_ptr()
     bias_ptr = 0
@@ -241,8 +245,8 @@ def prepare_sdd(
 ) -> tuple[Tensor, Key | None, Words, Any]:
     """As :func:`prepare_dsd`. A batch that lies like one long sum is taken as one."""
     k = left.shape[-1]
-    out = left.new_empty((nnz, block_rows, block_cols))
-    if not nnz:
+    out = left.new_empty(nnz, block_rows, block_cols)
+    if not nnz or not left.numel():
         return out, None, (), None
     left, left_letter, left_ld, batch, left_stride = _layout(left)
     right, right_letter, right_ld, _, right_stride = _layout(right)
@@ -296,12 +300,15 @@ def _layout(tensor: Tensor) -> tuple[Tensor, str, int, int, int]:
     is never used, so such an axis fits either letter. A tensor that fits neither, or whose batch
     dimensions have no common stride, is copied.
     """
-    shape, strides = tensor.shape, tensor.stride()
+    shape = tensor.shape
     if len(shape) == 2:
         rows, cols = shape
-        row_stride, col_stride = strides
+        if tensor.is_contiguous():
+            return tensor, "n", cols, 1, 0
+        row_stride, col_stride = tensor.stride()
         batch, batch_stride = 1, 0
     else:
+        strides = tensor.stride()
         rows, cols = shape[-2:]
         row_stride, col_stride = strides[-2:]
         batch, batch_stride = 1, 0
