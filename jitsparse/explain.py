@@ -141,15 +141,28 @@ class _Watch(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        prepare = _PREPARE.get(func)
-        if prepare is None:
+        run = _RUN.get(func)
+        if run is None:
             return func(*args, **(kwargs or {}))
-        out, self.key, *_ = prepare(*args)
-        return out
+        return run(*args, find=self._find)
+
+    def _find(self, key: dispatch.Key) -> _NoKernel:
+        self.key = key
+        return _NoKernel()
 
 
-_PREPARE: dict[Callable[..., Any], Callable[..., tuple[Any, ...]]] = {
-    ops.dsd: dispatch.prepare_dsd,
-    ops.dds: dispatch.prepare_dds,
-    ops.sdd: dispatch.prepare_sdd,
+class _NoKernel:
+    """Does nothing, successfully."""
+
+    def pack(self, *words: int) -> bytes:
+        return b""
+
+    def launch(self, words: bytes) -> int:
+        return 0
+
+
+_RUN: dict[Callable[..., Any], Callable[..., Any]] = {
+    ops.dsd: dispatch.dsd,
+    ops.dds: dispatch.dds,
+    ops.sdd: dispatch.sdd,
 }

@@ -11,9 +11,8 @@ __all__ = ["Problem"]
 class Problem:
     """What a kernel family is asked about.
 
-    Sizes are those of a size class (:func:`jitsparse.kernels.registry.size_class`), so that calls
-    of nearly the same size share one choice: use them to prefer, never to refuse, since no kernel
-    may depend on an exact size.
+    Sizes are rounded up to powers of two, so that calls of nearly the same size share one choice:
+    use them to prefer, never to refuse, since no kernel may depend on an exact size.
 
     Attributes:
         op: ``"dsd"``, ``"dds"`` or ``"sdd"``.
@@ -23,7 +22,8 @@ class Problem:
         block: ``(block_rows, block_cols)`` as stored.
         layout: one letter an operand, left then right, as in a variant's ``l`` knob: ``n`` as
             stored or last axis contiguous, ``t`` transposed.
-        aligned: all pointers, leading dimensions and batch strides are multiples of 16 bytes.
+        aligned: all pointers, leading dimensions, batch strides and contiguous extents of dense
+            operands are multiples of 16 bytes.
         rows, cols: of the sparse matrix as stored, in elements.
         nnz: stored blocks.
         extent: n for dsd and dds, k for sdd.

@@ -23,8 +23,6 @@ __all__ = [
     "device_of",
     "parse_block_size",
     "select_variants",
-    "size_class",
-    "sizes_of",
     "target_of",
     "template_of",
     "warmup_command",
@@ -37,8 +35,6 @@ DTYPES = ("f64", "f32", "tf32", "f16", "bf16")
 
 _FAMILIES = {"cpu": {"amx": "cpu", "vec": "cpu"}, "cuda": {"mma": "mma", "simt": "simt"}}
 """Family to module of ``jitsparse.kernels``, for each device, the preferred family first."""
-
-SizeClass = tuple[int, int, int, int, int]
 
 
 class Module(Protocol):
@@ -111,29 +107,6 @@ def target_of(device: str, index: int = -1) -> str:
     if device == "cpu":
         return targets.cpu_target()
     return targets.cuda_target(None if index < 0 else index)
-
-
-# -- size classes -------------------------------------------------------------------------------
-
-
-def size_class(rows: int, cols: int, nnz: int, extent: int, batch: int) -> SizeClass:
-    """Sizes between the same powers of two share a class, so they share a choice of kernel.
-
-    A new size then costs a look into a dictionary and not a choice, whatever it is.
-    """
-    return (
-        (rows - 1).bit_length(),
-        (cols - 1).bit_length(),
-        (nnz - 1).bit_length(),
-        (extent - 1).bit_length(),
-        (batch - 1).bit_length(),
-    )
-
-
-def sizes_of(size_class: SizeClass) -> SizeClass:
-    """The sizes that stand for a class: its upper bounds."""
-    rows, cols, nnz, extent, batch = size_class
-    return 1 << rows, 1 << cols, 1 << nnz, 1 << extent, 1 << batch
 
 
 # -- requests -----------------------------------------------------------------------------------
