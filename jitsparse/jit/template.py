@@ -88,14 +88,12 @@ def render(template: Template, context: Context) -> str:
     text, lines = _with_line_marks(template.text())
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
         keep_trailing_newline=True,
         autoescape=False,
     )
     try:
         code = environment.compile(text, filename=str(template.source))
-        compiled = jinja2.Template.from_code(environment, code, {})
+        compiled = jinja2.Template.from_code(environment, code, environment.make_globals(None))
         body = compiled.render(**context)
     except jinja2.TemplateSyntaxError as error:
         line = lines[min(error.lineno, len(lines)) - 1]
@@ -109,20 +107,28 @@ def render(template: Template, context: Context) -> str:
 def _with_line_marks(text: str) -> tuple[str, list[int]]:
     """The template with a ``#line`` after every block tag, and where each of its lines was.
 
-    A block tag on a line of its own leaves nothing behind, a false branch leaves out all its lines
-    and a loop repeats them: after each of them the compiler must be told where it is.
+    A block tag on a line of its own shall leave no line behind, a false branch leaves out all its
+    lines and a loop repeats them: after each of them the compiler must be told where it is. Inside
+    a macro of several lines it is told when the macro has ended.
     """
     marked: list[str] = []
     origin: list[int] = []
-    previous = ""
+    tags = ""
+    inside_macro = due = False
     for number, line in enumerate(text.splitlines(), start=1):
-        marked.append(line)
-        origin.append(number)
-        if _OWN_LINE_TAG.fullmatch(line) and not previous.endswith("\\"):
-            marked.append(f"#line {number + 1}")
+        if _OWN_LINE_TAG.fullmatch(line):
+            tags += line.strip()
+            due = True
+        else:
+            marked.append(tags + line)
             origin.append(number)
-        previous = line
-    return "\n".join([*marked, ""]), [*origin, len(origin) or 1]
+            tags = ""
+            inside_macro = line.endswith("\\")
+        if due and not inside_macro:
+            marked.append(f"{tags}#line {number + 1}")
+            origin.append(number)
+            tags, due = "", False
+    return "\n".join([*marked, tags]), [*origin, len(text.splitlines()) or 1]
 
 
 def headers(template: Template, context: Context) -> dict[str, str]:

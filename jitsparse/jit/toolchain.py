@@ -28,6 +28,8 @@ __all__ = ["Compiler", "Memo", "Toolchain", "find", "ninja_directory"]
 # were, so what they answered yesterday says nothing.
 _WRAPPERS = ("ccache", "sccache", "distcc", "icecc")
 
+USUAL_CUDA_HOME = Path("/usr/local/cuda")
+
 
 class Memo:
     """Version texts that compilers gave before, in JSON files beside the entries.
@@ -224,7 +226,7 @@ def _cuda_home_candidates() -> list[tuple[str, Path]]:
         candidates.append(("nvcc on PATH", Path(os.path.realpath(on_path)).parent.parent))
     else:
         candidates.append(("nvcc on PATH", Path("none found")))
-    candidates.append(("the usual place", Path("/usr/local/cuda")))
+    candidates.append(("the usual place", USUAL_CUDA_HOME))
     for entry in sys.path:
         root = Path(entry or ".") / "nvidia"
         if root.is_dir():

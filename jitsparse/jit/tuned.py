@@ -54,7 +54,7 @@ def lookup(problem: str) -> str | None:
             content = json.loads(_path(root, problem).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
-        if content.get("format") == FORMAT and content.get("problem") == problem:
+        if isinstance(content, dict) and content.get("format") == FORMAT:
             return str(content["variant"])
     return None
 

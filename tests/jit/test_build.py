@@ -1,0 +1,166 @@
+"""The build leaves the process as it found it, and says early what it cannot do."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import toykernel
+
+from jitsparse.errors import ToolchainError
+from jitsparse.jit import Template, Variant, build, compile_only, config, load, toolchain
+from jitsparse.jit.targets import compile_flags
+from jitsparse.jit.template import render
+
+CUDA = """\
+struct Args {
+  const float* x;
+  float* y;
+  long long n;
+  void* stream;
+};
+template <typename T>
+__global__ void axpy(const T* x, T* y, long long n) {
+  long long i = blockIdx.x * static_cast<long long>(blockDim.x) + threadIdx.x;
+  if (i < n) y[i] += {{ scale }} * x[i];
+}
+extern "C" int jitsparse_launch(const void* words) {
+  const Args& a = *static_cast<const Args*>(words);
+  axpy<<<(a.n + 255) / 256, 256, 0, static_cast<cudaStream_t>(a.stream)>>>(a.x, a.y, a.n);
+  return cudaGetLastError();
+}
+extern "C" const char* jitsparse_error(int code) {
+  return cudaGetErrorString(static_cast<cudaError_t>(code));
+}
+"""
+
+
+@pytest.fixture
+def template(tmp_path: Path, cache_dir: Path, forget: Callable[[], None]) -> Template:
+    return toykernel.write(tmp_path)
+
+
+@pytest.fixture
+def cuda_template(tmp_path: Path) -> Template:
+    (tmp_path / "axpy.cu.jinja").write_text(CUDA)
+    return Template(
+        name="axpy_cuda",
+        source=tmp_path / "axpy.cu.jinja",
+        language="cuda",
+        include_dirs=(),
+        arguments=4,
+        context=lambda variant: {"scale": int(variant.knob("s"))},
+    )
+
+
+def cuda_variant(target: str = "sm90a") -> Variant:
+    return Variant("axpy", "simple", target, "f32", (("s", "2"),))
+
+
+def test_the_environment_is_as_before(template: Template) -> None:
+    before = dict(os.environ)
+    compile_only(template, toykernel.variant())
+    assert dict(os.environ) == before
+
+
+def test_ninja_off_path_and_a_compiler_of_another_name(
+    template: Template, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A notebook kernel of a virtual environment on a system without the link ``c++``."""
+    (tmp_path / "bin").mkdir()
+    for tool in ("g++", "as", "ld", "sh", "rm", "cat"):
+        found = subprocess.run(["which", tool], capture_output=True, text=True, check=True)
+        (tmp_path / "bin" / tool).symlink_to(found.stdout.strip())
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.delenv("CXX", raising=False)
+    with config.override(cxx=None):
+        kernel = load(template, toykernel.variant())
+    assert kernel.entry.fresh
+    assert toykernel.run(kernel)
+    assert os.environ["PATH"] == str(tmp_path / "bin")
+    assert "CXX" not in os.environ
+
+
+def test_nothing_is_printed(template: Template, capfd: pytest.CaptureFixture[str]) -> None:
+    with config.override(log="quiet"):
+        compile_only(template, toykernel.variant())
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_torch_logs_goes_to_the_builds_log(
+    template: Template, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It remarks on a compiler that does not say that it is one it knows."""
+    strange = tmp_path / "strange"
+    strange.write_text('#!/bin/sh\n[ "$1" = -v ] && exit 0\nexec g++ "$@"\n')
+    strange.chmod(0o755)
+    with config.override(cxx=str(strange)):
+        entry = compile_only(template, toykernel.variant())
+    assert "Your compiler" in entry.log.read_text()
+    assert caplog.records == []
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch can build CUDA kernels")
+def test_a_torch_without_cuda_says_so(cuda_template: Template, cache_dir: Path) -> None:
+    for attempt in (load, compile_only):
+        with pytest.raises(ToolchainError) as caught:
+            attempt(cuda_template, cuda_variant())
+        message = str(caught.value)
+        assert "axpy.simple.sm90a.f32.s2 is a CUDA kernel" in message
+        assert torch.__version__ in message
+        assert "built without CUDA" in message
+        assert "Install a CUDA build of torch" in message
+    assert not (cache_dir / "v1" / "staging").exists()
+
+
+def test_a_runtime_library_without_the_plain_name_is_linked(tmp_path: Path) -> None:
+    """pip's CUDA runtime has libcudart.so.13 and no libcudart.so."""
+    home, staging = tmp_path / "cuda", tmp_path / "staging"
+    (home / "lib").mkdir(parents=True)
+    staging.mkdir()
+    (home / "lib" / "libcudart.so.13").touch()
+    tools = toolchain.Toolchain(toolchain.Compiler(Path("c++")), home)
+    assert build._cudart(tools, staging) == ["-L."]
+    assert (staging / "libcudart.so").resolve() == home / "lib" / "libcudart.so.13"
+    (home / "lib" / "libcudart.so").touch()
+    assert build._cudart(tools, staging) == []
+
+
+@pytest.mark.nvcc
+@pytest.mark.parametrize("target", ["sm80", "sm90a"])
+def test_a_cuda_template_compiles(
+    target: str, cuda_template: Template, nvcc: Path, tmp_path: Path
+) -> None:
+    """With the very flags of a build, except for those by which torch finds its headers."""
+    source = tmp_path / "kernel.cu"
+    source.write_text(render(cuda_template, cuda_template.context(cuda_variant(target))))
+    command = [nvcc, *compile_flags("cuda", target), "-cubin", "-o", tmp_path / "cubin", source]
+    subprocess.run(command, check=True)
+    assert (tmp_path / "cubin").stat().st_size > 0
+    steps = subprocess.run([*command, "--dryrun"], capture_output=True, text=True, check=True)
+    assert set(re.findall(r"\bsm_\w+", steps.stderr)) == {f"sm_{target[2:]}"}
+
+
+@pytest.mark.gpu
+def test_a_cuda_template_runs(
+    cuda_template: Template, cache_dir: Path, forget: Callable[[], None]
+) -> None:
+    from jitsparse.jit import cuda_target
+
+    kernel = load(cuda_template, cuda_variant(cuda_target()))
+    x = torch.arange(1000, dtype=torch.float32, device="cuda")
+    y = torch.ones_like(x)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    kernel(x.data_ptr(), y.data_ptr(), x.numel(), stream.cuda_stream)
+    stream.synchronize()
+    assert torch.equal(y, 1 + 2 * x)
+    again = load(cuda_template, cuda_variant(cuda_target()))
+    assert again is kernel
+    forget()
+    assert not load(cuda_template, cuda_variant(cuda_target())).entry.fresh

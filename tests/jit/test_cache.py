@@ -1,0 +1,234 @@
+"""The cache with bytes for libraries: no compiler, no torch."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jitsparse.jit import Cache, cache_info, clear_cache, config, key
+from jitsparse.jit import cache as caches
+
+VARIANT = "axpy.omp.generic.f32.s2"
+
+
+def meta(compiler: str = "1.0", variant: str = VARIANT) -> dict[str, Any]:
+    fields = {"variant": variant, "compiler": compiler}
+    return {"key": key.digest(fields), "fields": fields, "compile_seconds": 1.5}
+
+
+def name(about: dict[str, Any]) -> str:
+    return f"{about['fields']['variant']}-{about['key'][:16]}"
+
+
+def stage(cache: Cache, about: dict[str, Any], content: bytes = b"library") -> Path:
+    staging = cache.stage(name(about))
+    (staging / "kernel.so").write_bytes(content)
+    return staging
+
+
+def publish(cache: Cache, about: dict[str, Any], content: bytes = b"library") -> caches.Entry:
+    return cache.publish(stage(cache, about, content), name(about), about)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    return Cache(tmp_path / "cache")
+
+
+def test_what_is_published_is_found(cache: Cache) -> None:
+    about = meta()
+    assert cache.find(name(about), about["key"]) is None
+    entry = publish(cache, about)
+    assert entry.fresh
+    assert entry.library.read_bytes() == b"library"
+    found = cache.find(name(about), about["key"])
+    assert found is not None
+    assert not found.fresh
+    assert (found.path, found.variant, found.key) == (entry.path, VARIANT, about["key"])
+    assert (found.library_bytes, found.compile_seconds) == (7, 1.5)
+    assert found.created == entry.created
+    assert list((cache.root / "v1" / "staging").iterdir()) == []
+
+
+def test_looking_writes_nothing(cache: Cache) -> None:
+    about = meta()
+    assert cache.find(name(about), about["key"], repair=True) is None
+    assert cache.find_any_compiler(about["fields"]) is None
+    assert list(cache.entries()) == []
+    assert cache.info()["entries"] == 0
+    assert cache.last_seconds(VARIANT) is None
+    assert not cache.root.exists()
+
+
+def test_the_second_of_two_builders_gets_the_entry_of_the_first(cache: Cache) -> None:
+    about = meta()
+    first, second = stage(cache, about, b"first"), stage(cache, about, b"second")
+    winner = cache.publish(first, name(about), about)
+    loser = cache.publish(second, name(about), about)
+    assert winner.fresh
+    assert not loser.fresh
+    assert loser.library.read_bytes() == b"first"
+    assert not second.exists()
+
+
+def test_a_damaged_entry_does_not_stand_in_the_way(cache: Cache) -> None:
+    about = meta()
+    publish(cache, about).library.write_bytes(b"damage!")
+    assert cache.find(name(about), about["key"]) is None
+    with pytest.warns(RuntimeWarning, match="sha256"):
+        entry = publish(cache, about)
+    assert entry.fresh
+    assert cache.find(name(about), about["key"]) is not None
+
+
+def test_an_empty_directory_in_the_way(cache: Cache) -> None:
+    about = meta()
+    (cache.root / "v1" / name(about)).mkdir(parents=True)
+    assert publish(cache, about).fresh
+
+
+def test_layers_come_first_and_in_order(tmp_path: Path) -> None:
+    about = meta()
+    roots = [tmp_path / each for each in ("one", "two", "own")]
+    for root in roots:
+        publish(Cache(root), about, str(root).encode())
+    cache = Cache(roots[2], (roots[0], roots[1]))
+    for root in roots:
+        found = cache.find(name(about), about["key"])
+        assert found is not None
+        assert found.path.is_relative_to(root)
+        shutil.rmtree(root)
+
+
+def test_any_compiler_finds_the_newest(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    for created, compiler in ((2.0, "b"), (3.0, "c"), (1.0, "a")):
+        monkeypatch.setattr(caches.time, "time", lambda created=created: created)
+        publish(cache, meta(compiler))
+    publish(cache, meta("d", variant=f"{VARIANT}0"))
+    monkeypatch.undo()
+    found = cache.find_any_compiler({"variant": VARIANT, "compiler": ""})
+    assert found is not None
+    assert found.meta["fields"]["compiler"] == "c"
+    assert cache.find_any_compiler({"variant": VARIANT, "compiler": "", "more": 1}) is None
+
+
+def test_staging_of_the_dead_is_removed_and_of_the_living_kept(cache: Cache) -> None:
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    alive = cache.stage("a.b-1")
+    dead = alive.with_name(alive.name.replace(f".{os.getpid()}.", f".{child}."))
+    elsewhere = alive.with_name(alive.name.replace(caches._place(), "another-host"))
+    ancient = elsewhere.with_name(f"{elsewhere.name}0")
+    for path in (dead, elsewhere, ancient):
+        path.mkdir()
+        (path / "kernel.o").touch()
+    os.utime(ancient, (1, 1))
+    cache.stage("a.b-2")
+    assert [path.exists() for path in (alive, dead, elsewhere, ancient)] == [
+        True,
+        False,
+        True,
+        False,
+    ]
+
+
+def test_a_failure_is_kept_once(cache: Cache) -> None:
+    about = meta()
+    for content in (b"one", b"two"):
+        kept = cache.keep_failure(stage(cache, about, content), name(about))
+        assert (kept / "kernel.so").read_bytes() == content
+    assert list((cache.root / "v1" / "staging").iterdir()) == []
+    assert cache.find(name(about), about["key"]) is None
+
+
+def test_clear_leaves_layers_and_builds_in_progress(tmp_path: Path) -> None:
+    layer, cache = Cache(tmp_path / "layer"), Cache(tmp_path / "own", (tmp_path / "layer",))
+    publish(layer, meta())
+    publish(cache, meta("b"))
+    publish(cache, meta("c"))
+    cache.keep_failure(stage(cache, meta("d")), name(meta("d")))
+    building = stage(cache, meta("e"))
+    assert cache.clear() == 2
+    assert [entry.path.is_relative_to(layer.root) for entry in cache.entries()] == [True]
+    assert building.exists()
+    assert cache.clear() == 0
+
+
+def test_info_and_the_public_functions(cache_dir: Path, tmp_path: Path) -> None:
+    with config.override(cache_path=[tmp_path / "layer"]):
+        here = caches.current()
+        publish(here, meta("a"), b"1")
+        publish(here, meta("b"), b"22")
+        assert cache_info() == {
+            "path": str(cache_dir),
+            "layers": [str(tmp_path / "layer")],
+            "entries": 2,
+            "bytes": 3,
+            "compile_seconds": 3.0,
+        }
+        assert clear_cache() == 2
+        assert cache_info()["entries"] == 0
+
+
+def test_the_lock_excludes(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(caches, "LOCK_PATIENCE", 0.0)
+    inside, waited = [], threading.Event()
+
+    def other() -> None:
+        with cache.locked("v-1", lambda holder: waited.set()):
+            inside.append("other")
+
+    thread = threading.Thread(target=other)
+    with cache.locked("v-1", lambda holder: None):
+        thread.start()
+        assert waited.wait(60)
+        inside.append("first")
+    thread.join(60)
+    assert inside == ["first", "other"]
+
+
+def test_a_lock_that_is_never_released_is_passed_by(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(caches, "LOCK_PATIENCE", 0.0)
+    monkeypatch.setattr(caches, "LOCK_TIMEOUT", 0.1)
+    holders: list[str] = []
+    entered = False
+    with cache.locked("v-1", holders.append):
+        with pytest.warns(RuntimeWarning, match=f"waited 0 s for pid {os.getpid()} on"):
+            with cache.locked("v-1", holders.append):
+                entered = True
+    assert entered
+    assert len(holders) == 1
+
+
+def test_the_core_imports_neither_torch_nor_a_compiler() -> None:
+    allowed = {"filelock"}
+    for module in ("cache", "entry", "config", "variant"):
+        spec = importlib.util.find_spec(f"jitsparse.jit.{module}")
+        assert spec is not None
+        assert spec.origin is not None
+        for node in ast.walk(ast.parse(Path(spec.origin).read_text())):
+            imported: list[str] = []
+            if isinstance(node, ast.Import):
+                imported = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                imported = [str(node.module)]
+            for each in imported:
+                top = each.partition(".")[0]
+                assert top == "jitsparse" or top in allowed or top in _standard(), (module, each)
+
+
+def _standard() -> frozenset[str]:
+    import sys
+
+    return sys.stdlib_module_names

@@ -1,0 +1,122 @@
+"""The environment: defaults, legal values, and errors that list them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jitsparse.errors import ConfigError
+from jitsparse.jit import config
+from jitsparse.jit.config import Config
+
+
+def test_defaults() -> None:
+    settings = Config.from_environment({"HOME": "/home/someone"})
+    assert settings.cache_dir == Path("~/.cache/jitsparse").expanduser()
+    assert settings == Config(cache_dir=settings.cache_dir)
+
+
+def test_every_variable() -> None:
+    settings = Config.from_environment(
+        {
+            "JITSPARSE_CACHE_DIR": "/own",
+            "JITSPARSE_CACHE_PATH": "/first:/second:",
+            "JITSPARSE_PIN": "dsd=t64",
+            "JITSPARSE_JIT": "OFF",
+            "JITSPARSE_LOG": "debug",
+            "JITSPARSE_ARCH": "9.0a;8.0",
+            "JITSPARSE_RECORD": "/record",
+            "CUDA_HOME": "/cuda",
+            "CUDA_PATH": "/cuda2",
+            "CXX": "clang++",
+            "CC": "gcc",
+            "MAX_JOBS": "3",
+            "NO_COLOR": "1",
+            "RANK": "5",
+            "LOCAL_RANK": "1",
+        }
+    )
+    assert settings == Config(
+        cache_dir=Path("/own"),
+        cache_path=(Path("/first"), Path("/second")),
+        pin="dsd=t64",
+        jit=False,
+        log="debug",
+        arch=("sm90a", "sm80"),
+        record=Path("/record"),
+        cuda_home=(Path("/cuda"), Path("/cuda2")),
+        cxx="clang++",
+        cc="gcc",
+        max_jobs=3,
+        color=False,
+        rank=5,
+    )
+
+
+def test_xdg_cache_home_holds_the_default_cache() -> None:
+    settings = Config.from_environment({"XDG_CACHE_HOME": "/xdg"})
+    assert settings.cache_dir == Path("/xdg/jitsparse")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "legal"),
+    [
+        ("JITSPARSE_JIT", "maybe", "on, off"),
+        ("JITSPARSE_LOG", "loud", "debug, info, warning, quiet"),
+        ("JITSPARSE_ARCH", "hopper", "generic, avx2, avx512, amx"),
+        ("MAX_JOBS", "many", "whole number"),
+    ],
+)
+def test_an_illegal_value_lists_the_legal_ones(name: str, value: str, legal: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Config.from_environment({name: value})
+    assert name in str(caught.value)
+    assert legal in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "targets"),
+    [
+        ("", ()),
+        ("9.0a", ("sm90a",)),
+        ("9.0a;8.0", ("sm90a", "sm80")),
+        ("8.0, 9.0a 8.0", ("sm80", "sm90a")),
+        ("sm_90a;sm80", ("sm90a", "sm80")),
+        ("10.0a;12.1f", ("sm100a", "sm121f")),
+        ("AVX2", ("avx2",)),
+    ],
+)
+def test_architectures(text: str, targets: tuple[str, ...]) -> None:
+    assert config.parse_arch(text) == targets
+
+
+def test_override_is_undone_and_every_change_is_seen() -> None:
+    before, generations = config.get(), [config.generation]
+    with config.override(jit="off", cache_dir="/other", arch="8.0") as inside:
+        generations.append(config.generation)
+        assert (inside.jit, inside.cache_dir, inside.arch) == (False, Path("/other"), ("sm80",))
+        assert config.get() is inside
+    generations.append(config.generation)
+    assert config.get() is before
+    assert generations == sorted(set(generations))
+
+
+def test_reload_reads_the_environment_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "_current", config.get())
+    generation = config.generation
+    monkeypatch.setenv("JITSPARSE_LOG", "debug")
+    assert config.get().log != "debug"
+    assert config.reload().log == "debug"
+    assert config.generation > generation
+
+
+def test_only_config_reads_the_environment() -> None:
+    """Elsewhere os.environ may be passed on to a process, but no variable of ours is read."""
+    package = Path(config.__file__).parents[1]
+    for path in package.rglob("*.py"):
+        if path != Path(config.__file__):
+            text = path.read_text()
+            for access in ("environ.get(", "environ[", "getenv("):
+                assert f'{access}"JITSPARSE' not in text, path
+                assert f"{access}'JITSPARSE" not in text, path

@@ -1,0 +1,70 @@
+"""The key: every field counts, and nothing else does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import toykernel
+
+from jitsparse.jit import key
+
+FIELDS = {
+    "format": 1,
+    "variant": "a.b.c.d",
+    "language": "c++",
+    "template": "0",
+    "context": {"x": 1, "y": "2", "z": True},
+    "headers": {"a.h": "1"},
+    "flags": ["-O3", "-g"],
+    "machine": "x86_64",
+    "compiler": "1.0",
+}
+
+
+@pytest.mark.parametrize(
+    ("label", "value"),
+    [
+        ("format", 2),
+        ("variant", "a.b.c.e"),
+        ("language", "cuda"),
+        ("template", "1"),
+        ("context", {"x": "1", "y": "2", "z": True}),
+        ("headers", {"b.h": "1"}),
+        ("headers", {"a.h": "2"}),
+        ("flags", ["-g", "-O3"]),
+        ("flags", ["-O3 -g"]),
+        ("machine", "aarch64"),
+        ("compiler", "1.1"),
+    ],
+)
+def test_every_field_counts(label: str, value: object) -> None:
+    assert key.digest({**FIELDS, label: value}) != key.digest(FIELDS)
+
+
+def test_the_order_of_the_labels_does_not() -> None:
+    assert key.digest(dict(reversed(FIELDS.items()))) == key.digest(FIELDS)
+
+
+def test_the_fields_of_a_variant(tmp_path: Path) -> None:
+    template = toykernel.write(tmp_path)
+    fields = key.fields_of(template, toykernel.variant(), "1.0")
+    assert set(fields) == set(FIELDS)
+    assert fields["variant"] == "axpy.omp.generic.f32.s2"
+    assert fields["context"] == {"negative": False, "scale": 2, "type": "float"}
+    assert list(fields["headers"]) == ["body/axpy.h"]
+    assert str(tmp_path) not in str(fields)
+
+
+def test_names_and_launchers_do_not_count(tmp_path: Path) -> None:
+    """They change what Python does with the library, not the library."""
+    template = toykernel.write(tmp_path)
+    other = replace(template, name="other", arguments=9)
+    variant = toykernel.variant()
+    assert key.fields_of(template, variant, "") == key.fields_of(other, variant, "")
+
+
+def test_same_but_compiler() -> None:
+    assert key.same_but_compiler(FIELDS, {**FIELDS, "compiler": "2.0"})
+    assert not key.same_but_compiler(FIELDS, {**FIELDS, "machine": "aarch64"})

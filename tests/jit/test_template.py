@@ -1,0 +1,140 @@
+"""Rendering keeps the template's lines, and the key sees every own header."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from jitsparse.errors import CompileError
+from jitsparse.jit import Template, Variant
+from jitsparse.jit.template import headers, render
+
+VARIANT = Variant("a", "b", "c", "d")
+
+TEXT = """\
+line 1
+{% if yes %}
+line 3
+{% else %}
+line 5
+{% endif %}
+line 7
+{% for i in range(n) %}
+  line 9 of {{ i }}
+{% endfor %}
+line 11
+{{ name }} 12
+line 13{% if yes %} of {{ n }}{% endif %}
+
+line 15
+#define LONG \\
+{% if yes %}
+  continued \\
+{% endif %}
+  to here
+line 21
+"""
+
+
+def written(folder: Path, text: str) -> Template:
+    (folder / "t.jinja").write_text(text)
+    return Template("t", folder / "t.jinja", "c++", (folder / "inc",), 0, lambda variant: {})
+
+
+def compiler_lines(text: str) -> list[tuple[int, str]]:
+    """Each line of a text with the number that a compiler gives it."""
+    lines, number = [], 0
+    for line in text.splitlines():
+        mark = re.fullmatch(r"#line (\d+)(?: .*)?", line)
+        if mark:
+            number = int(mark[1])
+        else:
+            lines.append((number, line))
+            number += 1
+    return lines
+
+
+@pytest.mark.parametrize("yes", [True, False])
+@pytest.mark.parametrize("n", [0, 3])
+def test_lines_are_the_templates(yes: bool, n: int, tmp_path: Path) -> None:
+    text = render(written(tmp_path, TEXT), {"yes": yes, "n": n, "name": "line"})
+    numbered = [
+        (number, int(line.split()[1]))
+        for number, line in compiler_lines(text)
+        if line.strip().startswith("line ")
+    ]
+    assert {said for _, said in numbered} >= {1, 3 if yes else 5, 7, 11, 12, 13, 15, 21}
+    for number, said in numbered:
+        assert number == said, text
+
+
+def test_a_macro_is_not_torn_apart(tmp_path: Path) -> None:
+    text = render(written(tmp_path, TEXT), {"yes": True, "n": 0, "name": "line"})
+    assert "#define LONG \\\n  continued \\\n  to here\n" in text
+
+
+def test_the_prologue_declares_what_is_exported_and_names_the_template(tmp_path: Path) -> None:
+    template = written(tmp_path, "x\n")
+    first, second, third, rest = render(template, {}).split("\n", 3)
+    assert "jitsparse_launch(const void* words);" in first
+    assert "jitsparse_error(int code);" in second
+    assert third == f'#line 1 "{template.source}"'
+    assert rest == "x\n"
+
+
+def test_errors_while_rendering_have_the_templates_line(tmp_path: Path) -> None:
+    template = written(tmp_path, "a\n{% if yes %}\nb\n{% endif %}\n{{ 1 // zero }}\n")
+    with pytest.raises(CompileError, match=r"t\.jinja:5: .*zero"):
+        render(template, {"yes": False, "zero": 0})
+    with pytest.raises(CompileError, match=r"t\.jinja:2: 'yes' is undefined"):
+        render(template, {"zero": 1})
+
+
+def tree(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+def test_own_headers_are_found_recursively(tmp_path: Path) -> None:
+    tree(
+        tmp_path,
+        {
+            "inc/a.h": '#include "sub/b.h"\n#include <vector>\n',
+            "inc/sub/b.h": '  #  include "c.h"\n#include <angled.h>\n',
+            "inc/sub/c.h": '#include "../a.h"\n',
+            "inc/angled.h": "",
+            "beside.h": "",
+            "inc/unused.h": "",
+        },
+    )
+    template = written(tmp_path, '#include "a.h"\n#include "beside.h"\n#include <cmath>\n')
+    found = headers(template, {})
+    assert list(found) == ["a.h", "angled.h", "beside.h", "sub/b.h", "sub/c.h"]
+    assert found["sub/c.h"] == '#include "../a.h"\n'
+
+
+def test_headers_behind_conditions_count(tmp_path: Path) -> None:
+    tree(tmp_path, {"inc/a.h": "", "inc/b.h": ""})
+    text = '{% if no %}\n#include "a.h"\n{% endif %}\n#if 0\n#include "b.h"\n#endif\n'
+    assert list(headers(written(tmp_path, text), {"no": False})) == ["a.h", "b.h"]
+
+
+def test_an_include_may_be_a_name_of_the_context(tmp_path: Path) -> None:
+    tree(tmp_path, {"inc/fast.h": ""})
+    template = written(tmp_path, '#include "{{ which }}.h"\n')
+    assert list(headers(template, {"which": "fast"})) == ["fast.h"]
+    computed = written(tmp_path, '\n#include "{{ which | lower }}.h"\n')
+    with pytest.raises(CompileError, match=r"t\.jinja:2: include of .* only a plain"):
+        headers(computed, {"which": "FAST"})
+
+
+def test_names_do_not_depend_on_the_place(tmp_path: Path) -> None:
+    for place in ("one", "two"):
+        tree(tmp_path / place, {"inc/sub/b.h": "", "t.jinja": '#include "sub/b.h"\n'})
+    one = Template("t", tmp_path / "one/t.jinja", "c++", (tmp_path / "one/inc",), 0, lambda v: {})
+    two = replace(one, source=tmp_path / "two/t.jinja", include_dirs=(tmp_path / "two/inc",))
+    assert headers(one, {}) == headers(two, {}) == {"sub/b.h": ""}

@@ -1,0 +1,152 @@
+"""Finding compilers, and saying what was searched when there is none."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from jitsparse.errors import ToolchainError
+from jitsparse.jit import config, toolchain
+from jitsparse.jit.toolchain import Compiler, Memo
+
+
+def program(path: Path, text: str = "exit 0") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def toolkit(home: Path) -> Path:
+    program(home / "bin" / "nvcc", 'echo "nvcc: release 99.0"')
+    (home / "include").mkdir(parents=True)
+    (home / "include" / "cuda_runtime.h").touch()
+    return home
+
+
+@pytest.fixture
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A PATH with nothing but a C++ compiler, and no toolkit at the usual places."""
+    program(tmp_path / "bin" / "c++", 'echo "c++ (Some) 1.0"')
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr(toolchain, "USUAL_CUDA_HOME", tmp_path / "no-cuda")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site-packages")])
+    return tmp_path
+
+
+def found_home(**settings: object) -> Path | None:
+    with config.override(**{"cuda_home": (), "cxx": None, "cc": None, **settings}):
+        return toolchain.find("cuda").cuda_home
+
+
+def test_cuda_home_comes_first(bare: Path) -> None:
+    toolkit(bare / "asked")
+    toolkit(bare / "on-path")
+    (bare / "bin" / "nvcc").symlink_to(bare / "on-path" / "bin" / "nvcc")
+    assert found_home(cuda_home=[bare / "asked"]) == bare / "asked"
+    assert found_home() == bare / "on-path"
+
+
+def test_a_wrapper_script_on_path_is_not_a_toolkit(bare: Path) -> None:
+    program(bare / "bin" / "nvcc")
+    assert toolkit(bare / "no-cuda") == found_home()
+
+
+def test_the_toolkit_of_pip_is_found(bare: Path) -> None:
+    home = toolkit(bare / "site-packages" / "nvidia" / "cu99")
+    assert found_home() == home
+
+
+def test_without_a_toolkit_everything_searched_is_listed(bare: Path) -> None:
+    (bare / "site-packages" / "nvidia" / "cu99").mkdir(parents=True)
+    with pytest.raises(ToolchainError) as caught:
+        found_home(cuda_home=[bare / "asked"])
+    message = str(caught.value)
+    for place in ("asked", "nvcc on PATH", "no-cuda", "site-packages/nvidia/cu99"):
+        assert place in message
+    assert "nvidia-cuda-nvcc" in message
+    assert "CUDA_HOME" in message
+
+
+def test_the_compiler_asked_for_is_the_one_used(bare: Path) -> None:
+    other = program(bare / "elsewhere" / "my-c++")
+    with config.override(cxx=str(other)):
+        assert toolchain.find("c++").cxx.path == other
+    with config.override(cxx=None):
+        assert toolchain.find("c++").cxx.path == bare / "bin" / "c++"
+
+
+def test_other_names_are_tried(bare: Path) -> None:
+    (bare / "bin" / "c++").rename(bare / "bin" / "clang++")
+    with config.override(cxx=None):
+        assert toolchain.find("c++").cxx.path == bare / "bin" / "clang++"
+
+
+def test_the_host_compiler_of_nvcc_is_part_of_the_version(bare: Path) -> None:
+    home = toolkit(bare / "cuda")
+    cc = program(bare / "bin" / "my-cc", 'echo "my-cc (Host) 7.7"')
+    with config.override(cuda_home=[home], cxx=None, cc=str(cc)):
+        version = toolchain.find("cuda").version(Memo((bare / "memo" / "v1" / "m.json",)))
+    assert version == "nvcc: nvcc: release 99.0\nccbin: (Host) 7.7\nc++: (Some) 1.0"
+
+
+def test_a_version_is_asked_for_once(tmp_path: Path) -> None:
+    compiler = program(tmp_path / "cc", f'echo asked >> {tmp_path}/asked; echo "cc (A) 1"')
+    memo = Memo((tmp_path / "cache" / "v1" / "compilers.json",))
+    assert Compiler(compiler).version(memo) == "(A) 1"
+    (tmp_path / "link").symlink_to(compiler)
+    assert Compiler(tmp_path / "link").version(memo) == "(A) 1"
+    assert (tmp_path / "asked").read_text() == "asked\n"
+    assert stat.S_IMODE((tmp_path / "cache").stat().st_mode) == 0o700
+
+
+def test_a_version_behind_a_wrapper_is_never_remembered(tmp_path: Path) -> None:
+    wrapper = program(tmp_path / "ccache", 'echo "g++ (A) 1"')
+    (tmp_path / "c++").symlink_to(wrapper)
+    memo = Memo((tmp_path / "v1" / "compilers.json",))
+    before = wrapper.stat()
+    assert Compiler(tmp_path / "c++").version(memo) == "(A) 1"
+    program(wrapper, 'echo "g++ (A) 2"')
+    os.utime(wrapper, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert Compiler(tmp_path / "c++").version(memo) == "(A) 2"
+
+
+def test_a_damaged_memo_is_ignored(tmp_path: Path) -> None:
+    compiler = program(tmp_path / "cc", 'echo "cc (A) 1"')
+    file = tmp_path / "cache" / "v1" / "compilers.json"
+    file.parent.mkdir(parents=True)
+    for damage in ("", "[]", "{", '{"x": 1}'):
+        file.write_text(damage)
+        assert Compiler(compiler).version(Memo((file,))) == "(A) 1"
+
+
+def test_a_compiler_that_does_not_run_is_named(tmp_path: Path) -> None:
+    broken = program(tmp_path / "broken", "exit 3")
+    with pytest.raises(ToolchainError, match=r"broken does not run"):
+        Compiler(broken).version(Memo((tmp_path / "v1" / "m.json",)))
+
+
+def test_ninja_is_found_although_it_is_not_on_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert shutil.which("ninja") is None or toolchain.ninja_directory() is None
+    monkeypatch.setenv("PATH", str(tmp_path))
+    directory = toolchain.ninja_directory()
+    assert directory is not None
+    assert shutil.which("ninja", path=str(directory))
+
+
+def test_without_ninja_everything_searched_is_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "ninja", None)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    with pytest.raises(ToolchainError, match="pip install ninja") as caught:
+        toolchain.ninja_directory()
+    assert str(tmp_path) in str(caught.value)
