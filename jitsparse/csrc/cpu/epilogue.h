@@ -6,48 +6,40 @@
 
 namespace jitsparse::cpu {
 
-// Where a tile goes. ALONG_ROWS: consecutive rows of the tile are neighbours in memory.
-template <class T, bool ALONG_ROWS> struct OutView {
+// A dense output. TRANSPOSED: its contiguous axis is the rows of a tile; `ld` is the stride of the
+// other axis.
+template <class T, bool TRANSPOSED> struct OutView {
   T* data;
   int64 rows, cols, ld;
-  const T* bias;  // one element a row, or null
+  const T* bias;  // one element a row of a tile, or null
   int64 activation;
 };
 
-template <class V> JITSPARSE_INLINE V activate(V x, int64 activation) {
-  switch (activation) {
-    case kRelu: return relu(x);
-    case kGelu: return gelu(x);
-    case kSilu: return silu(x);
-    default: return x;
-  }
-}
-
-// Adds the bias and applies the activation to ROWS x COLS sums, in place.
-template <int ROWS, int COLS, class T>
-__attribute__((noinline)) void apply_epilogue(Acc<T>* tile, const T* bias, int64 rows, int64 activation) {
+// Adds the bias and applies the activation to `rows` x `cols` sums, in place; cols fill vectors.
+template <class T>
+__attribute__((noinline)) void apply_epilogue(Acc<T>* tile, const T* bias, int64 rows, int64 cols, int64 activation) {
   using A = Acc<T>;
   constexpr int L = kLanes<A>;
   for (int64 r = 0; r < rows; ++r) {
-    const Vec<A, L> shift = Vec<A, L>{} + (bias ? load_first<L>(bias + r, 1)[0] : A(0));
-    for (int c = 0; c < COLS; c += L) {
-      A* at = tile + r * COLS + c;
-      store<L, A>(at, activate(load<L>(at) + shift, activation));
+    const A shift = bias ? load_first<L>(bias + r, 1)[0] : A(0);
+    for (int64 c = 0; c < cols; c += L) {
+      A* at = tile + r * cols + c;
+      store<L, A>(at, activate<A, L>(load<L>(at) + shift, activation));
     }
   }
 }
 
 // Writes the part of a ROWS x COLS tile at (row0, col0) that lies inside the output.
-template <int ROWS, int COLS, class T, bool ALONG_ROWS>
-inline void write_tile(const OutView<T, ALONG_ROWS>& to, int64 row0, int64 col0, Acc<T>* tile) {
+template <int ROWS, int COLS, class T, bool TRANSPOSED>
+inline void write_tile(const OutView<T, TRANSPOSED>& to, int64 row0, int64 col0, Acc<T>* tile) {
   using A = Acc<T>;
   constexpr int L = kLanes<A>;
   const int64 rows = to.rows - row0 < ROWS ? to.rows - row0 : ROWS;
   const int64 cols = to.cols - col0 < COLS ? to.cols - col0 : COLS;
   if (to.bias || to.activation) {
-    apply_epilogue<ROWS, COLS, T>(tile, to.bias ? to.bias + row0 : nullptr, rows, to.activation);
+    apply_epilogue<T>(tile, to.bias ? to.bias + row0 : nullptr, rows, COLS, to.activation);
   }
-  if constexpr (!ALONG_ROWS) {
+  if constexpr (!TRANSPOSED) {
     for (int64 r = 0; r < rows; ++r) {
       T* out = to.data + (row0 + r) * to.ld + col0;
       if (cols == COLS) {

@@ -1,42 +1,47 @@
-// Panels of a dense operand, as the multiply loops read them: DEPTH rows of WIDTH elements, converted
-// to the type that products are summed in, one after the other. Outside the matrix they hold zeros.
+// Panels of a dense operand, as the multiply loops read them: converted to the type that products are
+// summed in, a row of PANEL elements after the other. Outside the matrix they hold zeros.
 #pragma once
 
 #include "cpu/vec.h"
 
 namespace jitsparse::cpu {
 
-// A dense matrix of `depth` x `width` elements in memory. ALONG_DEPTH says which of its two axes is
-// the contiguous one; `ld` is the stride of the other.
-template <class T, bool ALONG_DEPTH> struct DenseView {
+// A dense matrix of `depth` x `width` elements; depth is the axis that products sum over. K_CONTIGUOUS:
+// it is also the contiguous one. `ld` is the stride of the other.
+template <class T, bool K_CONTIGUOUS> struct DenseView {
   const T* data;
   int64 depth, width, ld;
-  const T* at(int64 d, int64 w) const { return data + (ALONG_DEPTH ? w * ld + d : d * ld + w); }
+  const T* at(int64 d, int64 w) const { return data + (K_CONTIGUOUS ? w * ld + d : d * ld + w); }
 };
 
-// Packs rows depth0 .. depth0 + DEPTH and columns width0 .. width0 + WIDTH.
-template <int DEPTH, int WIDTH, class T, bool ALONG_DEPTH>
-inline void pack_panel(const DenseView<T, ALONG_DEPTH>& from, int64 depth0, int64 width0, Acc<T>* panel) {
+// Packs `depth` rows and WIDTH columns from (depth0, width0) on, as WIDTH / PANEL panels that lie
+// panel_stride apart. A transposed source is taken in squares
+// of at most SQUARE, of which `depth` is a multiple.
+template <int WIDTH, int PANEL, int SQUARE, class T, bool K_CONTIGUOUS>
+inline void pack(const DenseView<T, K_CONTIGUOUS>& from, int64 depth0, int64 depth, int64 width0, Acc<T>* panels,
+                 int64 panel_stride) {
   using A = Acc<T>;
-  constexpr int L = min(kLanes<A>, WIDTH);
-  const int64 deep = from.depth - depth0 < DEPTH ? from.depth - depth0 : DEPTH;
+  constexpr int L = min(kLanes<A>, PANEL);
+  const int64 deep = from.depth - depth0 < depth ? from.depth - depth0 : depth;
   const int64 wide = from.width - width0 < WIDTH ? from.width - width0 : WIDTH;
-  if constexpr (!ALONG_DEPTH) {
+  const auto at = [=](int64 d, int w) { return panels + w / PANEL * panel_stride + d * PANEL + w % PANEL; };
+  if constexpr (!K_CONTIGUOUS) {
     for (int64 d = 0; d < deep; ++d) {
       const T* row = from.at(depth0 + d, width0);
-      A* to = panel + d * WIDTH;
       if (wide == WIDTH) {
         JITSPARSE_UNROLL
-        for (int w = 0; w < WIDTH; w += L) store<L, A>(to + w, load<L>(row + w));
+        for (int w = 0; w < WIDTH; w += L) store<L, A>(at(d, w), load<L>(row + w));
       } else {
-        for (int w = 0; w < WIDTH; w += L) store<L, A>(to + w, load_first<L>(row + w, wide - w));
+        for (int w = 0; w < WIDTH; w += L) store<L, A>(at(d, w), load_first<L>(row + w, wide - w));
       }
     }
-    for (int64 e = deep * WIDTH; e < DEPTH * WIDTH; ++e) panel[e] = 0;
+    for (int64 d = deep; d < depth; ++d) {
+      for (int w = 0; w < WIDTH; w += L) store<L, A>(at(d, w), Vec<A, L>{});
+    }
   } else {
-    constexpr int S = min(L, DEPTH);  // transposed in squares of S x S
+    constexpr int S = min(L, SQUARE);
     for (int w = 0; w < WIDTH; w += S) {
-      for (int d = 0; d < DEPTH; d += S) {
+      for (int64 d = 0; d < depth; d += S) {
         const T* source = from.at(depth0 + d, width0 + w);
         int64 stride = from.ld;
         T edge[S * S];
@@ -54,7 +59,7 @@ inline void pack_panel(const DenseView<T, ALONG_DEPTH>& from, int64 depth0, int6
         for (int i = 0; i < S; ++i) square[i] = load<S>(source + i * stride);
         transpose<S / 2, A, S>(square);
         JITSPARSE_UNROLL
-        for (int i = 0; i < S; ++i) store<S, A>(panel + (d + i) * WIDTH + w, square[i]);
+        for (int i = 0; i < S; ++i) store<S, A>(at(d + i, w), square[i]);
       }
     }
   }

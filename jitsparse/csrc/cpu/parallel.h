@@ -3,54 +3,66 @@
 
 #include "abi.h"
 
+// Declared here, because <omp.h> and <cstdlib> cost more compile time than a kernel's own text.
+// libgomp is the one that torch has in the process already, so there is one pool of threads.
 extern "C" {
-// From libgomp, which torch already has in the process under the same name: one pool of threads.
 int omp_get_thread_num();
 int omp_get_num_threads();
-void* aligned_alloc(decltype(sizeof(0)) alignment, decltype(sizeof(0)) size);
-void free(void*);
+void* aligned_alloc(decltype(sizeof 0) alignment, decltype(sizeof 0) size);
+void free(void* memory);
 }
 
 namespace jitsparse::cpu {
 
-enum Status : int { kOk = 0, kOutOfMemory = 1, kNoTiles = 2 };
+enum Status : int { kOk = 0, kOutOfMemory = 1, kNoTileRegisters = 2 };
 
 inline const char* describe(int status) {
   switch (status) {
     case kOk: return "no error";
-    case kOutOfMemory: return "out of memory: the scratch space of the kernel cannot be allocated";
-    case kNoTiles: return "the operating system refuses this process the AMX tile registers";
+    case kOutOfMemory: return "out of memory: the scratch space of the product cannot be allocated";
+    case kNoTileRegisters: return "the operating system does not let this process use the AMX tile registers";
     default: return "unknown error";
   }
 }
 
-// Runs body(rank, size) on up to `threads` threads, and on no more than the work pays for: waking
-// one costs about as long as `kWorthAThread` multiply-adds.
-template <class Body>
-void parallel(int64 threads, double multiply_adds, const Body& body) {
-  constexpr double kWorthAThread = 100e3;
-  const double paid = multiply_adds / kWorthAThread + 1;
-  const int wanted = static_cast<int>(paid < static_cast<double>(threads) ? paid : threads);
-  if (wanted <= 1) return body(0, 1);
-#pragma omp parallel num_threads(wanted)
+// As many of the threads a call may use as it has work for. Waking one takes about as long as it
+// takes to do kPerThread multiply-adds.
+inline int useful_threads(int64 allowed, double multiply_adds) {
+  constexpr double kPerThread = 100e3;
+  const double useful = multiply_adds / kPerThread + 1;
+  return static_cast<int>(useful < static_cast<double>(allowed) ? useful : static_cast<double>(allowed));
+}
+
+// Runs body(rank, size) on `threads` threads, or on as many as there are.
+template <class Body> void parallel(int threads, const Body& body) {
+  if (threads <= 1) return body(0, 1);
+#pragma omp parallel num_threads(threads)
   body(omp_get_thread_num(), omp_get_num_threads());
 }
 
-// Uninitialised memory for the duration of a call, on cache-line boundaries.
+// Waits until all threads of the enclosing parallel() are here.
+inline void barrier(int64 size) {
+  if (size > 1) {
+#pragma omp barrier
+  }
+}
+
+// Uninitialised memory for the duration of a call.
 class Scratch {
  public:
-  explicit Scratch(int64 bytes) : data_(aligned_alloc(kAlignment, (bytes + kAlignment) / kAlignment * kAlignment)) {}
+  static constexpr int64 kLine = 64;
+  static constexpr int64 round_up(int64 bytes) { return (bytes + kLine - 1) / kLine * kLine; }
+
+  explicit Scratch(int64 bytes) : data_(aligned_alloc(kLine, round_up(bytes + 1))) {}
   ~Scratch() { free(data_); }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
+
   explicit operator bool() const { return data_ != nullptr; }
-  template <class E> E* at(int64 byte) const { return reinterpret_cast<E*>(static_cast<char*>(data_) + byte); }
+  char* at(int64 byte) const { return static_cast<char*>(data_) + byte; }
 
  private:
-  static constexpr int64 kAlignment = 64;
   void* data_;
 };
-
-constexpr int64 line_up(int64 bytes) { return (bytes + 63) / 64 * 64; }
 
 }  // namespace jitsparse::cpu

@@ -21,14 +21,15 @@ template <class T> using Acc = typename AccOf<T>::type;
 
 #if defined(__AVX512F__)
 constexpr int kVecBytes = 64;
-constexpr int kVecRegisters = 32;
 #elif defined(__AVX__)
 constexpr int kVecBytes = 32;
-constexpr int kVecRegisters = 16;
 #else
 constexpr int kVecBytes = 16;
-constexpr int kVecRegisters = 16;
 #endif
+
+// What a loop may use of the L1 data cache and find it there the next time round: half of the
+// smallest one that is common.
+constexpr int kL1Bytes = 16 << 10;
 
 template <class A> constexpr int kLanes = kVecBytes / int(sizeof(A));
 

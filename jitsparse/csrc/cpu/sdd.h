@@ -1,0 +1,176 @@
+// sdd: the blocks of A B that a pattern stores, summed over a batch.
+//
+// The sum runs over slices of the shared axis. For each slice the threads together pack all of B, then
+// each walks its share of the blocks, row by row, and packs the strip of A of each block row. A
+// register tile takes vectors from as many blocks of the row as it needs, so it is full whatever
+// the width of a block.
+#pragma once
+
+#include "cpu/pack.h"
+#include "cpu/parallel.h"
+
+namespace jitsparse::cpu {
+
+// T                                       element type
+// BLOCK_ROWS, BLOCK_COLS                  of a block
+// LEFT_K_CONTIGUOUS, RIGHT_K_CONTIGUOUS   the contiguous axis of A, or of B, is the one that they share
+// TILE_ROWS, TILE_VECTORS                 sums held in registers: rows x vectors of columns
+template <class T, int BLOCK_ROWS, int BLOCK_COLS, bool LEFT_K_CONTIGUOUS, bool RIGHT_K_CONTIGUOUS, int TILE_ROWS,
+          int TILE_VECTORS>
+class Sdd {
+  using A = Acc<T>;
+  using Left = DenseView<T, LEFT_K_CONTIGUOUS>;
+  using Right = DenseView<T, RIGHT_K_CONTIGUOUS>;
+  static constexpr int kL = min(kLanes<A>, BLOCK_COLS);
+  using Sum = Vec<A, kL>;
+  static constexpr int kVectors = BLOCK_COLS / kL;  // in a row of a block
+  static constexpr int kBlock = BLOCK_ROWS * BLOCK_COLS;
+  static_assert(BLOCK_ROWS % TILE_ROWS == 0, "a register tile must not cross block rows");
+
+  // Slices are so deep that a tile's sums are loaded and stored rarely, unless B is so wide that its
+  // packed slice would not stay in the caches.
+  static constexpr int64 kSquare = 16;
+  static constexpr int64 kDeepest = 1024 / sizeof(A), kShallowest = kDeepest / 4;
+  static constexpr int64 kSliceBytes = 8 << 20;
+  // Sums of 16-bit products are kept apart, in float, until the last slice.
+  static constexpr bool kSumInPlace = sizeof(T) == sizeof(A);
+
+ public:
+  static int run(const SddArgs& args) {
+    const double work = double(args.nnz) * kBlock * double(args.k) * double(args.batch);
+    const int threads = useful_threads(args.context, work);
+    const Sdd product(args);
+    const Scratch scratch(product.shared_bytes_ + threads * product.left_bytes_);
+    if (!scratch) return kOutOfMemory;
+    parallel(threads, [&](int64 rank, int64 size) {
+      char* const left = scratch.at(product.shared_bytes_ + rank * product.left_bytes_);
+      product.work(rank, size, scratch.at(0), reinterpret_cast<A*>(left));
+    });
+    return kOk;
+  }
+
+ private:
+  explicit Sdd(const SddArgs& args) : args_(args), index_(args.index, args.rows, args.cols, args.nnz) {
+    const int64 width = index_.C * BLOCK_COLS;
+    depth_ = kDeepest;
+    while (depth_ > kShallowest && width * depth_ * int64(sizeof(A)) > kSliceBytes) depth_ /= 2;
+    const int64 rounded = div_up(args.k, kSquare) * kSquare;
+    if (rounded < depth_) depth_ = rounded;
+    right_bytes_ = Scratch::round_up(width * depth_ * sizeof(A));
+    sums_offset_ = 2 * right_bytes_;
+    shared_bytes_ = sums_offset_ + (kSumInPlace ? 0 : Scratch::round_up(args.nnz * kBlock * sizeof(A)));
+    left_bytes_ = Scratch::round_up(BLOCK_ROWS * depth_ * sizeof(A));
+  }
+
+  // One barrier a slice is enough: a thread that is ahead packs into the other of two buffers.
+  void work(int64 rank, int64 size, char* shared, A* left) const {
+    const int64 begin = args_.nnz * rank / size, end = args_.nnz * (rank + 1) / size;
+    A* const sums = reinterpret_cast<A*>(kSumInPlace ? static_cast<char*>(args_.out) : shared + sums_offset_);
+    bool add = false, second = false;
+    for (int64 batch = 0; batch < args_.batch; ++batch) {
+      const Left a{static_cast<const T*>(args_.left) + batch * args_.left_batch_stride, args_.k, args_.rows,
+                   args_.left_ld};
+      const Right b{static_cast<const T*>(args_.right) + batch * args_.right_batch_stride, args_.k, args_.cols,
+                    args_.right_ld};
+      for (int64 k = 0; k < args_.k; k += depth_) {
+        A* const right = reinterpret_cast<A*>(shared + (second ? right_bytes_ : 0));
+        for (int64 c = index_.C * rank / size; c < index_.C * (rank + 1) / size; ++c) {
+          pack<BLOCK_COLS, kL, kSquare>(b, k, depth_, c * BLOCK_COLS, right + c * BLOCK_COLS * depth_, depth_ * kL);
+        }
+        barrier(size);
+        multiply_slice(a, k, begin, end, add, right, left, sums);
+        add = true;
+        second = !second;
+      }
+    }
+    if (!add) __builtin_memset(sums + begin * kBlock, 0, (end - begin) * kBlock * sizeof(A));
+    finish(begin, end, sums);
+  }
+
+  void multiply_slice(const Left& a, int64 k, int64 begin, int64 end, bool add, const A* right, A* left,
+                      A* sums) const {
+    const int64 depth = args_.k - k < depth_ ? args_.k - k : depth_;
+    for (int64 z = begin; z < end;) {
+      const int64 row = index_.row()[z], row_end = index_.crow()[row + 1], stop = row_end < end ? row_end : end;
+      pack<BLOCK_ROWS, TILE_ROWS, kSquare>(a, k, depth_, row * BLOCK_ROWS, left, depth_ * TILE_ROWS);
+      const int64 vectors = (stop - z) * kVectors;
+      for (int64 v = 0; v < vectors; v += TILE_VECTORS) {
+        for (int r = 0; r < BLOCK_ROWS; r += TILE_ROWS) {
+          multiply_tile<TILE_VECTORS>(vectors - v, left + r * depth_, right, depth, z, v, r, add, sums);
+        }
+      }
+      z = stop;
+    }
+  }
+
+  // Sets, or adds to, TILE_ROWS rows from r on of V vectors of columns; they are counted from block z
+  // on, through one block after the other.
+  template <int V>
+  void multiply_tile(int64 vectors, const A* left, const A* right, int64 depth, int64 z, int64 first, int r,
+                     bool add, A* sums) const {
+    if constexpr (V > 1) {
+      if (vectors < V) return multiply_tile<V - 1>(vectors, left, right, depth, z, first, r, add, sums);
+    }
+    const A* panel[V];
+    A* out[V];
+    for (int v = 0; v < V; ++v) {
+      const int64 block = z + (first + v) / kVectors, part = (first + v) % kVectors;
+      panel[v] = right + (index_.col()[block] * int64(BLOCK_COLS) + part * kL) * depth_;
+      out[v] = sums + block * kBlock + r * BLOCK_COLS + part * kL;
+    }
+    multiply_panels<V>(left, panel, depth, add, out);
+  }
+
+  template <int V>
+  static __attribute__((noinline)) void multiply_panels(const A* left, const A* const (&panel)[V], int64 depth,
+                                                        bool add, A* const (&out)[V]) {
+    Sum sum[TILE_ROWS][V];
+    JITSPARSE_UNROLL
+    for (int i = 0; i < TILE_ROWS; ++i) {
+      JITSPARSE_UNROLL
+      for (int v = 0; v < V; ++v) sum[i][v] = add ? load<kL>(out[v] + i * BLOCK_COLS) : Sum{};
+    }
+#pragma GCC unroll 4
+    for (int64 d = 0; d < depth; ++d) {
+      Sum x[V];
+      JITSPARSE_UNROLL
+      for (int v = 0; v < V; ++v) x[v] = load<kL>(panel[v] + d * kL);
+      JITSPARSE_UNROLL
+      for (int i = 0; i < TILE_ROWS; ++i) {
+        const A factor = left[d * TILE_ROWS + i];
+        JITSPARSE_UNROLL
+        for (int v = 0; v < V; ++v) sum[i][v] += factor * x[v];
+      }
+    }
+    JITSPARSE_UNROLL
+    for (int i = 0; i < TILE_ROWS; ++i) {
+      JITSPARSE_UNROLL
+      for (int v = 0; v < V; ++v) store<kL, A>(out[v] + i * BLOCK_COLS, sum[i][v]);
+    }
+  }
+
+  // Converts finished blocks to the output, and sets to zero what lies outside the matrix: infinity
+  // times the zeros that panels hold there is not zero.
+  void finish(int64 begin, int64 end, A* sums) const {
+    for (int64 z = begin; z < end; ++z) {
+      A* const block = sums + z * kBlock;
+      const int64 rows = args_.rows - index_.row()[z] * int64(BLOCK_ROWS);
+      const int64 cols = args_.cols - index_.col()[z] * int64(BLOCK_COLS);
+      if (rows < BLOCK_ROWS || cols < BLOCK_COLS) {
+        for (int e = 0; e < kBlock; ++e) {
+          if (e / BLOCK_COLS >= rows || e % BLOCK_COLS >= cols) block[e] = 0;
+        }
+      }
+      if constexpr (!kSumInPlace) {
+        T* const out = static_cast<T*>(args_.out) + z * kBlock;
+        for (int e = 0; e < kBlock; e += kL) store<kL>(out + e, load<kL>(block + e));
+      }
+    }
+  }
+
+  const SddArgs& args_;
+  const IndexView<BLOCK_ROWS, BLOCK_COLS> index_;
+  int64 depth_, right_bytes_, sums_offset_, shared_bytes_, left_bytes_;
+};
+
+}  // namespace jitsparse::cpu

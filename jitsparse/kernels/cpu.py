@@ -1,0 +1,153 @@
+"""Families of the CPU: ``vec``, vector code for every dtype, and ``amx``, Intel's tiles for bf16.
+
+Knobs: ``b`` block, ``l`` layout, ``r`` register tile: rows of the sparse operand (of the left one for
+sdd) x vectors of columns. A tile has to leave registers for a row of vectors and one broadcast
+element; within that, wide tiles read the dense operand less often and tall ones the blocks.
+
+A kernel runs on every machine whose instruction set includes its target's, so lesser targets are
+candidates too, after the machine's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from jitsparse.jit import Candidate, Template, Variant
+from jitsparse.jit.template import Context
+from jitsparse.kernels import abi
+from jitsparse.kernels.problem import Problem
+
+__all__ = ["candidates", "default_variants", "template"]
+
+_ROOT = Path(__file__).resolve().parent.parent
+
+_TARGETS = ("avx512", "avx2", "generic")
+"""Targets of ``vec``, each including the next."""
+
+_TILES = {
+    "avx512": ((8, 3), (8, 2), (16, 1)),
+    "avx2": ((4, 3), (4, 2), (8, 1)),
+    "generic": ((4, 3), (4, 2), (8, 1)),
+}
+"""Register tiles of ``vec``, the preferred one first (docs/performance.md). There are 32 registers
+with AVX-512, 16 with AVX2 and SSE."""
+
+_ELEMENTS = {"f64": "double", "f32": "float", "f16": "Float16", "bf16": "BFloat16"}
+"""The C++ element type of each dtype (``csrc/cpu/vec.h``)."""
+
+_BLOCKS = (16, 32, 64, 128)
+_LAYOUTS = ("nn", "nt", "tn", "tt")
+
+
+def candidates(problem: Problem, target: str) -> list[Candidate]:
+    """Variants for a problem, best first; refused ones with their reason.
+
+    Args:
+        problem: the facts of a call. Its ``aligned`` makes no difference on a CPU.
+        target: the best instruction set to consider.
+    """
+    return list(_vec(problem, target))
+
+
+def _vec(problem: Problem, target: str) -> Iterator[Candidate]:
+    # An AMX machine is an AVX-512 machine to everything but tiles, and shares its compiled kernels.
+    best = "avx512" if target == "amx" else target
+    height = _height(problem.op, problem.block, problem.layout)
+    dtype = "f32" if problem.dtype == "tf32" else problem.dtype
+    for each in _TARGETS[_TARGETS.index(best) :]:
+        for rows, vectors in _TILES[each]:
+            variant = Variant(
+                op=problem.op,
+                family="vec",
+                target=each,
+                dtype=dtype,
+                knobs=(
+                    ("b", f"{problem.block[0]}x{problem.block[1]}"),
+                    ("l", problem.layout),
+                    ("r", f"{rows}x{vectors}"),
+                ),
+            )
+            refused = None
+            if height % rows:
+                refused = f"{rows} rows of registers do not divide blocks that are {height} high"
+            yield Candidate(variant, template(variant), refused)
+
+
+def default_variants(target: str) -> Iterator[Variant]:
+    """The first choice of every dtype, operation, square block and layout."""
+    for dtype in _ELEMENTS:
+        for op in ("dsd", "dds", "sdd"):
+            for block in _BLOCKS:
+                for layout in _LAYOUTS:
+                    problem = Problem(
+                        op=op,
+                        device="cpu",
+                        dtype=dtype,
+                        block=(block, block),
+                        layout=layout,
+                        aligned=True,
+                        rows=4096,
+                        cols=4096,
+                        nnz=(4096 // block) ** 2 // 4,
+                        extent=4096,
+                        batch=1,
+                    )
+                    yield next(c.variant for c in candidates(problem, target) if not c.refused)
+
+
+def template(variant: Variant) -> Template:
+    """What a variant is rendered from."""
+    kernel = "sdd" if variant.op == "sdd" else "spmm"
+    return Template(
+        name=f"{kernel}_cpu",
+        source=_ROOT / "templates" / f"{kernel}_cpu.cpp.jinja",
+        language="c++",
+        include_dirs=(_ROOT / "csrc",),
+        arguments=len(abi.words_of(variant.op)),
+        context=_context,
+    )
+
+
+def _context(variant: Variant) -> Context:
+    """The names that a template may use."""
+    block_rows, block_cols = variant.ints("b")
+    tile_rows, tile_vectors = variant.ints("r")
+    layout = variant.knob("l")
+    context: dict[str, str | int | bool] = {
+        "name": variant.name,
+        "element": _ELEMENTS[variant.dtype],
+        "block_rows": block_rows,
+        "block_cols": block_cols,
+        "tile_rows": tile_rows,
+        "tile_vectors": tile_vectors,
+    }
+    if variant.op == "sdd":
+        return context | {
+            "left_k_contiguous": _cpp(layout[0] == "n"),
+            "right_k_contiguous": _cpp(layout[1] == "t"),
+        }
+    k_contiguous = layout[1] == "t" if variant.op == "dsd" else layout[0] == "n"
+    return context | {
+        "flipped": _cpp(_is_flipped(variant.op, layout)),
+        "dense_k_contiguous": _cpp(k_contiguous),
+        "out_transposed": _cpp(variant.op == "dds"),
+    }
+
+
+def _is_flipped(op: str, layout: str) -> bool:
+    """Whether rows of the sparse operand, in the role that a kernel sees it in, are stored columns.
+
+    Kernels compute sparse x dense. dds is that product transposed, so it flips its sparse operand
+    where dsd does not. For sdd the sparse operand is the output, never flipped.
+    """
+    return {"dsd": layout[0] == "t", "dds": layout[1] == "n", "sdd": False}[op]
+
+
+def _height(op: str, block: tuple[int, int], layout: str) -> int:
+    """Height of a block in the role that a kernel sees it in."""
+    return block[1] if _is_flipped(op, layout) else block[0]
+
+
+def _cpp(value: bool) -> str:
+    return "true" if value else "false"
