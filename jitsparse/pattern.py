@@ -356,13 +356,17 @@ def as_shape(shape: Sequence[int]) -> tuple[int, int]:
 
 def as_block_size(block_size: int | Sequence[int]) -> tuple[int, int]:
     """``block_size`` as a legal pair ``(block_rows, block_cols)``, or PatternError."""
-    pair = (block_size, block_size) if isinstance(block_size, int) else tuple(block_size)
+    sides = tuple(block_size) if isinstance(block_size, Sequence) else (block_size, block_size)
+    try:
+        pair = tuple(operator.index(side) for side in sides)
+    except TypeError:
+        pair = ()
     if len(pair) != 2 or any(side not in BLOCK_SIZES for side in pair):
         raise PatternError(
             f"block size {block_size!r} is not supported; it is an int or a pair of "
             f"{', '.join(map(str, BLOCK_SIZES))}"
         )
-    return int(pair[0]), int(pair[1])
+    return pair[0], pair[1]
 
 
 def _grid(shape: tuple[int, int], block_size: tuple[int, int]) -> tuple[int, int]:

@@ -1,0 +1,238 @@
+"""Patterns: what is accepted, what is refused and in which words, what is derived and shown."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jitsparse as js
+from jitsparse.errors import PatternError
+
+CROW = torch.tensor([0, 2, 2, 3])
+COL = torch.tensor([0, 3, 1])
+
+
+def example() -> js.Pattern:
+    """3 x 4 blocks of 8 x 16; the second row is empty and the matrix ends inside the last blocks."""
+    return js.Pattern((20, 60), (8, 16), CROW, COL)
+
+
+def test_facts() -> None:
+    pattern = example()
+    assert pattern.shape == (20, 60)
+    assert pattern.block_size == (8, 16)
+    assert pattern.grid == (3, 4)
+    assert pattern.nnz_blocks == 3
+    assert pattern.density == 0.25
+    assert pattern.has_edge
+    assert pattern.row_indices.tolist() == [0, 0, 2]
+    assert pattern.crow_indices.dtype == pattern.col_indices.dtype == torch.int32
+    assert pattern.to_mask().tolist() == [[1, 0, 0, 1], [0, 0, 0, 0], [0, 1, 0, 0]]
+
+
+def test_int32_indices_are_not_copied() -> None:
+    crow, col = CROW.int(), COL.int()
+    pattern = js.Pattern((24, 64), (8, 16), crow, col)
+    assert pattern.crow_indices.data_ptr() == crow.data_ptr()
+    assert pattern.col_indices.data_ptr() == col.data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("crow", "col", "says"),
+    [
+        ([0, 2, 2, 3], [3, 0, 1], "unsorted: 3 is followed by 0 (entries 0 and 1)"),
+        ([0, 2, 2, 3], [3, 3, 1], "a duplicate: 3 is followed by 3"),
+        ([0, 2, 2, 3], [0, 4, 1], "out of range: entry 1 is 4, the matrix has 4 block columns"),
+        ([0, 2, 2, 3], [-1, 3, 1], "out of range: entry 0 is -1"),
+        ([0, 2, 1, 3], [0, 3, 1], "must not decrease; entry 2 is 1 after 2"),
+        ([1, 2, 2, 3], [0, 3, 1], "begin with 0 and end with the number of blocks, 3; got 1"),
+        ([0, 2, 2, 4], [0, 3, 1], "begin with 0 and end with the number of blocks, 3; got 0 and 4"),
+        ([0, 2, 3], [0, 3, 1], "crow_indices has 4 entries; got 3"),
+        ([0, 9, 9, 3], [0, 3, 1], "must not decrease; entry 3 is 3 after 9"),
+    ],
+)
+def test_invalid_indices_are_named(crow: list[int], col: list[int], says: str) -> None:
+    for dtype in (torch.int32, torch.int64):
+        with pytest.raises(PatternError, match=re.escape(says)):
+            js.Pattern(
+                (24, 64), (8, 16), torch.tensor(crow, dtype=dtype), torch.tensor(col, dtype=dtype)
+            )
+
+
+def test_the_row_of_a_disorder_is_named() -> None:
+    with pytest.raises(PatternError, match="block row 2 has unsorted: 2 is followed by 1"):
+        js.Pattern((24, 64), (8, 16), torch.tensor([0, 1, 1, 3]), torch.tensor([3, 2, 1]))
+
+
+def test_a_column_may_fall_between_rows() -> None:
+    pattern = js.Pattern((16, 16), 8, torch.tensor([0, 1, 2]), torch.tensor([1, 0]))
+    assert pattern.to_mask().tolist() == [[0, 1], [1, 0]]
+
+
+def test_indices_past_32_bits_are_refused_not_wrapped() -> None:
+    with pytest.raises(PatternError, match="out of range: entry 1 is 4294967296"):
+        js.Pattern((8, 64), (8, 16), torch.tensor([0, 2]), torch.tensor([0, 2**32]))
+
+
+@pytest.mark.parametrize(
+    ("crow", "col", "says"),
+    [
+        (CROW.double(), COL, "crow_indices must be int32 or int64, got torch.float64"),
+        (CROW, COL.short(), "col_indices must be int32 or int64, got torch.int16"),
+        (CROW, COL.int(), "must agree in dtype and device, got torch.int64"),
+        (CROW, COL.to("meta"), "must agree in dtype and device"),
+        (CROW[None], COL, "crow_indices must be 1-d, got shape (1, 4)"),
+        (CROW.tolist(), COL, "crow_indices is a tensor, got list"),
+    ],
+)
+def test_wrong_index_tensors(crow: torch.Tensor, col: torch.Tensor, says: str) -> None:
+    with pytest.raises(PatternError, match=re.escape(says)):
+        js.Pattern((24, 64), (8, 16), crow, col)
+
+
+@pytest.mark.parametrize("block", [0, 7, 24, 256, (8, 9), (8,), (8, 8, 8), "32", 8.0, True, None])
+def test_other_block_sizes_list_the_legal_ones(block: object) -> None:
+    with pytest.raises(PatternError, match=re.escape("8, 16, 32, 64, 128")):
+        js.Pattern.random((64, 64), block, 0.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("shape", [(3,), (1, 2, 3), (-1, 8), (8.5, 8), 8, "ab"])
+def test_wrong_shapes(shape: object) -> None:
+    with pytest.raises(PatternError, match="shape"):
+        js.Pattern.random(shape, 8, 0.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rows", js.pattern.BLOCK_SIZES)
+@pytest.mark.parametrize("cols", js.pattern.BLOCK_SIZES)
+def test_every_pair_of_block_sizes(rows: int, cols: int) -> None:
+    pattern = js.Pattern.random((200, 300), (rows, cols), 0.5)
+    assert pattern.block_size == (rows, cols)
+    assert pattern.grid == (-(-200 // rows), -(-300 // cols))
+
+
+@given(
+    rows=st.integers(0, 9),
+    cols=st.integers(0, 9),
+    cut=st.tuples(st.integers(0, 7), st.integers(0, 7)),
+    seed=st.integers(0, 2**32),
+)
+@settings(max_examples=60, deadline=None)
+def test_masks_round_trip(rows: int, cols: int, cut: tuple[int, int], seed: int) -> None:
+    mask = torch.rand((rows, cols), generator=torch.Generator().manual_seed(seed)) < 0.4
+    shape = max(0, rows * 8 - cut[0]), max(0, cols * 8 - cut[1])
+    pattern = js.Pattern.from_mask(mask, 8, shape)
+    assert torch.equal(pattern.to_mask(), mask)
+    # What from_mask builds without looking also passes the constructor's checks.
+    assert js.Pattern(shape, 8, pattern.crow_indices, pattern.col_indices) == pattern
+    assert torch.equal(pattern.T.to_mask(), mask.T)
+    assert pattern.T.T == pattern
+
+
+def test_masks_are_checked() -> None:
+    with pytest.raises(PatternError, match="2-d bool tensor"):
+        js.Pattern.from_mask(torch.ones(3, 3), 8)
+    with pytest.raises(PatternError, match="2-d bool tensor"):
+        js.Pattern.from_mask(torch.ones(3, dtype=torch.bool), 8)
+    with pytest.raises(PatternError, match=re.escape("has 3 x 4 blocks of size (8, 16)")):
+        js.Pattern.from_mask(torch.ones(3, 3, dtype=torch.bool), (8, 16), (20, 60))
+    assert js.Pattern.from_mask(torch.ones(3, 3, dtype=torch.bool), (8, 16)).shape == (24, 48)
+
+
+@pytest.mark.parametrize("density", [0.0, 0.01, 0.1, 0.37, 0.5, 0.999, 1.0])
+def test_random_has_exactly_the_density(density: float) -> None:
+    pattern = js.Pattern.random((300, 500), (16, 32), density)
+    assert pattern.nnz_blocks == round(density * 19 * 16)
+    assert js.Pattern(pattern.shape, (16, 32), pattern.crow_indices, pattern.col_indices) == pattern
+
+
+def test_random_follows_its_generator_and_is_uniform() -> None:
+    def draw(seed: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        return js.Pattern.random((32, 32), 8, 0.25, generator=generator).to_mask()
+
+    assert torch.equal(draw(1), draw(1))
+    counts = sum(draw(seed).long() for seed in range(400))
+    # 400 draws at 1/4: mean 100, standard deviation 8.7; six of them.
+    assert (counts - 100).abs().max() < 52
+
+
+@pytest.mark.parametrize("density", [-0.1, 1.1, float("nan")])
+def test_density_is_a_fraction(density: float) -> None:
+    with pytest.raises(PatternError, match="density is a fraction between 0 and 1"):
+        js.Pattern.random((64, 64), 8, density)
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (0, 40), (40, 0), (1, 1)])
+def test_empty_and_tiny_matrices(shape: tuple[int, int]) -> None:
+    pattern = js.Pattern.random(shape, 32, 1.0)
+    assert pattern.nnz_blocks == pattern.grid[0] * pattern.grid[1]
+    assert pattern.T.shape == shape[::-1]
+    assert str(pattern)
+
+
+def test_a_pattern_is_a_value() -> None:
+    pattern, same = example(), example()
+    other = js.Pattern((20, 60), (8, 16), CROW, torch.tensor([0, 2, 1]))
+    assert pattern == same
+    assert hash(pattern) == hash(same)
+    assert pattern != other
+    assert pattern != js.Pattern((24, 64), (8, 16), CROW, COL)
+    assert pattern != "pattern"
+    assert len({pattern, same, other}) == 2
+    assert copy.deepcopy(pattern) is pattern
+    loaded = pickle.loads(pickle.dumps(pattern))
+    assert loaded == pattern
+    assert torch.equal(loaded.index, pattern.index)
+
+
+def test_a_pattern_is_immutable() -> None:
+    pattern = example()
+    with pytest.raises(AttributeError, match="immutable"):
+        pattern.shape = (1, 1)
+    with pytest.raises(AttributeError, match="immutable"):
+        del pattern.index
+
+
+def test_to_the_same_device_is_the_same_pattern() -> None:
+    pattern = example()
+    assert pattern.to("cpu") is pattern
+    assert pattern.to("meta").index.shape == pattern.index.shape
+
+
+def test_print_shows_the_facts_and_the_map() -> None:
+    assert str(example()) == (
+        "Pattern(shape=(20, 60), block_size=(8, 16), nnz_blocks=3, density=25.0%, device=cpu)\n"
+        "#..#\n"
+        "....\n"
+        ".#.."
+    )
+
+
+def test_the_map_of_a_large_pattern_is_small() -> None:
+    mask = torch.zeros(240, 1200, dtype=torch.bool)
+    mask[:10, :20] = True  # one character: full
+    mask[10:20, 20:40][:5] = True  # one character: half
+    mask[20, 40] = True  # one character: a single block
+    lines = js.Pattern.from_mask(mask, 8).to_string().splitlines()
+    assert len(lines) == 24
+    assert {len(line) for line in lines} == {60}
+    assert [lines[i][i] for i in range(3)] == ["#", "+", "-"]
+    assert sum(line.count(".") for line in lines) == 24 * 60 - 3
+
+
+def test_spy_draws_one_cell_a_block() -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    axes = example().spy()
+    image = axes.get_images()[0]
+    assert image.get_array().tolist() == [[1, 0, 0, 1], [0, 0, 0, 0], [0, 1, 0, 0]]
+    assert tuple(image.get_extent()) == (0, 64, 24, 0)
+    assert "25.0%" in axes.get_title()
+    assert example().spy(axes) is axes
+    matplotlib.pyplot.close("all")
