@@ -11,7 +11,7 @@ import pytest
 import toykernel
 
 from jitsparse.errors import CompileError, ConfigError, ToolchainError
-from jitsparse.jit import Template, config, load
+from jitsparse.jit import Template, cache, config, load
 
 
 @pytest.fixture
@@ -138,6 +138,20 @@ def test_a_missing_compiler_is_a_toolchain_error_until_it_is_back(
     with config.override(cxx="/nowhere/g++"):
         with pytest.raises(ToolchainError, match=r"Searched for /nowhere/g\+\+ \(CXX\)"):
             load(template, toykernel.variant())
+    assert toykernel.run(load(template, toykernel.variant()))
+
+
+def test_a_full_disk_is_a_toolchain_error(
+    template: Template, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cache, "sync", full)
+    with pytest.raises(ToolchainError, match=r"No space left.*JITSPARSE_CACHE_DIR"):
+        load(template, toykernel.variant())
+    monkeypatch.undo()
+    assert toykernel.staged(cache_dir) == []
     assert toykernel.run(load(template, toykernel.variant()))
 
 

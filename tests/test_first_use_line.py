@@ -104,7 +104,7 @@ def test_a_terminal_gets_a_live_line(
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm-256color")
-    with config.override(log="info"):
+    with config.override(log="info", live=True):
         compile_slowly(said)
     text = terminal.getvalue()
     assert f"compiling {VARIANT}" in text

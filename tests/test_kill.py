@@ -44,6 +44,13 @@ def check_recovery(folder: Path, cache: Path, killed: int, fresh: bool) -> None:
         assert toykernel.staged(cache) == []
 
 
+def wait_for_the_compiler(notes: Path) -> None:
+    deadline = time.monotonic() + 120
+    while not toykernel.compilations(notes):
+        assert time.monotonic() < deadline, "the compiler was not started"
+        time.sleep(0.02)
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_killed_between_steps(
     stage: str, tmp_path: Path, cache_dir: Path, forget: Callable[[], None]
@@ -56,6 +63,22 @@ def test_killed_between_steps(
     check_recovery(tmp_path, cache_dir, killed, fresh=stage != "after the rename")
 
 
+def test_interrupted_while_the_compiler_runs(
+    tmp_path: Path, cache_dir: Path, forget: Callable[[], None]
+) -> None:
+    """Ctrl-C is no crash: the builder removes what it had begun."""
+    toykernel.write(tmp_path)
+    slow, notes = toykernel.compiler(tmp_path / "slow", before="sleep 2")
+    child = toykernel.start(tmp_path, cache_dir, CXX=str(slow))
+    toykernel.release(child)
+    wait_for_the_compiler(notes)
+    child.send_signal(signal.SIGINT)
+    assert "KeyboardInterrupt" in child.communicate(timeout=60)[1]
+    assert toykernel.staged(cache_dir) == []
+    assert toykernel.entries(cache_dir) == []
+    assert toykernel.run(load(toykernel.template(tmp_path), toykernel.variant()))
+
+
 def test_killed_while_the_compiler_runs(
     tmp_path: Path, cache_dir: Path, forget: Callable[[], None]
 ) -> None:
@@ -64,15 +87,13 @@ def test_killed_while_the_compiler_runs(
     slow, notes = toykernel.compiler(tmp_path / "slow", before="sleep 2")
     child = toykernel.start(tmp_path, cache_dir, CXX=str(slow))
     toykernel.release(child)
-    deadline = time.monotonic() + 120
-    while not toykernel.compilations(notes):
-        assert time.monotonic() < deadline, "the compiler was not started"
-        time.sleep(0.02)
+    wait_for_the_compiler(notes)
     child.kill()
     check_recovery(tmp_path, cache_dir, child.wait(timeout=60), fresh=True)
     child.communicate()
     # The orphan has had its chance to do harm when it has ended.
     pid = notes.read_text().split()[0]
+    deadline = time.monotonic() + 120
     while Path(f"/proc/{pid}").exists():
         assert time.monotonic() < deadline, "the orphaned compiler did not end"
         time.sleep(0.05)

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from jitsparse.errors import ToolchainError
 from jitsparse.jit import toolchain
@@ -91,8 +92,7 @@ def _load(
     cuda = template.language == "cuda"
     said: list[str] = []
     with _environment(tools), _captured_logger("torch.utils.cpp_extension", said):
-        from torch.utils import cpp_extension
-
+        cpp_extension = _cpp_extension()
         # The versioner would call a second build of one name "<name>_v1".
         cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)
         if tools.cuda_home is not None:
@@ -127,6 +127,17 @@ def _load(
         finally:
             cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)
     return "\n".join(said), False
+
+
+def _cpp_extension() -> Any:
+    try:
+        from torch.utils import cpp_extension
+    except ImportError as error:
+        raise ToolchainError(
+            f"torch.utils.cpp_extension, which compiles kernels, cannot be imported: {error}. "
+            "Install what it lacks, usually: pip install setuptools"
+        ) from error
+    return cpp_extension
 
 
 def _module_name(variant: Variant) -> str:
@@ -185,12 +196,17 @@ class _Shared:
     """Environment variables changed while at least one build runs, restored after the last one."""
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
         self.guard = threading.Lock()
         self.users = 0
         self.before: dict[str, str | None] = {}
 
 
 _shared = _Shared()
+# A child of a fork has none of the threads that were building.
+os.register_at_fork(after_in_child=_shared.reset)
 
 
 @contextlib.contextmanager

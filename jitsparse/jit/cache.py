@@ -304,6 +304,14 @@ _caches: dict[tuple[Path, tuple[Path, ...]], Cache] = {}
 _replacing = threading.Lock()
 
 
+def _after_fork() -> None:
+    global _replacing
+    _replacing = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 def current() -> Cache:
     """The cache that the configuration names."""
     settings = config.get()

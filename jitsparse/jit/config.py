@@ -14,7 +14,7 @@ variable                 default               meaning
 
 The cache is ``$XDG_CACHE_HOME/jitsparse``, else ``~/.cache/jitsparse``, unless it is named.
 Honoured, not redefined: ``CUDA_HOME``, ``CUDA_PATH``, ``CXX``, ``CC``, ``MAX_JOBS``,
-``XDG_CACHE_HOME``, ``NO_COLOR``, and ``RANK`` / ``LOCAL_RANK`` as torchrun sets them.
+``XDG_CACHE_HOME``, ``NO_COLOR``, ``TERM``, and ``RANK`` / ``LOCAL_RANK`` as torchrun sets them.
 
 Values are parsed at the first :func:`get` and kept. :func:`reload` reads the environment again and
 :func:`override` replaces values for the length of a ``with`` block. Each change moves
@@ -61,6 +61,7 @@ class Config:
         cc: the host compiler that torch hands to nvcc, or None.
         max_jobs: how many compilers may run at once, or None.
         color: whether colour is welcome on a terminal.
+        live: whether a terminal can redraw a line.
         rank: rank of this process under torchrun, else 0.
     """
 
@@ -76,6 +77,7 @@ class Config:
     cc: str | None = None
     max_jobs: int | None = None
     color: bool = True
+    live: bool = True
     rank: int = 0
 
     @classmethod
@@ -109,6 +111,7 @@ class Config:
             cc=variable("CC") or None,
             max_jobs=_count("MAX_JOBS", variable("MAX_JOBS")),
             color=not environment.get("NO_COLOR"),
+            live=variable("TERM") != "dumb",
             rank=_count("RANK", variable("RANK") or variable("LOCAL_RANK")) or 0,
         )
 

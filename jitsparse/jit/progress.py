@@ -27,6 +27,14 @@ _live = threading.Lock()
 """Held by the one compilation that owns the terminal's live line."""
 
 
+def _after_fork() -> None:
+    global _live
+    _live = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 def say(level: str, message: str) -> None:
     """One line on stderr, if ``JITSPARSE_LOG`` admits its level and this is rank 0."""
     settings = config.get()
@@ -122,7 +130,7 @@ def _start_status(text: str) -> Any:
 
 
 def _terminal() -> bool:
-    return sys.stderr.isatty() and os.environ.get("TERM", "") != "dumb"
+    return sys.stderr.isatty() and config.get().live
 
 
 def _admits(log: str, level: str) -> bool:

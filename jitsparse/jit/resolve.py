@@ -153,6 +153,11 @@ def _build(sought: Sought, tools: toolchain.Toolchain, cache: Cache) -> Entry:
             kept / LOG,
             failure.command,
         ) from None
+    except OSError as error:
+        raise ToolchainError(
+            f"{sought.variant.name} could not be built below {cache.root}: {error}. Make room "
+            "there, or set JITSPARSE_CACHE_DIR to another directory."
+        ) from error
     finally:
         # Published or kept by now, so only an interrupt leaves something to remove.
         shutil.rmtree(staging, ignore_errors=True)

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -218,19 +219,18 @@ def _find_cuda_home() -> Path:
     )
 
 
-def _cuda_home_candidates() -> list[tuple[str, Path]]:
-    """Places where a toolkit may be, best first."""
-    candidates = [("CUDA_HOME or CUDA_PATH", home) for home in config.get().cuda_home]
+def _cuda_home_candidates() -> Iterator[tuple[str, Path]]:
+    """Places where a toolkit may be, best first: those that torch knows, then pip's packages."""
+    for home in config.get().cuda_home:
+        yield "CUDA_HOME or CUDA_PATH", home
     on_path = shutil.which("nvcc")
     if on_path:
-        candidates.append(("nvcc on PATH", Path(os.path.realpath(on_path)).parent.parent))
+        yield "nvcc on PATH", Path(os.path.realpath(on_path)).parent.parent
     else:
-        candidates.append(("nvcc on PATH", Path("none found")))
-    candidates.append(("the usual place", USUAL_CUDA_HOME))
+        yield "nvcc on PATH", Path("none found")
+    yield "the usual place", USUAL_CUDA_HOME
     for entry in sys.path:
         root = Path(entry or ".") / "nvidia"
-        if root.is_dir():
-            for home in (*sorted(root.glob("cu[0-9]*"), reverse=True), root / "cuda_nvcc"):
-                if home.is_dir():
-                    candidates.append(("pip's nvidia packages", home))
-    return candidates
+        for home in (*sorted(root.glob("cu[0-9]*"), reverse=True), root / "cuda_nvcc"):
+            if home.is_dir():
+                yield "pip's nvidia packages", home

@@ -33,6 +33,7 @@ def test_every_variable() -> None:
             "CC": "gcc",
             "MAX_JOBS": "3",
             "NO_COLOR": "1",
+            "TERM": "dumb",
             "RANK": "5",
             "LOCAL_RANK": "1",
         }
@@ -50,6 +51,7 @@ def test_every_variable() -> None:
         cc="gcc",
         max_jobs=3,
         color=False,
+        live=False,
         rank=5,
     )
 
