@@ -7,14 +7,14 @@ log level nor anything else that a user switches for diagnosis may change what i
 from __future__ import annotations
 
 import functools
+import itertools
 import re
-from pathlib import Path
 from typing import Literal
 
 from jitsparse.errors import ConfigError, ToolchainError, UnsupportedProblem
 from jitsparse.jit import config
 
-__all__ = ["compile_flags", "cpu_target", "cuda_target", "link_flags"]
+__all__ = ["compile_flags", "cpu_target", "cuda_target", "link_flags", "processor"]
 
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c")
 _CPU_FLAGS: dict[str, tuple[str, ...]] = {
@@ -71,13 +71,23 @@ def link_flags(language: Literal["c++", "cuda"]) -> tuple[str, ...]:
 
 
 @functools.cache
-def _cpu_features() -> frozenset[str]:
+def processor() -> dict[str, str]:
+    """What /proc/cpuinfo says of the first processor; empty where there is no such file.
+
+    Only that part is read: on a machine with hundreds of processors the whole takes the kernel
+    longer to write than a warm first use may last.
+    """
     try:
-        text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
+            lines = list(itertools.takewhile(str.strip, file))
     except OSError:
-        return frozenset()
-    match = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
-    return frozenset(match[1].split()) if match else frozenset()
+        return {}
+    pairs = (line.partition(":") for line in lines)
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _cpu_features() -> frozenset[str]:
+    return frozenset(processor().get("flags", "").split())
 
 
 def cpu_target() -> str:

@@ -16,6 +16,7 @@ import uuid
 from pathlib import Path
 
 from jitsparse.jit import cache, config
+from jitsparse.jit.targets import processor
 
 __all__ = ["lookup", "record"]
 
@@ -50,6 +51,8 @@ def lookup(problem: str) -> str | None:
     """Name of the variant that was fastest for the problem on this kind of machine, if tuned."""
     here = cache.current()
     for root in (here.root, *here.layers):
+        if not (root / "tuned").is_dir():
+            continue
         try:
             content = json.loads(_path(root, problem).read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -72,10 +75,5 @@ def _machine() -> str:
     if torch.cuda.is_available():
         name = torch.cuda.get_device_name()
     else:
-        try:
-            text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            text = ""
-        match = re.search(r"^model name\s*:\s*(.*)$", text, re.MULTILINE)
-        name = f"{match[1] if match else os.uname().machine} x{os.cpu_count()}"
+        name = f"{processor().get('model name', os.uname().machine)} x{os.cpu_count()}"
     return re.sub(r"\W+", "-", name).strip("-").lower()
