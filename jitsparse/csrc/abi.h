@@ -6,6 +6,7 @@
 
 using int32 = int;
 using int64 = long long;
+using uint64 = unsigned long long;
 static_assert(sizeof(int32) == 4 && sizeof(int64) == 8 && sizeof(void*) == 8, "LP64 is assumed");
 
 namespace jitsparse {

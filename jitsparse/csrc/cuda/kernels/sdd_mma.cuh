@@ -58,42 +58,69 @@ struct SddMma {
     return (columns + kColumns - 1) / kColumns;
   }
 
-  static __device__ __forceinline__ void fetch_left(const SddArgs& args, const Storage* left, int64 first_row, int64 k,
-                                                    unsigned shared, int thread) {
-    copy_tiles<LeftTile, 1, kThreads>(shared, thread, [&](int, int column) -> RowSource<Storage> {
-      const int64 ld = args.left_ld;
-      if constexpr (LEFT_K_CONTIGUOUS) {
-        return {left + first_row * ld + k + column, ld, args.rows - first_row, chunk_bytes<Storage>(k + column, args.k)};
-      } else {
-        return {left + k * ld + first_row + column, ld, args.k - k, chunk_bytes<Storage>(first_row + column, args.rows)};
-      }
-    });
-  }
+  using LeftCopy = TileCopy<LeftTile, 1, kThreads>;
+  // The gathered block columns are tiles of their own where they lie one below the other, and parts of a row where not.
+  using RightCopy = TileCopy<SharedTile<Element, RIGHT_K_CONTIGUOUS ? BLOCK_COLS : TILE_K, RightTile::kColumns,
+                                        kScalar && !RIGHT_K_CONTIGUOUS>,
+                             RIGHT_K_CONTIGUOUS ? kColumns : 1, kThreads>;
 
-  // Gathers the tile's block columns; where there are fewer than kColumns the rest is zero.
-  static __device__ __forceinline__ void fetch_right(const SddArgs& args, const Storage* right, const int4* columns,
-                                                     int64 k, unsigned shared, int thread) {
-    const int64 ld = args.right_ld;
-    if constexpr (RIGHT_K_CONTIGUOUS) {
-      using BlockColumn = SharedTile<Element, BLOCK_COLS, TILE_K>;
-      copy_tiles<BlockColumn, kColumns, kThreads>(shared, thread, [&](int tile, int column) -> RowSource<Storage> {
-        const int64 first = int64(columns[tile].x) * BLOCK_COLS;
-        return {right + first * ld + k + column, ld, columns[tile].y ? args.cols - first : 0,
-                chunk_bytes<Storage>(k + column, args.k)};
-      });
-    } else {
-      copy_tiles<RightTile, 1, kThreads>(shared, thread, [&](int, int column) -> RowSource<Storage> {
-        const int4 step = columns[column / BLOCK_COLS];
-        const int64 at = int64(step.x) * BLOCK_COLS + column % BLOCK_COLS;
-        return {right + k * ld + at, ld, args.k - k, step.y ? chunk_bytes<Storage>(at, args.cols) : 0};
+  // Where the copies of one thread begin, and how far the operands reach.
+  struct Sources {
+    LeftCopy left_copy;
+    RightCopy right_copy;
+    const char* left;
+    const char* right[RightCopy::kTiles];
+    int64 left_stride, right_stride;  // bytes from row to row of shared memory
+    int64 left_step, right_step;      // bytes from stage to stage
+    int rows;                         // of the left tile that are inside
+    int right_inside[RightCopy::kTiles];  // rows of each right tile that are (RIGHT_K_CONTIGUOUS), or whether its columns are
+
+    __device__ __forceinline__ Sources(const SddArgs& args, int64 first_row, const int4* columns, int thread)
+        : left_copy(thread), right_copy(thread) {
+      constexpr int64 kSize = sizeof(Storage);
+      left = reinterpret_cast<const char*>(static_cast<const Storage*>(args.left) +
+                                           first_row * (LEFT_K_CONTIGUOUS ? args.left_ld : 1) +
+                                           left_copy.first_row * args.left_ld + left_copy.column);
+      left_stride = args.left_ld * kSize;
+      left_step = TILE_K * (LEFT_K_CONTIGUOUS ? kSize : left_stride);
+      rows = inside(args.rows, first_row, TILE_M);
+      right_stride = args.right_ld * kSize;
+      right_step = TILE_K * (RIGHT_K_CONTIGUOUS ? kSize : right_stride);
+#pragma unroll
+      for (int i = 0; i < RightCopy::kTiles; ++i) {
+        const int4 column = columns[RIGHT_K_CONTIGUOUS ? right_copy.tile(i) : right_copy.column / BLOCK_COLS];
+        int64 at = int64(column.x) * BLOCK_COLS + (RIGHT_K_CONTIGUOUS ? 0 : right_copy.column % BLOCK_COLS);
+        // Where the tile has fewer block columns than it could, the rest is zero.
+        right_inside[i] = column.y ? inside(args.cols, at, BLOCK_COLS) : 0;
+        at *= RIGHT_K_CONTIGUOUS ? args.right_ld : 1;
+        right[i] = reinterpret_cast<const char*>(static_cast<const Storage*>(args.right) + at +
+                                                 right_copy.first_row * args.right_ld + right_copy.column * int64(RIGHT_K_CONTIGUOUS));
+      }
+    }
+  };
+
+  // Starts the copies of one stage: `left_at` and `right_at` bytes from where the sources begin, k_left of the inner axis remain.
+  static __device__ __forceinline__ void fetch(const Sources& from, int64 left_at, int64 right_at, int k_left, unsigned buffer) {
+    const bool left_column = from.left_copy.column < (LEFT_K_CONTIGUOUS ? k_left : from.rows);
+    from.left_copy.start(buffer, 0, from.left + left_at, from.left_stride, [&](int row) {
+      return left_column && row < (LEFT_K_CONTIGUOUS ? from.rows : k_left);
+    });
+#pragma unroll
+    for (int i = 0; i < RightCopy::kTiles; ++i) {
+      if (!from.right_copy.has(i)) continue;
+      const bool right_column = RIGHT_K_CONTIGUOUS ? from.right_copy.column < k_left : from.right_inside[i] > 0;
+      from.right_copy.start(buffer + LeftTile::kBytes, i, from.right[i] + right_at, from.right_stride, [&](int row) {
+        return right_column && row < (RIGHT_K_CONTIGUOUS ? from.right_inside[i] : k_left);
       });
     }
   }
 
+  using LeftReads = LeftFragments<Element, LEFT_K_CONTIGUOUS, LeftTile>;
+  using RightReads = RightFragments<Element, RIGHT_K_CONTIGUOUS, RightTile>;
   using Accumulators = float[kWarpRows][kWarpColumns][kPartM / 16][kPartN / 8][4];
 
-  static __device__ __forceinline__ void multiply(Accumulators& c, const int (&masks)[kWarpColumns], unsigned shared,
-                                                  int warp_m, int warp_n, int lane) {
+  static __device__ __forceinline__ void multiply(Accumulators& c, const int (&masks)[kWarpColumns], unsigned left,
+                                                  unsigned right) {
     int any = 0;
 #pragma unroll
     for (int u = 0; u < kWarpColumns; ++u) any |= masks[u];
@@ -101,16 +128,14 @@ struct SddMma {
     for (int k = 0; k < TILE_K; k += Element::kMmaK) {
       unsigned b[WARP_N / 16][4];
 #pragma unroll
-      for (int j = 0; j < WARP_N / 16; ++j) {
-        load_right<Element, RIGHT_K_CONTIGUOUS, RightTile>(b[j], shared + LeftTile::kBytes, warp_n * WARP_N + j * 16, k, lane);
-      }
+      for (int j = 0; j < WARP_N / 16; ++j) RightReads::load(b[j], right, j * 16, k);
 #pragma unroll
       for (int g = 0; g < kWarpRows; ++g) {
         if (!kAlwaysPresent && !(any >> g & 1)) continue;
 #pragma unroll
         for (int i = 0; i < kPartM / 16; ++i) {
           unsigned a[4];
-          load_left<Element, LEFT_K_CONTIGUOUS, LeftTile>(a, shared, warp_m * WARP_M + g * kPartM + i * 16, k, lane);
+          LeftReads::load(a, left, g * kPartM + i * 16, k);
 #pragma unroll
           for (int u = 0; u < kWarpColumns; ++u) {
             if (!kAlwaysPresent && kWarpColumns > 1 && !(masks[u] >> g & 1)) continue;
@@ -129,7 +154,8 @@ struct SddMma {
     extern __shared__ __align__(128) unsigned char shared[];
     const unsigned stages = unsigned(__cvta_generic_to_shared(shared));
     int4* columns = reinterpret_cast<int4*>(shared + (kSharedBytes - kColumns * 16));  // (block column, mask, first, 0)
-    const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+    // The shuffles tell the compiler that a value is the same in all lanes.
+    const int thread = threadIdx.x, lane = thread % 32, warp = __shfl_sync(~0u, thread / 32, 0);
     const int warp_m = warp / WARPS_N, warp_n = warp % WARPS_N;
     const TileCoordinates at = grouped_order<kGroupedPanels>(blockIdx.x, panels(args), column_tiles(args));
     const int64 panel = at.row;
@@ -154,32 +180,40 @@ struct SddMma {
     const int first_group = warp_m * WARP_M / BLOCK_ROWS, first_column = warp_n * WARP_N / BLOCK_COLS;
 #pragma unroll
     for (int u = 0; u < kWarpColumns; ++u) {
-      masks[u] = columns[first_column + u].y >> first_group & ((1 << kWarpRows) - 1);
+      masks[u] = __shfl_sync(~0u, columns[first_column + u].y >> first_group & ((1 << kWarpRows) - 1), 0);
     }
 
-    const Storage* left = static_cast<const Storage*>(args.left);
-    const Storage* right = static_cast<const Storage*>(args.right);
-    const int64 first_row = panel * TILE_M;
     const int k_tiles = int((args.k + TILE_K - 1) / TILE_K);
     const int stage_count = k_tiles * int(args.batch);
-    const auto fetch_stage = [&](int stage) {
+    const Sources sources(args, panel * TILE_M, columns, thread);
+    const auto fetch_stage = [&](int stage, unsigned buffer) {
       if (stage < stage_count) {
-        const unsigned to = stages + stage % STAGES * kStageBytes;
-        const int batch = stage / k_tiles;
-        const int64 k = int64(stage % k_tiles) * TILE_K;
-        fetch_left(args, left + batch * args.left_batch_stride, first_row, k, to, thread);
-        fetch_right(args, right + batch * args.right_batch_stride, columns, k, to + LeftTile::kBytes, thread);
+        const int batch = stage / k_tiles, k_tile = stage - batch * k_tiles;
+        fetch(sources, batch * args.left_batch_stride * int64(sizeof(Storage)) + k_tile * sources.left_step,
+              batch * args.right_batch_stride * int64(sizeof(Storage)) + k_tile * sources.right_step,
+              int(args.k) - k_tile * TILE_K, buffer);
       }
       ptx::cp_async_commit();
     };
 
-    for (int stage = 0; stage < STAGES - 1; ++stage) fetch_stage(stage);
+    constexpr int kAhead = STAGES - 1;
+    for (int stage = 0; stage < kAhead; ++stage) fetch_stage(stage, stages + stage * kStageBytes);
+    const unsigned left_offset =
+        LeftTile::moved(LeftReads::lane_offset(lane), LEFT_K_CONTIGUOUS ? warp_m * WARP_M : 0,
+                        LEFT_K_CONTIGUOUS ? 0 : warp_m * WARP_M / LeftTile::kPerChunk);
+    const unsigned right_offset =
+        LeftTile::kBytes + RightTile::moved(RightReads::lane_offset(lane), RIGHT_K_CONTIGUOUS ? warp_n * WARP_N : 0,
+                                            RIGHT_K_CONTIGUOUS ? 0 : warp_n * WARP_N / RightTile::kPerChunk);
+    const unsigned end_of_stages = stages + STAGES * kStageBytes;
+    unsigned filled = stages, free = stages + kAhead * kStageBytes;
     Accumulators c = {};
     for (int stage = 0; stage < stage_count; ++stage) {
       ptx::cp_async_wait<STAGES - 2>();
       __syncthreads();
-      fetch_stage(stage + STAGES - 1);
-      multiply(c, masks, stages + stage % STAGES * kStageBytes, warp_m, warp_n, lane);
+      fetch_stage(stage + kAhead, free);
+      multiply(c, masks, filled + left_offset, filled + right_offset);
+      filled = filled + kStageBytes == end_of_stages ? stages : filled + kStageBytes;
+      free = free + kStageBytes == end_of_stages ? stages : free + kStageBytes;
     }
     ptx::cp_async_wait<0>();
     __syncthreads();

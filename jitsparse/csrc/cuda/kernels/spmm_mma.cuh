@@ -49,8 +49,9 @@ struct SpmmMma {
 
   static constexpr int kBlockBytes = kSlots * kGroup * BlockTile::kBytes;
   static constexpr int kStageBytes = kBlockBytes + kSlots * DenseTile::kBytes;
-  // Steps are fetched two pipeline depths before their data and read until it is consumed, block positions one depth before.
-  static constexpr int kStepRing = 3 * STAGES, kPositionRing = 2 * STAGES;
+  // Steps are fetched two pipeline depths before their data and read until it is consumed; block positions one depth before.
+  static_assert(STAGES <= 5, "the rings hold three and two pipeline depths");
+  static constexpr int kStepRing = 16, kPositionRing = 16;
   static constexpr int kRingBytes = (kStepRing * kSlots * 16 + kPositionRing * kSlots * kGroup * 4 + 15) / 16 * 16;
   static constexpr int kPipelineBytes = STAGES * kStageBytes + kRingBytes;
   static constexpr int kStagedBytes = WARPS_M * WARPS_N * Staged::kBytes;
@@ -96,9 +97,9 @@ struct SpmmMma {
     __device__ __forceinline__ explicit Rings(unsigned char* shared)
         : steps(reinterpret_cast<int4*>(shared + STAGES * kStageBytes)),
           positions(reinterpret_cast<int*>(steps + kStepRing * kSlots)) {}
-    __device__ __forceinline__ int4* step(int stage, int slot) { return steps + stage % kStepRing * kSlots + slot; }
+    __device__ __forceinline__ int4* step(int stage, int slot) { return steps + (stage & (kStepRing - 1)) * kSlots + slot; }
     __device__ __forceinline__ int* position(int stage, int slot, int g) {
-      return positions + (stage % kPositionRing * kSlots + slot) * kGroup + g;
+      return positions + ((stage & (kPositionRing - 1)) * kSlots + slot) * kGroup + g;
     }
   };
 
@@ -114,82 +115,123 @@ struct SpmmMma {
       to->y = 1;
       to->z = step;
     } else {
-      ptx::cp_async_16(__cvta_generic_to_shared(to), steps.merged + step, 16);
+      ptx::cp_async_16(__cvta_generic_to_shared(to), steps.merged + step);
     }
   }
 
-  // Fetches where the blocks of `stage` lie. Its steps must have arrived.
+  // Fetches where the blocks of `stage` lie; -1 where there is none. Its steps must have arrived.
   static __device__ __forceinline__ void fetch_positions(const Steps& steps, Rings& rings, int stage, int thread) {
     if (thread >= kSlots * kGroup) return;
     const int slot = thread / kGroup, g = thread % kGroup;
     const int4 step = *rings.step(stage, slot);
-    if (!(step.y >> g & 1)) return;
     const int at = step.z + __popc(step.y & ((1 << g) - 1));
     int* to = rings.position(stage, slot, g);
-    if (steps.positions == nullptr) {
+    if (!(step.y >> g & 1)) {
+      *to = -1;
+    } else if (steps.positions == nullptr) {
       *to = at;
     } else {
       ptx::cp_async_4(__cvta_generic_to_shared(to), steps.positions + at);
     }
   }
 
-  static __device__ __forceinline__ void fetch_blocks(const SpmmArgs& args, Rings& rings, int stage, unsigned shared,
-                                                      int thread) {
-    const Storage* values = static_cast<const Storage*>(args.values);
-    constexpr int kPitch = FLIPPED ? kBlockM : kBlockK;
-    const int inside = stage % kParts * kSlotK * (FLIPPED ? kPitch : 1);
-    copy_tiles<BlockTile, kSlots * kGroup, kThreads>(shared, thread, [&](int tile, int column) -> RowSource<Storage> {
-      const int slot = tile / kGroup, g = tile % kGroup;
-      if (!(rings.step(stage, slot)->y >> g & 1)) return {nullptr, 0, 0, RowSource<Storage>::kSkip};
-      const int64 position = *rings.position(stage, slot, g);
-      return {values + position * (kBlockM * kBlockK) + inside + column, kPitch, BlockTile::kRows, kChunkBytes};
-    });
-  }
+  using BlockCopy = TileCopy<BlockTile, kSlots * kGroup, kThreads>;
+  using DenseCopy = TileCopy<DenseTile, kSlots, kThreads>;
+  static constexpr int kBlockPitch = (FLIPPED ? kBlockM : kBlockK) * int(sizeof(Storage));
 
-  // `dense` points to the tile's first column of this batch; n is counted from there.
-  static __device__ __forceinline__ void fetch_dense(const Storage* dense, int64 ld, int64 k_extent, int64 n_extent,
-                                                     Rings& rings, int stage, unsigned shared, int thread) {
+  // Where the copies of one thread begin, and how far the dense operand reaches.
+  struct Sources {
+    BlockCopy block_copy;
+    DenseCopy dense_copy;
+    const char* blocks;    // the thread's first chunk of block 0
+    const char* dense;     // the thread's first chunk of block column 0, in the tile's columns
+    int64 dense_stride;    // bytes from row to row
+    int64 dense_part;      // bytes from one part of a block column to the next
+    uint64 dense_step;     // bytes from block column to block column
+    unsigned whole_steps;  // block columns that lie inside the dense operand whole
+    int last_step;         // its extent in the one that does not
+    int columns;           // of the tile that are inside
+
+    __device__ __forceinline__ Sources(const SpmmArgs& args, int64 first_n, int64 batch, int thread)
+        : block_copy(thread), dense_copy(thread) {
+      const int64 pitch = FLIPPED ? kBlockM : kBlockK;
+      blocks = reinterpret_cast<const char*>(static_cast<const Storage*>(args.values) +
+                                             block_copy.first_row * pitch + block_copy.column);
+      const int64 ld = args.dense_ld;
+      dense = reinterpret_cast<const char*>(static_cast<const Storage*>(args.dense) + batch * args.dense_batch_stride +
+                                            first_n * (DENSE_K_CONTIGUOUS ? ld : 1) + dense_copy.first_row * ld +
+                                            dense_copy.column);
+      dense_stride = ld * int64(sizeof(Storage));
+      const int64 along_k = DENSE_K_CONTIGUOUS ? int64(sizeof(Storage)) : dense_stride;
+      dense_part = kSlotK * along_k;
+      dense_step = kBlockK * along_k;
+      whole_steps = unsigned(k(args) / kBlockK);
+      last_step = int(k(args) % kBlockK);
+      columns = inside(args.n, first_n, TILE_N);
+    }
+  };
+
+  // Starts the copies that fill a buffer of the pipeline. The positions and steps of `stage` must have arrived.
+  static __device__ __forceinline__ void fetch(const Sources& from, Rings& rings, int stage, unsigned buffer) {
+    const BlockCopy& block_copy = from.block_copy;
+    const DenseCopy& dense_copy = from.dense_copy;
+    int positions[BlockCopy::kTiles];
+    unsigned steps[DenseCopy::kTiles];
+#pragma unroll
+    for (int i = 0; i < BlockCopy::kTiles; ++i) {
+      positions[i] = block_copy.has(i) ? rings.position(stage, 0, 0)[block_copy.tile(i)] : -1;
+    }
+#pragma unroll
+    for (int i = 0; i < DenseCopy::kTiles; ++i) steps[i] = dense_copy.has(i) ? rings.step(stage, dense_copy.tile(i))->x : 0;
+
     const int part = stage % kParts;
-    copy_tiles<DenseTile, kSlots, kThreads>(shared, thread, [&](int slot, int column) -> RowSource<Storage> {
-      const int4 step = *rings.step(stage, slot);
-      if (step.y == 0) return {nullptr, 0, 0, RowSource<Storage>::kSkip};
-      const int64 k = int64(step.x) * kBlockK + part * kSlotK;
-      if constexpr (DENSE_K_CONTIGUOUS) {
-        return {dense + k + column, ld, n_extent, chunk_bytes<Storage>(k + column, k_extent)};
-      } else {
-        return {dense + k * ld + column, ld, k_extent - k, chunk_bytes<Storage>(column, n_extent)};
-      }
-    });
+    const char* blocks = from.blocks + part * kSlotK * (FLIPPED ? kBlockPitch : int(sizeof(Storage)));
+#pragma unroll
+    for (int i = 0; i < BlockCopy::kTiles; ++i) {
+      if (positions[i] < 0) continue;
+      block_copy.start(buffer, i, blocks + int64(positions[i]) * (kBlockM * kBlockK * int(sizeof(Storage))), kBlockPitch);
+    }
+    const char* dense = from.dense + part * from.dense_part;
+    const int last_step = from.last_step - part * kSlotK;
+#pragma unroll
+    for (int i = 0; i < DenseCopy::kTiles; ++i) {
+      if (!dense_copy.has(i)) continue;
+      // A slot past the last step has block column 0 and is copied for nothing, which costs less than asking.
+      const bool whole = steps[i] < from.whole_steps;
+      const bool column_inside = DENSE_K_CONTIGUOUS ? whole || dense_copy.column < last_step : dense_copy.column < from.columns;
+      dense_copy.start(buffer + kBlockBytes, i, dense + steps[i] * from.dense_step, from.dense_stride, [&](int row) {
+        return column_inside && (DENSE_K_CONTIGUOUS ? row < from.columns : whole || row < last_step);
+      });
+    }
   }
 
   using Accumulators = float[WARP_M / 16][WARP_N / 8][4];
 
-  // One warp's share of a stage: for each depth of the mma, its columns of the dense tile once, then the blocks that are there.
-  static __device__ __forceinline__ void multiply(Accumulators& c, Rings& rings, int stage, unsigned shared, int warp_m,
-                                                  int warp_n, int lane) {
+  using BlockFragments = LeftFragments<Element, !FLIPPED, BlockTile>;
+  using DenseFragments = RightFragments<Element, DENSE_K_CONTIGUOUS, DenseTile>;
+  static constexpr bool kAlwaysPresent = kGroup == 1 && kSlots == 1;
+
+  // One warp's share of a stage: for each depth of the mma its columns of the dense tile once, then the blocks
+  // that are there. Bit slot * kGroup + g of `present` says that the warp's block g of that slot is.
+  static __device__ __forceinline__ void multiply(Accumulators& c, unsigned present, unsigned blocks, unsigned dense) {
     constexpr int kBlocksInWarp = WARP_M > kBlockM ? WARP_M / kBlockM : 1;
     constexpr int kRowsOfBlock = WARP_M > kBlockM ? kBlockM : WARP_M;
-#pragma unroll
+    constexpr unsigned kMine = (1u << kBlocksInWarp) - 1;
+#pragma unroll 1
     for (int slot = 0; slot < kSlots; ++slot) {
-      const int first_group = warp_m * WARP_M / kBlockM;
-      const int mask = kGroup == 1 && kSlots == 1 ? 1 : rings.step(stage, slot)->y >> first_group;
-      if (kGroup * kSlots > 1 && !(mask & ((1 << kBlocksInWarp) - 1))) continue;
-      const unsigned dense = shared + kBlockBytes + slot * DenseTile::kBytes;
+      if (!kAlwaysPresent && !(present >> slot * kGroup & kMine)) continue;
 #pragma unroll
       for (int k = 0; k < kSlotK; k += Element::kMmaK) {
         unsigned b[WARP_N / 16][4];
 #pragma unroll
-        for (int j = 0; j < WARP_N / 16; ++j) {
-          load_right<Element, DENSE_K_CONTIGUOUS, DenseTile>(b[j], dense, warp_n * WARP_N + j * 16, k, lane);
-        }
+        for (int j = 0; j < WARP_N / 16; ++j) DenseFragments::load(b[j], dense + slot * DenseTile::kBytes, j * 16, k);
 #pragma unroll
         for (int g = 0; g < kBlocksInWarp; ++g) {
-          if (kGroup * kSlots > 1 && !(mask >> g & 1)) continue;
-          const unsigned block = shared + (slot * kGroup + first_group + g) * BlockTile::kBytes;
+          if (!kAlwaysPresent && !(present >> (slot * kGroup + g) & 1)) continue;
 #pragma unroll
           for (int i = 0; i < kRowsOfBlock / 16; ++i) {
             unsigned a[4];
-            load_left<Element, !FLIPPED, BlockTile>(a, block, warp_m * WARP_M % kBlockM + i * 16, k, lane);
+            BlockFragments::load(a, blocks + (slot * kGroup + g) * BlockTile::kBytes, i * 16, k);
 #pragma unroll
             for (int j = 0; j < WARP_N / 8; ++j) {
               Element::mma(c[g * (kRowsOfBlock / 16) + i][j], a, b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
@@ -219,26 +261,23 @@ struct SpmmMma {
   static __device__ __forceinline__ void run(const SpmmArgs& args) {
     extern __shared__ __align__(128) unsigned char shared[];
     const unsigned stages = unsigned(__cvta_generic_to_shared(shared));
-    const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+    // The shuffle tells the compiler that the warp index is the same in all lanes.
+    const int thread = threadIdx.x, lane = thread % 32, warp = __shfl_sync(~0u, thread / 32, 0);
     const int warp_m = warp / WARPS_N, warp_n = warp % WARPS_N;
     const TileCoordinates tile = grouped_order<kGroupedPanels>(blockIdx.x, panels(args), column_tiles(args));
     const int64 first_m = tile.row * TILE_M, first_n = tile.column * TILE_N;
 
     const Steps steps(args, tile.row);
     Rings rings(shared);
-    const int64 ld = args.dense_ld, k_extent = k(args), n_extent = args.n - first_n;
-    const Storage* dense = static_cast<const Storage*>(args.dense) + tile.batch * args.dense_batch_stride +
-                           first_n * (DENSE_K_CONTIGUOUS ? ld : 1);
+    const Sources sources(args, first_n, tile.batch, thread);
     const int stage_count = (steps.end - steps.begin + kSlots - 1) / kSlots * kParts;
     constexpr int kAhead = STAGES - 1;
     const int position_thread = kThreads > 32 ? (thread + kThreads - 32) % kThreads : thread;
 
-    // Fills the pipeline with `stage` and fetches what later stages will need to know.
-    const auto fetch = [&](int stage) {
+    // Fills a buffer of the pipeline with `stage` and fetches what later stages will need to know.
+    const auto advance = [&](int stage, unsigned buffer) {
       if (stage < stage_count) {
-        const unsigned to = stages + stage % STAGES * kStageBytes;
-        fetch_blocks(args, rings, stage, to, thread);
-        fetch_dense(dense, ld, k_extent, n_extent, rings, stage, to + kBlockBytes, thread);
+        fetch(sources, rings, stage, buffer);
         fetch_positions(steps, rings, stage + kAhead, position_thread);
         fetch_steps(steps, rings, stage + 2 * kAhead, thread);
       }
@@ -253,14 +292,31 @@ struct SpmmMma {
     ptx::cp_async_commit();
     ptx::cp_async_wait<0>();
     __syncthreads();
-    for (int stage = 0; stage < kAhead; ++stage) fetch(stage);
+    for (int stage = 0; stage < kAhead; ++stage) advance(stage, stages + stage * kStageBytes);
 
+    // Where this warp's part of the panel begins: a block of a slot, and rows of that block.
+    const int first_block = warp_m * WARP_M / kBlockM, first_row = warp_m * WARP_M % kBlockM;
+    const unsigned block_offset = first_block * BlockTile::kBytes +
+                                  BlockTile::moved(BlockFragments::lane_offset(lane), FLIPPED ? 0 : first_row,
+                                                   FLIPPED ? first_row / BlockTile::kPerChunk : 0);
+    const unsigned dense_offset =
+        kBlockBytes + DenseTile::moved(DenseFragments::lane_offset(lane), DENSE_K_CONTIGUOUS ? warp_n * WARP_N : 0,
+                                       DENSE_K_CONTIGUOUS ? 0 : warp_n * WARP_N / DenseTile::kPerChunk);
+    const unsigned end_of_stages = stages + STAGES * kStageBytes;
+    unsigned filled = stages, free = stages + kAhead * kStageBytes;
     Accumulators c = {};
     for (int stage = 0; stage < stage_count; ++stage) {
       ptx::cp_async_wait<STAGES - 2>();
       __syncthreads();
-      fetch(stage + kAhead);
-      multiply(c, rings, stage, stages + stage % STAGES * kStageBytes, warp_m, warp_n, lane);
+      advance(stage + kAhead, free);
+      unsigned present = 1;
+      if constexpr (!kAlwaysPresent) {
+        const int mask = lane < kSlots * kGroup ? rings.step(stage, lane / kGroup)->y : 0;
+        present = __ballot_sync(~0u, mask >> lane % kGroup & 1) >> first_block;
+      }
+      multiply(c, present, filled + block_offset, filled + dense_offset);
+      filled = filled + kStageBytes == end_of_stages ? stages : filled + kStageBytes;
+      free = free + kStageBytes == end_of_stages ? stages : free + kStageBytes;
     }
     ptx::cp_async_wait<0>();
     __syncthreads();

@@ -29,91 +29,135 @@ struct SharedTile {
   static constexpr int kRowsPerLine = kRowChunks >= 8 ? 1 : 8 / kRowChunks;
   static constexpr int kMask = kRowChunks >= 8 ? 7 : kRowChunks - 1;
 
+  static constexpr int kRowBytes = kRowChunks * kChunkBytes;
+
   static __device__ __forceinline__ unsigned offset(int row, int chunk) {
     const int twist = SCALAR ? (row & 3) << 1 : row / kRowsPerLine;
-    return unsigned(row * kRowChunks + (chunk ^ (twist & kMask))) * kChunkBytes;
+    return unsigned(row * kRowBytes + (chunk ^ (twist & kMask)) * kChunkBytes);
+  }
+
+  // The address `rows` further down and `chunks` to the right of one made with offset(). With `rows` a
+  // multiple of the permutation's period (8; 4 if SCALAR) and `chunks` even, and the chunk of `address` 0 or 1,
+  // the permutation is one XOR with a constant: with constant arguments a single instruction.
+  static __device__ __forceinline__ unsigned moved(unsigned address, int rows, int chunks) {
+    return (address ^ unsigned((chunks & kMask) * kChunkBytes)) + unsigned(rows * kRowBytes + (chunks & ~kMask) * kChunkBytes);
   }
 };
 
-// A fragment of the left operand: 16 rows from m0, kMmaK deep from k0.
-// K_CONTIGUOUS: the tile's rows run along k; otherwise along m.
+// Fragments of the left operand, 16 rows (m) by kMmaK (k). K_CONTIGUOUS: the tile's rows run along k, else along m.
 template <typename Element, bool K_CONTIGUOUS, typename Tile>
-__device__ __forceinline__ void load_left(unsigned (&a)[4], unsigned tile, int m0, int k0, int lane) {
-  if constexpr (K_CONTIGUOUS) {
-    ptx::ldmatrix_x4(a, tile + Tile::offset(m0 + lane % 16, k0 / Tile::kPerChunk + lane / 16));
-  } else if constexpr (sizeof(typename Element::Storage) == 2) {
-    ptx::ldmatrix_x4_trans(a, tile + Tile::offset(k0 + lane / 16 * 8 + lane % 8, m0 / Tile::kPerChunk + lane / 8 % 2));
-  } else {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int m = m0 + lane / 4 + i % 2 * 8, k = k0 + lane % 4 + i / 2 * 4;
-      a[i] = ptx::load_shared_b32(tile + Tile::offset(k, m / 4) + m % 4 * 4);
-    }
+struct LeftFragments {
+  static __device__ __forceinline__ unsigned lane_offset(int lane) {
+    if constexpr (K_CONTIGUOUS) return Tile::offset(lane % 16, lane / 16);
+    if constexpr (sizeof(typename Element::Storage) == 2) return Tile::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+    return Tile::offset(lane % 4, lane / 16) + lane / 4 % 4 * 4;
   }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) a[i] = Element::operand(a[i]);
-}
 
-// Two fragments of the right operand: 16 columns from n0, kMmaK deep from k0; b[0], b[1] are the first eight.
-template <typename Element, bool K_CONTIGUOUS, typename Tile>
-__device__ __forceinline__ void load_right(unsigned (&b)[4], unsigned tile, int n0, int k0, int lane) {
-  if constexpr (K_CONTIGUOUS) {
-    ptx::ldmatrix_x4(b, tile + Tile::offset(n0 + lane / 16 * 8 + lane % 8, k0 / Tile::kPerChunk + lane / 8 % 2));
-  } else if constexpr (sizeof(typename Element::Storage) == 2) {
-    ptx::ldmatrix_x4_trans(b, tile + Tile::offset(k0 + lane % 16, n0 / Tile::kPerChunk + lane / 16));
-  } else {
+  // `lane_address`: the tile's address plus lane_offset.
+  static __device__ __forceinline__ void load(unsigned (&a)[4], unsigned lane_address, int m, int k) {
+    if constexpr (K_CONTIGUOUS) {
+      ptx::ldmatrix_x4(a, Tile::moved(lane_address, m, k / Tile::kPerChunk));
+    } else if constexpr (sizeof(typename Element::Storage) == 2) {
+      ptx::ldmatrix_x4_trans(a, Tile::moved(lane_address, k, m / Tile::kPerChunk));
+    } else {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int n = n0 + lane / 4 + i / 2 * 8, k = k0 + lane % 4 + i % 2 * 4;
-      b[i] = ptx::load_shared_b32(tile + Tile::offset(k, n / 4) + n % 4 * 4);
+      for (int i = 0; i < 4; ++i) {
+        a[i] = ptx::load_shared_b32(Tile::moved(lane_address, k + i / 2 * 4, (m + i % 2 * 8) / Tile::kPerChunk));
+      }
     }
-  }
 #pragma unroll
-  for (int i = 0; i < 4; ++i) b[i] = Element::operand(b[i]);
-}
-
-// Bytes of a 16-byte chunk that lie inside an axis of `extent` elements when the chunk begins at `first`.
-template <typename Storage>
-__device__ __forceinline__ int chunk_bytes(int64 first, int64 extent) {
-  const int64 left = (extent - first) * int64(sizeof(Storage));
-  return left <= 0 ? 0 : left >= kChunkBytes ? kChunkBytes : int(left);
-}
-
-// Where the rows of a tile come from, for a thread that keeps one column of chunks.
-template <typename Storage>
-struct RowSource {
-  const Storage* from;  // the thread's chunk of row 0
-  int64 stride;         // from row to row
-  int64 rows;           // rows past these are zero
-  int bytes;            // of each chunk that are inside; the rest is zero.  kSkip: leave the tile alone
-  static constexpr int kSkip = -1;
+    for (int i = 0; i < 4; ++i) a[i] = Element::operand(a[i]);
+  }
 };
 
-// Starts the copies that fill TILES tiles lying one after another in shared memory. Each thread keeps one
-// column of chunks and goes down the rows, so that only one pointer moves: as many pointers as copies would spill.
-template <typename Tile, int TILES, int THREADS, typename SourceOf>
-__device__ __forceinline__ void copy_tiles(unsigned shared, int thread, const SourceOf& source_of) {
-  constexpr int kRowStep = THREADS / Tile::kRowChunks;
-  constexpr int kPasses = Tile::kRows > kRowStep ? Tile::kRows / kRowStep : 1;
-  constexpr int kTileStep = kRowStep > Tile::kRows ? kRowStep / Tile::kRows : 1;
+// Pairs of fragments of the right operand, kMmaK (k) by 16 columns (n): b[0], b[1] are the first eight columns.
+template <typename Element, bool K_CONTIGUOUS, typename Tile>
+struct RightFragments {
+  static __device__ __forceinline__ unsigned lane_offset(int lane) {
+    if constexpr (K_CONTIGUOUS) return Tile::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+    if constexpr (sizeof(typename Element::Storage) == 2) return Tile::offset(lane % 16, lane / 16);
+    return Tile::offset(lane % 4, lane / 16) + lane / 4 % 4 * 4;
+  }
+
+  static __device__ __forceinline__ void load(unsigned (&b)[4], unsigned lane_address, int n, int k) {
+    if constexpr (K_CONTIGUOUS) {
+      ptx::ldmatrix_x4(b, Tile::moved(lane_address, n, k / Tile::kPerChunk));
+    } else if constexpr (sizeof(typename Element::Storage) == 2) {
+      ptx::ldmatrix_x4_trans(b, Tile::moved(lane_address, k, n / Tile::kPerChunk));
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        b[i] = ptx::load_shared_b32(Tile::moved(lane_address, k + i % 2 * 4, (n + i / 2 * 8) / Tile::kPerChunk));
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) b[i] = Element::operand(b[i]);
+  }
+};
+
+// `extent - first` as far as a tile of at most `tile` elements can tell; keeps 64-bit sizes out of the loops.
+__device__ __forceinline__ int inside(int64 extent, int64 first, int tile) {
+  const int64 left = extent - first;
+  return left > tile ? tile : left < 0 ? 0 : int(left);
+}
+
+// How THREADS threads share the copies that fill TILES tiles lying one after another in shared memory. A thread
+// keeps one column of chunks and goes down the rows of kTiles tiles, so that a tile costs it one address.
+//
+// Whatever is read from shared memory to make addresses has to be read before the first copy of a stage is
+// issued: the compiler must assume that a copy overwrites it, and separates each pair by several idle slots.
+template <typename Tile, int TILES, int THREADS>
+struct TileCopy {
+  static constexpr int kRowStep = THREADS / Tile::kRowChunks;
+  static constexpr int kPasses = Tile::kRows > kRowStep ? Tile::kRows / kRowStep : 1;
+  static constexpr int kTileStep = kRowStep > Tile::kRows ? kRowStep / Tile::kRows : 1;
+  static constexpr int kTiles = (TILES + kTileStep - 1) / kTileStep;
   static_assert(THREADS % Tile::kRowChunks == 0, "a thread stays in one column of chunks");
   static_assert(Tile::kRows % kRowStep == 0 || kRowStep % Tile::kRows == 0, "whole rows of threads a tile");
-  const int chunk = thread % Tile::kRowChunks;
-  const int first = thread / Tile::kRowChunks, first_row = first % Tile::kRows;
-#pragma unroll
-  for (int t = 0; t < TILES; t += kTileStep) {
-    const int tile = t + (kTileStep > 1 ? first / Tile::kRows : 0);
-    if (TILES % kTileStep != 0 && tile >= TILES) break;
-    const RowSource<typename Tile::Storage> source = source_of(tile, chunk * Tile::kPerChunk);
-    if (source.bytes == source.kSkip) continue;
-    const typename Tile::Storage* from = source.from + first_row * source.stride;
+
+  int column;     // element of the row at which the thread's chunks begin
+  int first_row;
+  int first_tile;
+  unsigned offset;  // of the thread's first chunk in shared memory
+
+  __device__ __forceinline__ explicit TileCopy(int thread) {
+    const int row = thread / Tile::kRowChunks;
+    column = thread % Tile::kRowChunks * Tile::kPerChunk;
+    first_row = row % Tile::kRows;
+    first_tile = kTileStep > 1 ? row / Tile::kRows : 0;
+    offset = first_tile * Tile::kBytes + Tile::offset(first_row, thread % Tile::kRowChunks);
+  }
+
+  // The i-th of the thread's tiles, and whether there is one.
+  __device__ __forceinline__ int tile(int i) const { return i * kTileStep + first_tile; }
+  __device__ __forceinline__ bool has(int i) const { return TILES % kTileStep == 0 || tile(i) < TILES; }
+
+  // Starts the copies of the i-th tile. `from` is the thread's first chunk, `stride` the bytes from row to row;
+  // rows for which row_inside(row) is false become zero.
+  template <typename RowInside>
+  __device__ __forceinline__ void start(unsigned shared, int i, const char* from, int64 stride,
+                                        const RowInside& row_inside) const {
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
-      const int row = first_row + pass * kRowStep;
-      ptx::cp_async_16(shared + tile * Tile::kBytes + Tile::offset(row, chunk), from, row < source.rows ? source.bytes : 0);
-      from += kRowStep * source.stride;
+      // Rows a multiple of the permutation's period apart are permuted alike.
+      const unsigned to = kRowStep % 8 == 0 ? offset + pass * kRowStep * Tile::kRowBytes
+                                            : Tile::offset(first_row + pass * kRowStep, column / Tile::kPerChunk) +
+                                                  first_tile * Tile::kBytes;
+      ptx::cp_async_16(shared + i * kTileStep * Tile::kBytes + to, from, row_inside(first_row + pass * kRowStep));
+      from += kRowStep * stride;
     }
   }
-}
+
+  __device__ __forceinline__ void start(unsigned shared, int i, const char* from, int64 stride) const {
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const unsigned to = kRowStep % 8 == 0 ? offset + pass * kRowStep * Tile::kRowBytes
+                                            : Tile::offset(first_row + pass * kRowStep, column / Tile::kPerChunk) +
+                                                  first_tile * Tile::kBytes;
+      ptx::cp_async_16(shared + i * kTileStep * Tile::kBytes + to, from);
+      from += kRowStep * stride;
+    }
+  }
+};
 
 }  // namespace jitsparse

@@ -1,0 +1,129 @@
+"""What the CUDA families share: roles of the operands, templates, limits of a target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from jitsparse.jit import Template, Variant
+from jitsparse.jit.template import Context
+from jitsparse.kernels import abi
+from jitsparse.kernels.problem import Problem
+
+__all__ = [
+    "BLOCKS",
+    "CSRC",
+    "LAYOUTS",
+    "TEMPLATES",
+    "cuda_template",
+    "is_flipped",
+    "knobs",
+    "op_block",
+    "operand_context",
+    "shared_memory_limit",
+    "typical_problems",
+]
+
+ROOT = Path(__file__).resolve().parent.parent
+CSRC = ROOT / "csrc"
+TEMPLATES = ROOT / "templates"
+
+BLOCKS = (8, 16, 32, 64, 128)
+LAYOUTS = ("nn", "nt", "tn", "tt")
+
+ELEMENTS = {"f64": "F64", "f32": "F32", "tf32": "Tf32", "f16": "F16", "bf16": "Bf16"}
+"""The C++ element type of each dtype (``csrc/cuda/tile/element.cuh``)."""
+
+_SHARED_MEMORY = {"sm80": 166912, "sm86": 101376, "sm87": 166912, "sm89": 101376, "sm120": 101376}
+"""Bytes that one CTA may have, by compute capability (CUDA programming guide, technical
+specifications); 232448 since Hopper but for the entries here."""
+
+
+def shared_memory_limit(target: str) -> int:
+    """Bytes of shared memory that a CTA may use on a target."""
+    return _SHARED_MEMORY.get(target.rstrip("af"), 232448)
+
+
+def is_flipped(op: str, layout: str) -> bool:
+    """Whether a product walks the sparse operand by block columns, its blocks transposed.
+
+    Kernels compute sparse x dense. dds is that product transposed, so it flips its sparse operand
+    where dsd does not.
+    """
+    return layout[0] == "t" if op == "dsd" else layout[1] == "n"
+
+
+def op_block(op: str, block: tuple[int, int], layout: str) -> tuple[int, int]:
+    """Height and depth of a block in the role that a dsd or dds kernel sees it."""
+    return (block[1], block[0]) if is_flipped(op, layout) else block
+
+
+def operand_context(variant: Variant) -> dict[str, str | int | bool]:
+    """The template names that follow from op, dtype, block and layout."""
+    layout = variant.knob("l")
+    block_rows, block_cols = variant.ints("b")
+    context: dict[str, str | int | bool] = {
+        "name": variant.name,
+        "element": ELEMENTS[variant.dtype],
+        "block_rows": block_rows,
+        "block_cols": block_cols,
+    }
+    if variant.op == "sdd":
+        return context | {
+            "left_k_contiguous": _cpp(layout[0] == "n"),
+            "right_k_contiguous": _cpp(layout[1] == "t"),
+        }
+    k_contiguous = layout[1] == "t" if variant.op == "dsd" else layout[0] == "n"
+    return context | {
+        "flipped": _cpp(is_flipped(variant.op, layout)),
+        "dense_k_contiguous": _cpp(k_contiguous),
+        "out_transposed": _cpp(variant.op == "dds"),
+    }
+
+
+def _cpp(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def cuda_template(family: str, op: str, context: Callable[[Variant], Context]) -> Template:
+    """The template of a family for an operation."""
+    kernel = "sdd" if op == "sdd" else "spmm"
+    return Template(
+        name=f"{kernel}_{family}",
+        source=TEMPLATES / f"{kernel}_{family}.cu.jinja",
+        language="cuda",
+        include_dirs=(CSRC,),
+        arguments=len(abi.words_of(op)),
+        context=context,
+    )
+
+
+def knobs(problem: Problem, **values: tuple[int, ...]) -> tuple[tuple[str, str], ...]:
+    """The knobs of a variant: block and layout of the problem, then ``values``."""
+    numbers = {"b": problem.block, **values}
+    text = {letter: "x".join(map(str, value)) for letter, value in numbers.items()}
+    return (("b", text.pop("b")), ("l", problem.layout), *text.items())
+
+
+def typical_problems(
+    dtypes: tuple[str, ...], blocks: tuple[int, ...], extents: tuple[int, ...]
+) -> Iterator[Problem]:
+    """Problems that stand for what programs ask: square blocks, all layouts, 4096 x 4096."""
+    for dtype in dtypes:
+        for op in ("dsd", "dds", "sdd"):
+            for block in blocks:
+                for layout in LAYOUTS:
+                    for extent in extents if op != "sdd" else extents[-1:]:
+                        yield Problem(
+                            op=op,
+                            device="cuda",
+                            dtype=dtype,
+                            block=(block, block),
+                            layout=layout,
+                            aligned=True,
+                            rows=4096,
+                            cols=4096,
+                            nnz=max(1, (4096 // block) ** 2 // 4),
+                            extent=extent,
+                            batch=1,
+                        )

@@ -1,0 +1,213 @@
+"""Family ``mma``: tensor cores through mma.sync, fed by cp.async; Ampere and later.
+
+Knobs: ``b`` block, ``l`` layout, ``t`` tile (rows x columns x depth of a pipeline stage), ``w``
+warps (down x across the tile), ``s`` stages of the pipeline, ``c`` CTAs that an SM should hold.
+
+Which tile is best was measured on an H200 (docs/performance.md). What decides is, for small blocks,
+how many warps hide the latency of many short steps, and for large ones how few bytes a product
+moves through shared memory, which favours warps of 64 x 64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from jitsparse.jit import Candidate, Template, Variant
+from jitsparse.jit.template import Context
+from jitsparse.kernels.cuda import (
+    cuda_template,
+    is_flipped,
+    knobs,
+    op_block,
+    operand_context,
+    shared_memory_limit,
+    typical_problems,
+)
+from jitsparse.kernels.problem import Problem
+
+__all__ = ["candidates", "default_variants", "template"]
+
+_BYTES = {"bf16": 2, "f16": 2, "tf32": 4}
+_BLOCKS = (16, 32, 64, 128)
+
+_SMS = 132
+"""Of the GPU that the choice is tuned for. The variants themselves run on any number."""
+
+_FIXED_COLUMNS = 96
+"""What a CTA spends on its sparse operand and its barriers, in columns of its dense one."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One way to divide the work: the values of the knobs t, w, s and c."""
+
+    shape: tuple[int, int, int]
+    warps: tuple[int, int]
+    stages: int
+    ctas: int
+
+    def variant(self, problem: Problem, target: str) -> Variant:
+        """The variant of a problem that works like this."""
+        values = knobs(problem, t=self.shape, w=self.warps, s=(self.stages,), c=(self.ctas,))
+        return Variant(problem.op, "mma", target, problem.dtype, values)
+
+
+# Products by the height of a block as the kernel sees it, widest tile first.
+_SPMM_16_BIT = {
+    16: (
+        Tile((128, 256, 64), (4, 4), 3, 1),
+        Tile((128, 128, 64), (4, 2), 3, 2),
+        Tile((128, 64, 64), (4, 1), 3, 2),
+        Tile((128, 32, 64), (4, 1), 3, 2),
+        Tile((128, 16, 64), (4, 1), 3, 2),
+    ),
+    32: (
+        Tile((128, 256, 128), (4, 4), 2, 1),
+        Tile((128, 256, 64), (4, 4), 3, 1),
+        Tile((128, 128, 64), (4, 2), 3, 2),
+        Tile((128, 64, 64), (4, 1), 3, 2),
+        Tile((128, 32, 64), (4, 1), 3, 2),
+        Tile((128, 16, 64), (4, 1), 3, 2),
+    ),
+    64: (
+        Tile((64, 256, 64), (1, 4), 2, 2),
+        Tile((64, 128, 64), (1, 4), 4, 2),
+        Tile((64, 64, 64), (2, 2), 4, 2),
+        Tile((64, 32, 64), (4, 1), 4, 3),
+        Tile((64, 16, 64), (4, 1), 4, 3),
+    ),
+    128: (
+        Tile((128, 128, 64), (2, 2), 3, 2),
+        Tile((128, 64, 64), (4, 1), 3, 2),
+        Tile((128, 32, 64), (4, 1), 4, 2),
+        Tile((128, 16, 64), (4, 1), 4, 2),
+    ),
+}
+_SPMM_32_BIT = {
+    16: (Tile((128, 128, 32), (4, 2), 3, 2), Tile((128, 32, 32), (4, 1), 3, 2)),
+    32: (Tile((128, 128, 32), (4, 2), 3, 2), Tile((128, 32, 32), (4, 1), 3, 2)),
+    64: (Tile((64, 128, 32), (1, 4), 3, 2), Tile((64, 32, 32), (4, 1), 4, 2)),
+    128: (Tile((128, 128, 32), (2, 4), 3, 1), Tile((128, 32, 32), (4, 1), 4, 2)),
+}
+# sdd by the height of a block. The wide tile of a height wants rows that fill it.
+_SDD_16_BIT = {
+    16: (Tile((128, 128, 64), (2, 4), 3, 2),),
+    32: (Tile((32, 256, 64), (1, 4), 3, 2), Tile((128, 128, 64), (2, 4), 3, 2)),
+    64: (Tile((64, 256, 64), (1, 4), 2, 2), Tile((64, 128, 64), (1, 4), 4, 2)),
+    128: (Tile((128, 128, 64), (2, 2), 3, 2),),
+}
+_SDD_32_BIT = {
+    16: (Tile((128, 128, 32), (2, 4), 3, 2),),
+    32: (Tile((128, 128, 32), (2, 4), 3, 2),),
+    64: (Tile((64, 128, 32), (1, 4), 3, 2),),
+    128: (Tile((128, 128, 32), (2, 4), 3, 2),),
+}
+
+
+def candidates(problem: Problem, target: str) -> list[Candidate]:
+    """Variants for a problem, best first; refused ones with their reason."""
+    tiles = sorted(_tiles(problem), key=lambda tile: _cost(problem, tile))
+    found = []
+    for tile in tiles:
+        variant = tile.variant(problem, target)
+        found.append(Candidate(variant, template(variant), _refusal(problem, tile, target)))
+    return found
+
+
+def _tiles(problem: Problem) -> tuple[Tile, ...]:
+    wide = _BYTES.get(problem.dtype, 4) == 4
+    if problem.op == "sdd":
+        height = problem.block[0]
+        tiles = (_SDD_32_BIT if wide else _SDD_16_BIT).get(height, _SDD_16_BIT[16])
+    else:
+        height, _ = op_block(problem.op, problem.block, problem.layout)
+        tiles = (_SPMM_32_BIT if wide else _SPMM_16_BIT).get(height, _SPMM_16_BIT[16])
+    return tiles
+
+
+def _refusal(problem: Problem, tile: Tile, target: str) -> str | None:
+    if problem.dtype not in _BYTES:
+        return f"dtype {problem.dtype}: tensor cores multiply {', '.join(_BYTES)}"
+    if min(problem.block) < 16:
+        return f"block {problem.block[0]}x{problem.block[1]}: both sides must be at least 16"
+    if not problem.aligned:
+        return (
+            "an operand is not 16-byte aligned: pointers, strides and contiguous extents of the "
+            f"dense operands must be multiples of {16 // _BYTES[problem.dtype]} elements"
+        )
+    capability = int(target.removeprefix("sm").rstrip("af"))
+    if capability < 80:
+        return f"target {target}: needs sm80 or later"
+    needed, limit = _shared_memory(problem, tile), shared_memory_limit(target)
+    if needed > limit:
+        return f"needs {needed} bytes of shared memory a CTA, {target} has {limit}"
+    return None
+
+
+def _shared_memory(problem: Problem, tile: Tile) -> int:
+    """Bytes that a CTA asks for: kSharedBytes of spmm_mma.cuh and sdd_mma.cuh."""
+    (tile_m, tile_n, tile_k), (warps_m, warps_n) = tile.shape, tile.warps
+    itemsize = _BYTES[problem.dtype]
+    pipeline = tile.stages * (tile_m + tile_n) * tile_k * itemsize
+    if problem.op == "sdd":
+        rows = min(tile_m // warps_m, problem.block[0])
+        cols = min(tile_n // warps_n, problem.block[1])
+        columns = 16 * (tile_n // problem.block[1])
+        staged = warps_m * warps_n * rows * (cols * itemsize + 16)
+        return max(pipeline, staged) + columns
+    height, depth = op_block(problem.op, problem.block, problem.layout)
+    slots, group = max(1, tile_k // depth), tile_m // height
+    rings = 16 * slots * (16 + 4 * group)
+    rows, cols = tile_m // warps_m, tile_n // warps_n
+    if problem.op == "dds":
+        rows, cols = cols, rows
+    return max(pipeline + rings, warps_m * warps_n * rows * (cols * itemsize + 16))
+
+
+def _cost(problem: Problem, tile: Tile) -> float:
+    """Relative time: waves of CTAs times what a CTA does. Ranks the tiles of one problem only."""
+    tile_m, tile_n, _ = tile.shape
+    at_once = _SMS * tile.ctas
+    if problem.op == "sdd":
+        block_rows, block_cols = problem.block
+        density = min(1.0, problem.nnz * block_rows * block_cols / (problem.rows * problem.cols))
+        # Block columns that any row of a panel stores; half a tile a panel is left over.
+        merged = problem.cols / block_cols * (1 - (1 - density) ** (tile_m // block_rows))
+        ctas = problem.rows / tile_m * (merged * block_cols / tile_n + 0.5)
+        return max(1.0, ctas / at_once) * tile.ctas * tile_m * (tile_n + _FIXED_COLUMNS)
+    rows = problem.cols if is_flipped(problem.op, problem.layout) else problem.rows
+    ctas = -(-rows // tile_m) * -(-problem.extent // tile_n) * problem.batch
+    return -(-ctas // at_once) * tile.ctas * tile_m * (tile_n + _FIXED_COLUMNS)
+
+
+def default_variants(target: str) -> Iterator[Variant]:
+    """What calls choose: square blocks, many columns and few."""
+    for problem in (
+        *typical_problems(("bf16", "f16"), _BLOCKS, (16, 4096)),
+        *typical_problems(("tf32",), _BLOCKS, (4096,)),
+    ):
+        for candidate in candidates(problem, target):
+            if candidate.refused is None:
+                yield candidate.variant
+                break
+
+
+def template(variant: Variant) -> Template:
+    """What a variant is rendered from."""
+    return cuda_template("mma", variant.op, context)
+
+
+def context(variant: Variant) -> Context:
+    """The names that the templates use."""
+    tile_m, tile_n, tile_k = variant.ints("t")
+    warps_m, warps_n = variant.ints("w")
+    return operand_context(variant) | {
+        "tile_m": tile_m,
+        "tile_n": tile_n,
+        "tile_k": tile_k,
+        "warps_m": warps_m,
+        "warps_n": warps_n,
+        "stages": variant.ints("s")[0],
+        "min_ctas": variant.ints("c")[0],
+    }

@@ -1,0 +1,67 @@
+"""Family ``simt``: ordinary CUDA cores, any dtype, any block size, any alignment.
+
+The fallback that is always right, and the only family for float64 and IEEE float32.
+
+Knobs: ``b`` block, ``l`` layout, ``t`` tile (rows x columns that a CTA computes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from jitsparse.jit import Candidate, Template, Variant
+from jitsparse.jit.template import Context
+from jitsparse.kernels.cuda import (
+    BLOCKS,
+    cuda_template,
+    knobs,
+    op_block,
+    operand_context,
+    typical_problems,
+)
+from jitsparse.kernels.problem import Problem
+
+__all__ = ["candidates", "default_variants", "template"]
+
+_MAX_SIDE = 64
+"""A thread of the 8 x 16 that compute a tile then owns 8 x 4 elements: what registers hold."""
+
+
+def candidates(problem: Problem, target: str) -> list[Candidate]:
+    """Variants for a problem, best first; none is ever refused."""
+    # tf32 permits less than float32 precision and does not ask for it.
+    dtype = "f32" if problem.dtype == "tf32" else problem.dtype
+    found = []
+    for tile in _tiles(problem):
+        variant = Variant(problem.op, "simt", target, dtype, knobs(problem, t=tile))
+        found.append(Candidate(variant, template(variant)))
+    return found
+
+
+def _tiles(problem: Problem) -> list[tuple[int, int]]:
+    if problem.op == "sdd":
+        return [(min(problem.block[0], _MAX_SIDE), min(problem.block[1], _MAX_SIDE))]
+    height, _ = op_block(problem.op, problem.block, problem.layout)
+    rows = min(height, _MAX_SIDE)
+    wide, narrow = (rows, 64), (rows, 16)
+    return [narrow, wide] if problem.extent <= 16 else [wide, narrow]
+
+
+def default_variants(target: str) -> Iterator[Variant]:
+    """What calls choose where ``mma`` has no kernel: float64, float32, and blocks of 8."""
+    for problem in (
+        *typical_problems(("f32", "f64"), BLOCKS, (4096,)),
+        *typical_problems(("f16", "bf16"), (8,), (4096,)),
+    ):
+        yield candidates(problem, target)[0].variant
+
+
+def template(variant: Variant) -> Template:
+    """What a variant is rendered from."""
+    return cuda_template("simt", variant.op, context)
+
+
+def context(variant: Variant) -> Context:
+    """The names that the templates use."""
+    tile_m, tile_n = variant.ints("t")
+    return operand_context(variant) | {"tile_m": tile_m, "tile_n": tile_n}

@@ -1,0 +1,86 @@
+"""Every CUDA kernel of the default table compiles for Ampere and Hopper, spills nothing and warns of nothing.
+
+Needs nvcc and no GPU. Kernels are compiled a batch at a time, in one translation unit: front end and
+headers cost more than a kernel does.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from jitsparse.jit import Variant, toolchain
+from jitsparse.jit.template import render
+from jitsparse.kernels import mma, registry, simt
+from jitsparse.kernels.cuda import CSRC
+
+TARGETS = ("sm80", "sm90a")
+BATCH = 24
+
+pytestmark = pytest.mark.nvcc
+
+
+def batches(target: str) -> list[list[Variant]]:
+    variants: dict[str, list[Variant]] = {}
+    for variant in (*mma.default_variants(target), *simt.default_variants(target)):
+        variants.setdefault(f"{variant.op}.{variant.family}.{variant.dtype}", []).append(variant)
+    return [
+        group[first : first + BATCH]
+        for group in variants.values()
+        for first in range(0, len(group), BATCH)
+    ]
+
+
+def translation_unit(variants: list[Variant]) -> str:
+    """The rendered sources one after another, each in a namespace with a launcher of its own name."""
+    includes: dict[str, None] = {}
+    bodies = []
+    for number, variant in enumerate(variants):
+        template = registry.template_of(variant)
+        source = render(template, template.context(variant)).split("#line", 1)[1].split("\n", 1)[1]
+        lines = source.splitlines()
+        includes |= dict.fromkeys(line for line in lines if line.startswith("#include"))
+        body = "\n".join(line for line in lines if not line.startswith("#include"))
+        body = body.replace("jitsparse_launch", f"launch_{number}")
+        bodies.append(f"namespace variant_{number} {{\n{body}\n}}")
+    return "\n".join([*includes, *bodies])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_default_table_compiles_without_spills_or_warnings(target: str, tmp_path: Path) -> None:
+    nvcc = toolchain.find_nvcc()
+    running = []
+    for number, variants in enumerate(batches(target)):
+        source = tmp_path / f"{number}.cu"
+        source.write_text(translation_unit(variants))
+        running.append((variants, source))
+    capability = target.removeprefix("sm")
+    for variants, source in running:
+        result = subprocess.run(
+            [
+                str(nvcc),
+                "-cubin",
+                "-O3",
+                "-std=c++17",
+                f"-gencode=arch=compute_{capability},code=sm_{capability}",
+                "-Xptxas=-v",
+                "-I",
+                str(CSRC),
+                str(source),
+                "-o",
+                str(source.with_suffix(".cubin")),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        log = result.stdout + result.stderr
+        names = ", ".join(variant.name for variant in variants)
+        assert result.returncode == 0, f"{names}\n{log}"
+        assert "warning" not in log.lower(), f"{names}\n{log}"
+        spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)
+        assert len(spills) == len(variants), log
+        assert set(spills) == {("0", "0")}, f"{names}\n{log}"
