@@ -27,6 +27,7 @@ def command(
     """
     from jitsparse.demo.figure import draw, missing_library
     from jitsparse.demo.run import Demo
+    from jitsparse.jit import cache
 
     where = read_device(device)
     console = stderr()
@@ -35,9 +36,12 @@ def command(
         console.print(no_figure, soft_wrap=True)
     demo = Demo(device=where, steps=steps, seed=seed)
     console.print(demo.description(), soft_wrap=True)
-    console.print("compiling what is not in the cache yet ...")
-    seconds = demo.warm_up()
-    console.print(f"kernels ready, {seconds:.1f} s of compiling")
+    for entry in demo.warm_up():
+        console.print(
+            f"compiled {entry.variant} on first use in {entry.compile_seconds:.1f} s",
+            soft_wrap=True,
+        )
+    console.print(f"kernels are kept in {cache.current().root}", soft_wrap=True)
     columns = (
         TextColumn("training"),
         BarColumn(),

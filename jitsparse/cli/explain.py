@@ -58,8 +58,10 @@ def command(
         rows, cols = cols, rows
     extent = {"dsd": n, "dds": m, "sdd": k}[op]
     grid = -(-rows // block[0]) * -(-cols // block[1])
-    sizes = registry.size_class(rows, cols, round(density * grid), extent, 1)
-    problem = Problem(op, where, dtype, block, layout, aligned, *registry.sizes_of(sizes))
+    sizes = (rows, cols, max(1, round(density * grid)), extent, 1)
+    # As a call's sizes are: rounded up to powers of two.
+    rounded = (1 << (size - 1).bit_length() for size in sizes)
+    problem = Problem(op, where, dtype, block, layout, aligned, *rounded)
     explanation = explain(problem, target=targets[0] if targets else None)
     print_json(asdict(explanation)) if as_json else print(explanation)
 

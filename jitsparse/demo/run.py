@@ -14,6 +14,7 @@ from jitsparse.bench.report import header
 from jitsparse.demo.corpus import load_corpus
 from jitsparse.demo.model import ModelConfig, build_twins
 from jitsparse.demo.train import Run, TrainConfig, train, warm_up
+from jitsparse.jit import cache
 
 __all__ = ["Demo"]
 
@@ -56,13 +57,19 @@ class Demo:
             f"on and {corpus.held_out.numel():,} held out"
         )
 
-    def warm_up(self) -> float:
-        """Compile what training needs and return the seconds that compilers took."""
+    def warm_up(self) -> list[jit.Entry]:
+        """Compile what training needs; returns the cache entries of the kernels that were compiled.
+
+        Kernels that were in the cache before are not among them and count no compile seconds.
+        """
+        compiled: list[jit.Entry] = []
         for name, model in self.models.items():
-            before = jit.cache_info()["compile_seconds"]
+            before = {entry.path for entry in cache.current().entries()}
             warm_up(model, self.config, self.settings, self.device)
-            self._compile_seconds[name] = jit.cache_info()["compile_seconds"] - before
-        return sum(self._compile_seconds.values())
+            fresh = [entry for entry in cache.current().entries() if entry.path not in before]
+            self._compile_seconds[name] = sum(entry.compile_seconds for entry in fresh)
+            compiled += fresh
+        return sorted(compiled, key=lambda entry: entry.created)
 
     def train(self, on_step: Callable[[int, str], None] = lambda done, text: None) -> None:
         """Train both models; ``on_step`` hears how many steps are done and how it goes."""
