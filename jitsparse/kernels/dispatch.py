@@ -162,7 +162,10 @@ def dsd(
     name, itemsize = DTYPES[dense.dtype]
     values_ptr, dense_ptr, out_ptr = values.data_ptr(), dense.data_ptr(), out.data_ptr()
     out_stride = m * n if batch > 1 else 0
+    # Copies of 16 bytes need the contiguous extents of dense operands to be multiples, too.
     strides = ld | batch_stride | n | out_stride
+    if letter == "t":
+        strides |= rows if transposed else cols
     kernel = find(
         (
             "dsd",
@@ -220,7 +223,7 @@ def dds(
     activation: int,
     find: Callable[[Key], Any] = find,
 ) -> Tensor:
-    """``jitsparse::dds`` on CPU and CUDA. A batch that lies like one tall matrix is taken as one."""
+    """``jitsparse::dds`` on CPU and CUDA. A batch that lies like one tall matrix counts as one."""
     shape = dense.shape
     nnz, block_rows, block_cols = values.shape
     m = rows if transposed else cols
@@ -255,6 +258,7 @@ def dds(
         bias_ptr = bias.data_ptr()
     out_stride = m * n if batch > 1 else 0
     strides = ld | batch_stride | m | out_stride
+    strides |= n if letter == "t" else cols if transposed else rows
     kernel = find(
         (
             "dds",
@@ -310,7 +314,7 @@ def sdd(
     block_cols: int,
     find: Callable[[Key], Any] = find,
 ) -> Tensor:
-    """``jitsparse::sdd`` on CPU and CUDA. A batch that lies like one long sum is taken as one."""
+    """``jitsparse::sdd`` on CPU and CUDA. A batch that lies like one long sum counts as one."""
     out = left.new_empty(nnz, block_rows, block_cols)
     if not nnz or not left.numel():
         return out.zero_()
@@ -333,6 +337,7 @@ def sdd(
     name, itemsize = DTYPES[left.dtype]
     left_ptr, right_ptr, out_ptr = left.data_ptr(), right.data_ptr(), out.data_ptr()
     strides = left_ld | right_ld | left_stride | right_stride
+    strides |= (k if left_letter == "n" else rows) | (cols if right_letter == "n" else k)
     kernel = find(
         (
             "sdd",
