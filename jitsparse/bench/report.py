@@ -71,7 +71,10 @@ def header(device: torch.device) -> dict[str, str]:
     commit = _commit()
     if commit:
         facts["commit"] = commit
-    facts["command"] = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    program = Path(sys.argv[0]).name
+    if program == "__main__.py":
+        program = "jitsparse"
+    facts["command"] = shlex.join([program, *sys.argv[1:]])
     return facts
 
 
