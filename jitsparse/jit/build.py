@@ -169,13 +169,17 @@ def _ninja() -> str:
 
 
 def _cudart(tools: toolchain.Toolchain, staging: Path) -> list[str]:
-    """Linker flags for a CUDA runtime that lacks the plain ``libcudart.so``, as pip's does."""
+    """Linker flags for a CUDA runtime that torch's own do not find.
+
+    torch looks into ``lib64`` if there is one, for ``libcudart.so``. pip's toolkit has its libraries
+    in ``lib``, and its runtime package only the name with a version.
+    """
     if tools.cuda_home is None:
         return []
     for part in ("lib64", "lib"):
         folder = tools.cuda_home / part
         if (folder / "libcudart.so").exists():
-            return []
+            return [f"-L{folder}"]
         for library in sorted(folder.glob("libcudart.so.*")):
             (staging / "libcudart.so").symlink_to(library)
             return ["-L."]

@@ -118,17 +118,19 @@ def test_a_torch_without_cuda_says_so(cuda_template: Template, cache_dir: Path) 
     assert not (cache_dir / "v1" / "staging").exists()
 
 
-def test_a_runtime_library_without_the_plain_name_is_linked(tmp_path: Path) -> None:
-    """pip's CUDA runtime has libcudart.so.13 and no libcudart.so."""
+def test_the_runtime_library_is_found_where_torch_does_not_look(tmp_path: Path) -> None:
     home, staging = tmp_path / "cuda", tmp_path / "staging"
-    (home / "lib").mkdir(parents=True)
-    staging.mkdir()
-    (home / "lib" / "libcudart.so.13").touch()
     tools = toolchain.Toolchain(toolchain.Compiler(Path("c++")), home)
+    for folder in (home / "lib", home / "lib64", staging):
+        folder.mkdir(parents=True)
+    assert build._cudart(tools, staging) == []
+    (home / "lib" / "libcudart.so.13").touch()
     assert build._cudart(tools, staging) == ["-L."]
     assert (staging / "libcudart.so").resolve() == home / "lib" / "libcudart.so.13"
     (home / "lib" / "libcudart.so").touch()
-    assert build._cudart(tools, staging) == []
+    assert build._cudart(tools, staging) == [f"-L{home}/lib"]
+    (home / "lib64" / "libcudart.so").touch()
+    assert build._cudart(tools, staging) == [f"-L{home}/lib64"]
 
 
 @pytest.mark.nvcc
