@@ -104,13 +104,14 @@ def overhead_table(
         on_step("cold first use")
         caches = [str(Path(scratch, f"cache{i}")) for i in range(3)]
         cold = statistics.median(_fresh(first_use, cache) for cache in caches)
-        usual = None
         if torch_headers:
             on_step("a kernel with torch headers")
             usual = _fresh([TORCH_HEADERS, str(device), scratch], caches[0])
+            peer = "load() of a source that includes torch/extension.h"
+            add("first use of one kernel, empty cache", cold, "s", peer, usual)
         else:
-            notes.append("The kernel with torch headers is measured with --torch-headers.")
-        add("first use of one kernel, empty cache", cold, "s", "torch/extension.h, load()", usual)
+            notes.append("--torch-headers measures what a kernel with torch's headers takes.")
+            add("first use of one kernel, empty cache", cold, "s")
         on_step("warm first use")
         warm = statistics.median(_fresh(first_use, caches[0]) for _ in range(PROCESSES))
         add("first use of one kernel, in the cache", warm, "ms")
@@ -133,6 +134,8 @@ def _fresh(arguments: list[str], cache: str) -> float:
     # JITSPARSE_* settings of this process are not what is measured.
     environment = {k: v for k, v in os.environ.items() if not k.startswith("JITSPARSE_")}
     environment["JITSPARSE_CACHE_DIR"] = cache
+    # An installed package has its bytecode; without this, a checkout would be compiled every time.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     package = str(Path(js.__file__).parent.parent)
     environment["PYTHONPATH"] = os.pathsep.join(
         filter(None, [package, environment.get("PYTHONPATH")])
