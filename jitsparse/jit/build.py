@@ -171,8 +171,8 @@ def _ninja() -> str:
 def _cudart(tools: toolchain.Toolchain, staging: Path) -> list[str]:
     """Linker flags for a CUDA runtime that torch's own do not find.
 
-    torch looks into ``lib64`` if there is one, for ``libcudart.so``. pip's toolkit has its libraries
-    in ``lib``, and its runtime package only the name with a version.
+    torch looks into ``lib64`` if there is one, for ``libcudart.so``. pip's toolkit has its
+    libraries in ``lib``, and its runtime package only the name with a version.
     """
     if tools.cuda_home is None:
         return []
