@@ -2,11 +2,11 @@
 
 ``VARIANTS`` are the kernels: every pair of dtype and layout, and every block size, for each
 operation. ``SITUATIONS`` are what can be done to a kernel once it is compiled: shapes that are no
-multiple of the block, single rows, empty patterns, batches, strides. Each kernel meets all of them,
-which costs little, as the compiler is the expensive part.
+multiple of the block, single rows, empty patterns, batches, strides. Each kernel meets all of
+them, which costs little, as the compiler is the expensive part.
 
-The judge is float64 arithmetic on the same inputs, with the bound that rounding allows: for a sum of
-k products accumulated at precision u and stored at precision v,
+The judge is float64 arithmetic on the same inputs, with the bound that rounding allows: for a sum
+of k products accumulated at precision u and stored at precision v,
 
     |computed - exact|  <=  2 (k + 4) u (|A| |B|) + v |exact| + smallest subnormal
 """
@@ -138,10 +138,7 @@ def dense(
 ) -> Tensor:
     """A dense operand of a shape whose last (``n``) or last but one (``t``) axis is contiguous."""
     data = torch.randn(shape, generator=generator).to(device, dtype)
-    *batch, rows, cols = shape
-    if layout == "t":
-        return dense_like(data.mT, strided).mT if rows or cols else data
-    return dense_like(data, strided)
+    return dense_like(data.mT, strided).mT if layout == "t" else dense_like(data, strided)
 
 
 def dense_like(data: Tensor, strided: str) -> Tensor:

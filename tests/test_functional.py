@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+
 import cases
 import pytest
+import torch
+
+import jitsparse as js
+from jitsparse.errors import ArgumentError
 
 
 @pytest.mark.parametrize("variant", cases.VARIANTS, ids=str)
@@ -13,3 +20,147 @@ def test_products_are_right(variant: cases.Variant) -> None:
             cases.run(variant, situation, "cpu", seed)
         except Exception as error:
             raise AssertionError(f"in situation {situation}") from error
+
+
+def test_the_grid_covers_what_it_claims() -> None:
+    for op in ("dsd", "dds", "sdd"):
+        mine = [variant for variant in cases.VARIANTS if variant.op == op]
+        assert {(v.dtype, v.layout) for v in mine} == {
+            (dtype, layout) for dtype in cases.DTYPES for layout in cases.LAYOUTS
+        }
+        assert {v.block for v in mine} == set(cases.BLOCKS)
+    assert {side for block in cases.BLOCKS for side in block} == set(js.pattern.BLOCK_SIZES)
+
+
+@pytest.fixture
+def a() -> js.BlockSparse:
+    """(24, 32) of blocks of 8."""
+    return js.random((24, 32), 8, 0.5, generator=torch.Generator().manual_seed(0))
+
+
+def test_operators_and_vectors(a: js.BlockSparse) -> None:
+    x, y = torch.randn(32, 5), torch.randn(5, 24)
+    assert torch.equal(a @ x, js.dsd(a, x))
+    assert torch.equal(y @ a, js.dds(y, a))
+    assert torch.equal(a.T @ y.T, js.dsd(a.T, y.T))
+    assert torch.equal(a @ x[:, 0], js.dsd(a, x[:, :1])[:, 0])
+    assert torch.equal(y[0] @ a, js.dds(y[:1], a)[0])
+    bias = torch.randn(24)
+    row = x[:, 0]
+    assert torch.equal(js.linear(row, a, bias), js.linear(row[None], a, bias)[0])
+
+
+@pytest.mark.parametrize("other", [3, None, "x"])
+def test_operators_leave_other_types_to_python(a: js.BlockSparse, other: object) -> None:
+    with pytest.raises(TypeError, match="unsupported operand"):
+        a @ other  # type: ignore[operator]
+    with pytest.raises(TypeError, match="unsupported operand"):
+        other @ a  # type: ignore[operator]
+
+
+def test_a_view_is_read_where_it_lies(a: js.BlockSparse) -> None:
+    """Transposed operands choose another kernel; they are not copied."""
+    x = torch.randn(32, 40)
+    assert js.explain("dsd", a, x).problem.layout == "nn"
+    assert js.explain("dsd", a, x.T.contiguous().T).problem.layout == "nt"
+    assert js.explain("dsd", a.T, torch.randn(24, 40)).problem.layout == "tn"
+    assert js.explain("dds", torch.randn(24, 40).T, a).problem.layout == "tn"
+    assert js.explain("dds", torch.randn(40, 32), a.T).problem.layout == "nt"
+    assert js.explain("linear", torch.randn(40, 32), a).problem.layout == "nt"
+    left, right = torch.randn(9, 24).T, torch.randn(9, 32)
+    assert js.explain("sdd", left, right, a.pattern).problem.layout == "tn"
+
+
+def test_batches_that_lie_like_one_matrix_are_one(a: js.BlockSparse) -> None:
+    x, y = torch.randn(4, 16, 32), torch.randn(4, 16, 24)
+    problem = js.explain("linear", x, a).problem
+    assert (problem.batch, problem.extent) == (1, 64)
+    problem = js.explain("sdd", y.mT, x, a.pattern).problem
+    assert (problem.batch, problem.extent) == (1, 64)
+    problem = js.explain("sdd", y.mT.contiguous(), x, a.pattern).problem
+    assert (problem.batch, problem.extent) == (4, 16)
+
+
+def test_sdd_sums_over_broadcast_batches(a: js.BlockSparse) -> None:
+    left, right = torch.randn(3, 1, 24, 7), torch.randn(2, 7, 32)
+    dense = (left @ right).sum((0, 1))
+    expected = js.BlockSparse.from_dense(dense, 8, a.pattern.to_mask())
+    got = js.sdd(left, right, a.pattern)
+    torch.testing.assert_close(got.values, expected.values)
+
+
+def test_results_repeat_bit_for_bit() -> None:
+    a = js.random((256, 256), 32, 0.3)
+    x = torch.randn(256, 200)
+    first = js.dsd(a, x), js.dds(x.T, a), js.sdd(x, x.T, a.pattern).values
+    threads = torch.get_num_threads()
+    try:
+        for count in (threads, 1, 3):
+            torch.set_num_threads(count)
+            again = js.dsd(a, x), js.dds(x.T, a), js.sdd(x, x.T, a.pattern).values
+            assert all(map(torch.equal, first, again))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_inputs_are_left_alone(a: js.BlockSparse) -> None:
+    x = torch.randn(32, 9)
+    before = x.clone(), a.values.clone(), a.pattern.index.clone()
+    js.dsd(a, x)
+    assert all(map(torch.equal, before, (x, a.values, a.pattern.index)))
+
+
+X = torch.randn(32, 5)
+
+WRONG: dict[str, tuple[Callable[[js.BlockSparse], object], str]] = {
+    "dsd inner": (lambda a: js.dsd(a, X.T), "a has shape (24, 32), so b needs 32 rows; got b of"),
+    "dsd inner transposed": (lambda a: js.dsd(a.T, X), "a has shape (32, 24), so b needs 24 rows"),
+    "dsd scalar": (lambda a: js.dsd(a, torch.tensor(1.0)), "must be a vector or a matrix"),
+    "dsd dense": (lambda a: js.dsd(X, X), "a BlockSparse and a Tensor, got Tensor, Tensor"),
+    "dsd sparse": (lambda a: js.dsd(a, a), "got BlockSparse, BlockSparse"),
+    "dsd dtype": (lambda a: js.dsd(a, X.double()), "a is torch.float32 and b is torch.float64"),
+    "dsd device": (lambda a: js.dsd(a, X.to("meta")), "a on cpu and b on meta"),
+    "dds inner": (lambda a: js.dds(X, a), "has shape (24, 32), so the dense one needs 24 columns"),
+    "dds swapped": (lambda a: js.dds(a, X), "a Tensor and a BlockSparse, got BlockSparse, Tensor"),
+    "dds scalar": (lambda a: js.dds(torch.tensor(1.0), a), "is a scalar"),
+    "dds dtype": (lambda a: js.dds(X.T.half()[:, :24], a), "dense is torch.float16 and sparse is"),
+    "linear inner": (lambda a: js.linear(X, a), "needs 32 columns; got shape (32, 5)"),
+    "linear bias": (lambda a: js.linear(X.T, a, torch.zeros(32)), "bias needs shape (24,), got"),
+    "linear bias dtype": (
+        lambda a: js.linear(X.T, a, torch.zeros(24).half()),
+        "dense is torch.float32 and bias is torch.float16",
+    ),
+    "linear activation": (
+        lambda a: js.linear(X.T, a, None, "tanh"),
+        "'tanh' is not one of None, 'relu', 'gelu', 'silu'",
+    ),
+    "linear dense": (lambda a: js.linear(X.T, X), "a Tensor and a BlockSparse, got Tensor, Tensor"),
+    "sdd inner": (lambda a: js.sdd(X, X, a.pattern), "(32, 5) and b of shape (32, 5) have no"),
+    "sdd pattern": (lambda a: js.sdd(X, X.T, a.pattern), "has shape (32, 32) and the pattern (24"),
+    "sdd vector": (lambda a: js.sdd(X[0], X.T, a.pattern), "have no product"),
+    "sdd matrix": (lambda a: js.sdd(X, X.T, a), "two Tensors and a Pattern, got"),
+    "sdd dtype": (
+        lambda a: js.sdd(X[:24], X.T.half(), a.pattern),
+        "a is torch.float32 and b is torch.float16",
+    ),
+    "sdd unsupported": (
+        lambda a: js.sdd(X[:24].int(), X.T.int(), a.pattern),
+        "supported are float64, float32, float16 and bfloat16",
+    ),
+    "sdd device": (
+        lambda a: js.sdd(X[:24].to("meta"), X.T.to("meta"), a.pattern),
+        "a on meta and pattern on cpu",
+    ),
+    "sdd batch": (
+        lambda a: js.sdd(X[:24].expand(3, 24, 5), X.T.expand(2, 5, 32), a.pattern),
+        "batch dimensions (3,) and (2,) do not broadcast",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "says"), WRONG.values(), ids=WRONG)
+def test_wrong_arguments_are_explained(
+    a: js.BlockSparse, call: Callable[[js.BlockSparse], object], says: str
+) -> None:
+    with pytest.raises(ArgumentError, match=re.escape(says)):
+        call(a)

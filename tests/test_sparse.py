@@ -1,0 +1,261 @@
+"""Block-sparse matrices and their conversions."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jitsparse as js
+from jitsparse.errors import ArgumentError, PatternError
+
+SIDES = st.sampled_from(js.pattern.BLOCK_SIZES)
+DTYPES = st.sampled_from([torch.float64, torch.float32, torch.float16, torch.bfloat16])
+
+
+@st.composite
+def matrices(draw: st.DrawFn, whole: bool = False) -> js.BlockSparse:
+    """Any shape, block size, density and dtype, empty ones included."""
+    block = draw(SIDES), draw(SIDES)
+    grid = draw(st.integers(0, 4)), draw(st.integers(0, 4))
+    cut = (0, 0) if whole else (draw(st.integers(0, 7)), draw(st.integers(0, 7)))
+    shape = tuple(max(0, g * b - c) for g, b, c in zip(grid, block, cut, strict=True))
+    density = draw(st.sampled_from([0.0, 0.4, 1.0]))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
+    return js.random(shape, block, density, dtype=draw(DTYPES), generator=generator)
+
+
+@given(matrices())
+@settings(max_examples=50, deadline=None)
+def test_dense_round_trip_is_exact(a: js.BlockSparse) -> None:
+    dense = a.to_dense()
+    assert dense.shape == a.shape
+    assert dense.is_contiguous()
+    again = js.BlockSparse.from_dense(dense, a.pattern.block_size, a.pattern.to_mask())
+    assert again.pattern == a.pattern
+    assert torch.equal(again.values, a.values)
+    found = js.BlockSparse.from_dense(dense, a.pattern.block_size)
+    assert torch.equal(found.to_dense(), dense)
+    assert torch.equal(a.T.to_dense(), dense.T)
+    assert a.T.shape == a.shape[::-1]
+
+
+def test_to_dense_puts_blocks_where_the_pattern_says() -> None:
+    pattern = js.Pattern((20, 30), (8, 16), torch.tensor([0, 1, 1, 3]), torch.tensor([1, 0, 1]))
+    values = torch.arange(1, 1 + 3 * 128, dtype=torch.float64).view(3, 8, 16)
+    dense = js.BlockSparse(values, pattern).to_dense()
+    expected = torch.zeros(24, 32, dtype=torch.float64)
+    expected[0:8, 16:32] = values[0]
+    expected[16:24, 0:16] = values[1]
+    expected[16:24, 16:32] = values[2]
+    assert torch.equal(dense, expected[:20, :30])
+
+
+def test_from_dense_keeps_the_blocks_that_hold_something() -> None:
+    dense = torch.zeros(20, 30)
+    dense[19, 0] = float("nan")
+    dense[7, 29] = 1e-45  # the smallest subnormal
+    dense[0, 0] = -0.0
+    a = js.BlockSparse.from_dense(dense, (8, 16))
+    assert a.pattern.to_mask().tolist() == [[0, 1], [0, 0], [1, 0]]
+
+
+def test_from_dense_refuses_what_is_no_matrix_or_mask() -> None:
+    with pytest.raises(ArgumentError, match=re.escape("takes a matrix, got shape (3,)")):
+        js.BlockSparse.from_dense(torch.zeros(3), 8)
+    with pytest.raises(PatternError, match="got a mask of shape"):
+        js.BlockSparse.from_dense(torch.zeros(16, 16), 8, torch.ones(3, 2, dtype=torch.bool))
+
+
+@given(matrices(whole=True))
+@settings(max_examples=40, deadline=None)
+def test_bsr_round_trip_shares_memory(a: js.BlockSparse) -> None:
+    bsr = a.to_bsr()
+    assert bsr.layout is torch.sparse_bsr
+    assert bsr.values().data_ptr() == a.values.data_ptr()
+    assert bsr.crow_indices().data_ptr() == a.pattern.crow_indices.data_ptr()
+    again = js.BlockSparse.from_bsr(bsr)
+    assert again.values.data_ptr() == a.values.data_ptr()
+    assert again.pattern.crow_indices.data_ptr() == a.pattern.crow_indices.data_ptr()
+    assert again.pattern == a.pattern
+    torch.sparse_bsr_tensor(  # torch's own check of the invariants
+        bsr.crow_indices(), bsr.col_indices(), bsr.values(), bsr.shape, check_invariants=True
+    )
+    if a.values.numel() and a.dtype is torch.float32:
+        assert torch.equal(bsr.to_dense(), a.to_dense())
+
+
+def test_bsr_of_torch_is_taken_over() -> None:
+    dense = torch.randn(64, 96) * (torch.rand(4, 6) < 0.5).repeat_interleave(
+        16, 0
+    ).repeat_interleave(16, 1)
+    bsr = dense.to_sparse_bsr((16, 32))  # int64 indices
+    a = js.BlockSparse.from_bsr(bsr)
+    assert a.values.data_ptr() == bsr.values().data_ptr()
+    assert torch.equal(a.to_dense(), dense)
+
+
+def test_a_transposed_matrix_converts_as_it_is_read() -> None:
+    a = js.random((32, 48), (8, 16), 0.5)
+    bsr = a.T.to_bsr()
+    assert bsr.values().shape[1:] == (16, 8)
+    assert torch.equal(js.BlockSparse.from_bsr(bsr).to_dense(), a.to_dense().T)
+    scipy = pytest.importorskip("scipy.sparse")
+    assert isinstance(a.T.to_scipy(), scipy.bsr_array)
+    assert np.array_equal(a.T.to_scipy().toarray(), a.to_dense().T.numpy())
+
+
+def test_formats_of_whole_blocks_refuse_an_edge() -> None:
+    a = js.random((30, 48), (8, 16), 0.5)
+    for convert in (a.to_bsr, a.to_scipy, a.T.to_bsr):
+        with pytest.raises(ArgumentError, match=re.escape("build the matrix with shape (32, 48)")):
+            convert()
+
+
+def test_from_bsr_refuses_other_layouts() -> None:
+    with pytest.raises(ArgumentError, match=r"layout torch\.sparse_bsr, got torch\.strided"):
+        js.BlockSparse.from_bsr(torch.zeros(16, 16))
+    with pytest.raises(ArgumentError, match=r"torch\.sparse_bsc"):
+        js.BlockSparse.from_bsr(torch.zeros(16, 16).to_sparse_bsc(8))
+    with pytest.raises(PatternError, match="8, 16, 32, 64, 128"):
+        js.BlockSparse.from_bsr(torch.ones(16, 16).to_sparse_bsr(4))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_scipy_round_trip_shares_memory(dtype: torch.dtype) -> None:
+    scipy = pytest.importorskip("scipy.sparse")
+    a = js.random((64, 96), (16, 32), 0.5, dtype=dtype)
+    matrix = a.to_scipy()
+    assert matrix.shape == (64, 96)
+    assert np.shares_memory(matrix.data, a.values.numpy())
+    assert np.shares_memory(matrix.indices, a.pattern.col_indices.numpy())
+    assert np.array_equal(matrix.toarray(), a.to_dense().numpy())
+    again = js.BlockSparse.from_scipy(matrix)
+    assert again.values.data_ptr() == a.values.data_ptr()
+    assert again.pattern == a.pattern
+    old = scipy.bsr_matrix(a.to_dense().numpy(), blocksize=(8, 8))
+    assert torch.equal(js.BlockSparse.from_scipy(old).to_dense(), a.to_dense())
+    assert a.requires_grad_().to_scipy().shape == (64, 96)
+
+
+def test_scipy_takes_and_gives_what_it_can() -> None:
+    scipy = pytest.importorskip("scipy.sparse")
+    with pytest.raises(ArgumentError, match=r"convert with matrix\.tobsr"):
+        js.BlockSparse.from_scipy(scipy.csr_array((16, 16)))
+    with pytest.raises(ArgumentError, match=r"convert with a.to\(torch.float32\)"):
+        js.random((16, 16), 8, 0.5, dtype=torch.bfloat16).to_scipy()
+    with pytest.raises(ArgumentError, match="values must be float64"):
+        js.BlockSparse.from_scipy(scipy.bsr_array(np.ones((16, 16), dtype=int), blocksize=(8, 8)))
+    unsorted = scipy.bsr_array(
+        (np.ones((2, 8, 8)), np.array([1, 0]), np.array([0, 2])), shape=(8, 16)
+    )
+    with pytest.raises(PatternError, match="block row 0 has unsorted"):
+        js.BlockSparse.from_scipy(unsorted)
+
+
+def test_conversions_are_differentiable() -> None:
+    a = js.random((20, 30), (8, 16), 0.7, dtype=torch.float64)
+    mask = a.pattern.to_mask()
+
+    def there_and_back(values: torch.Tensor) -> torch.Tensor:
+        dense = js.BlockSparse(values, a.pattern).T.to_dense().T
+        return js.BlockSparse.from_dense(dense.exp(), (8, 16), mask).values
+
+    values = a.values.clone().requires_grad_()
+    assert torch.autograd.gradcheck(there_and_back, (values,), fast_mode=True)
+    assert torch.autograd.gradgradcheck(there_and_back, (values,), fast_mode=True)
+
+
+def test_what_a_tensor_has() -> None:
+    a = js.random((20, 30), 8, 0.5)
+    assert (a.dtype, a.device, a.shape, a.requires_grad, a.grad) == (
+        torch.float32,
+        torch.device("cpu"),
+        (20, 30),
+        False,
+        None,
+    )
+    assert a.requires_grad_() is a
+    a.T.to_dense().sum().backward()
+    assert a.grad is not None
+    assert a.grad.shape == a.values.shape
+    # Nothing past the edge of the matrix has a gradient.
+    assert (
+        a.grad.sum()
+        == js.BlockSparse.from_dense(torch.ones(20, 30), 8, a.pattern.to_mask()).values.sum()
+    )
+    detached = a.T.detach()
+    assert not detached.requires_grad
+    assert detached.transposed
+    assert detached.values.data_ptr() == a.values.data_ptr()
+    wide = a.T.to(torch.float64)
+    assert wide.dtype == torch.float64
+    assert wide.transposed
+    assert wide.pattern is a.pattern
+    assert a.to("cpu") is a
+    assert a.to("meta", torch.float16).pattern.device.type == "meta"
+
+
+def test_transposing_shares_the_values() -> None:
+    a = js.random((20, 30), (8, 16), 0.5)
+    assert a.T.values is a.values
+    assert a.T.pattern is a.pattern
+    assert a.T.transposed
+    assert not a.T.T.transposed
+    assert a.T.T.shape == a.shape
+
+
+def test_values_must_fit_the_pattern() -> None:
+    pattern = js.Pattern.random((32, 32), 8, 0.5)
+    for values, says in [
+        (torch.zeros(7, 8, 8), "has 8 blocks of 8 x 8, so values has shape (8, 8, 8); got (7,"),
+        (torch.zeros(8, 8, 8, dtype=torch.int32), "float64, float32, float16 or bfloat16, got"),
+        (torch.zeros(8, 8, 8, device="meta"), "values are on meta and the pattern on cpu"),
+    ]:
+        with pytest.raises(ArgumentError, match=re.escape(says)):
+            js.BlockSparse(values, pattern)
+
+
+def test_values_that_are_not_contiguous_are_copied() -> None:
+    pattern = js.Pattern.random((32, 32), 8, 0.5)
+    values = torch.randn(8, 8, 8).mT
+    a = js.BlockSparse(values, pattern)
+    assert a.values.is_contiguous()
+    assert torch.equal(a.values, values)
+
+
+def test_random_follows_its_generator_and_clears_the_edge() -> None:
+    def draw() -> js.BlockSparse:
+        return js.random((20, 30), (8, 16), 1.0, generator=torch.Generator().manual_seed(3))
+
+    a = draw()
+    assert torch.equal(a.values, draw().values)
+    assert int((a.values != 0).sum()) == 20 * 30
+    # 600 standard normal numbers: the mean square is 1 with standard deviation .058; six of them.
+    assert abs(float((a.values**2).sum()) / 600 - 1) < 0.35
+
+
+def test_print_shows_the_matrix_as_it_is_read() -> None:
+    pattern = js.Pattern((20, 30), (8, 16), torch.tensor([0, 1, 1, 3]), torch.tensor([1, 0, 1]))
+    a = js.BlockSparse(torch.zeros(3, 8, 16), pattern).requires_grad_()
+    facts = "nnz_blocks=3, density=50.0%, dtype=torch.float32, device=cpu"
+    assert str(a) == (
+        f"BlockSparse(shape=(20, 30), block_size=(8, 16), {facts}, requires_grad=True)\n.#\n..\n##"
+    )
+    assert str(a.T.detach()) == (
+        f"BlockSparse(shape=(30, 20), block_size=(16, 8), {facts}, transposed=True)\n..#\n#.#"
+    )
+
+
+def test_copies_and_pickles() -> None:
+    a = js.random((20, 30), 8, 0.5).T
+    for again in (copy.deepcopy(a), pickle.loads(pickle.dumps(a))):
+        assert again.transposed
+        assert torch.equal(again.to_dense(), a.to_dense())
+        assert again.values.data_ptr() != a.values.data_ptr()
