@@ -152,9 +152,9 @@ def _host_times(
     device: torch.device, notes: list[str]
 ) -> list[tuple[str, float, str, float | None]]:
     """Host time of calls too small for the device to matter."""
-    a = js.random((32, 32), 32, 1.0, dtype=torch.float32, device=device)
+    a = js.random((16, 16), 16, 1.0, dtype=torch.float32, device=device)
     with_gradient = js.BlockSparse(a.values.clone().requires_grad_(), a.pattern)
-    b = torch.ones(32, 32, device=device)
+    b = torch.ones(16, 16, device=device)
     dense = a.to_dense()
     dense_with_gradient = dense.clone().requires_grad_()
     calls: dict[str, Callable[[], Any]] = {
@@ -172,7 +172,7 @@ def _host_times(
     peer = "Triton launch" if "Triton launch" in calls else "torch dense"
     recorded = peer if peer == "Triton launch" else "torch dense, gradient recorded"
     return [
-        ("host time of dsd, 32 x 32", took["dsd"], peer, took[peer]),
+        ("host time of dsd, 16 x 16", took["dsd"], peer, took[peer]),
         (
             "host time of dsd, gradient recorded",
             took["dsd, gradient recorded"],
