@@ -76,9 +76,8 @@ class Pin:
         text: as written.
         op: the operation it applies to.
         filters: further conditions on the variant, for it to apply.
-        family: family that the variant must have, or None.
-        knobs: knobs that it must have.
-        exact: whole name that it must have, or None.
+        wanted: the right side, split at its dots: a family and knobs that the variant must have,
+            or its whole name.
     """
 
     text: str
