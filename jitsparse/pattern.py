@@ -164,16 +164,15 @@ class Pattern:
             PatternError: if the density is not in [0, 1], or shape or block size is illegal.
         """
         size, block = as_shape(shape), as_block_size(block_size)
-        if not 0.0 <= density <= 1.0:
-            raise PatternError(f"density is a fraction between 0 and 1, got {density}")
         grid = _grid(size, block)
         total = grid[0] * grid[1]
+        count = as_count(density, total)
         where = torch.get_default_device() if device is None else torch.device(device)
         chosen = torch.randperm(
             total,
             generator=generator,
             device=where if generator is None else generator.device,
-        )[: round(density * total)]
+        )[:count]
         chosen = chosen.sort().values.to(where)
         rows = torch.arange(grid[0] + 1, device=where) * grid[1]
         crow = torch.searchsorted(chosen, rows)
@@ -367,6 +366,13 @@ def as_block_size(block_size: int | Sequence[int]) -> tuple[int, int]:
             f"{', '.join(map(str, BLOCK_SIZES))}"
         )
     return pair[0], pair[1]
+
+
+def as_count(density: float, total: int) -> int:
+    """How many of ``total`` blocks a density keeps, or PatternError."""
+    if not 0.0 <= density <= 1.0:
+        raise PatternError(f"density is a fraction between 0 and 1, got {density}")
+    return round(density * total)
 
 
 def _grid(shape: tuple[int, int], block_size: tuple[int, int]) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from jitsparse.errors import ArgumentError
 from jitsparse.functional import linear
-from jitsparse.pattern import Pattern, as_block_size
+from jitsparse.pattern import Pattern, as_block_size, as_count
 from jitsparse.reference import blocks_of
 from jitsparse.schedule import div_up
 from jitsparse.sparse import BlockSparse, clear_edge
@@ -290,13 +290,7 @@ def _largest_blocks(weight: Tensor, block: tuple[int, int], density: float) -> T
     norms = torch.linalg.vector_norm(
         tiles, dim=(1, 2), dtype=torch.promote_types(weight.dtype, torch.float32)
     )
-    keep = norms.topk(_count(density, total)).indices
+    keep = norms.topk(as_count(density, total)).indices
     mask = torch.zeros(total, dtype=torch.bool, device=weight.device)
     mask[keep] = True
     return mask.view(grid)
-
-
-def _count(density: float, total: int) -> int:
-    if not 0.0 <= density <= 1.0:
-        raise ArgumentError(f"density is a fraction between 0 and 1, got {density}")
-    return round(density * total)

@@ -1,0 +1,129 @@
+"""torch.compile: whole graphs, backward too, and one compilation for all sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import jitsparse as js
+
+BACKENDS = ("aot_eager", "inductor")
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> None:
+    torch._dynamo.reset()
+
+
+def network(x: Tensor, weight: js.BlockSparse, bias: Tensor) -> Tensor:
+    """Every operation once, on views, with an activation that is not fused under gradients."""
+    hidden = js.linear(x, weight, bias, "gelu")
+    back = js.dds(hidden, weight)
+    gram = js.sdd(hidden.mT, x, weight.pattern)
+    return js.dsd(gram.T, hidden.mT).mT + back
+
+
+def gradients(function: Callable[..., Tensor]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    weight = js.random((64, 96), 32, 0.5, generator=generator).requires_grad_()
+    x = torch.randn(10, 96, generator=generator).requires_grad_()
+    bias = torch.randn(64, generator=generator).requires_grad_()
+    out = function(x, weight, bias)
+    out.square().sum().backward()
+    return [out.detach(), x.grad, weight.grad, bias.grad]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_whole_graphs_forward_and_backward(backend: str) -> None:
+    compiled = torch.compile(network, fullgraph=True, backend=backend)
+    for got, expected in zip(gradients(compiled), gradients(network), strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+def test_sizes_do_not_recompile() -> None:
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    layer = js.nn.BlockSparseLinear(96, 64, 32, density=0.5)
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend=counter)
+    for batch in (2, 3, 17, 64, 65, 300):
+        x = torch.randn(batch, 96, requires_grad=True)
+        out = compiled(x)
+        out.sum().backward()
+        torch.testing.assert_close(out, layer(x))
+    assert counter.frame_count == 1
+
+
+def test_marked_dimensions_do_not_recompile() -> None:
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    a = js.random((64, 96), 32, 0.5)
+    compiled = torch.compile(
+        lambda x: js.dsd(a, x) + js.sdd(x.mT, x, square).values.sum(),
+        backend=counter,
+        fullgraph=True,
+    )
+    square = js.Pattern.random((40, 40), 8, 0.5)
+    for k in (96,):
+        for batch in (2, 5, 9):
+            x = torch.randn(batch, k, 40)
+            torch._dynamo.mark_dynamic(x, 0)
+            compiled(x)
+    assert counter.frame_count == 1
+
+
+def test_matrices_may_be_built_and_returned_inside() -> None:
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def scaled(a: js.BlockSparse, x: Tensor) -> js.BlockSparse:
+        return js.BlockSparse(a.values * js.dsd(a, x).sum(), a.pattern).T
+
+    a, x = js.random((64, 96), 32, 0.5), torch.randn(96, 5)
+    got = scaled(a, x)
+    assert isinstance(got, js.BlockSparse)
+    assert got.transposed
+    torch.testing.assert_close(got.values, a.values * js.dsd(a, x).sum())
+
+
+def test_new_values_on_a_pattern_do_not_recompile() -> None:
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    pattern = js.Pattern.random((64, 96), 32, 0.5)
+    compiled = torch.compile(js.dsd, backend=counter, fullgraph=True)
+    x = torch.randn(96, 5)
+    for _ in range(3):
+        a = js.BlockSparse(torch.randn(pattern.nnz_blocks, 32, 32), pattern)
+        torch.testing.assert_close(compiled(a, x), js.dsd(a, x))
+    assert counter.frame_count == 1
+
+
+def test_autocast_inside_a_graph() -> None:
+    a, x = js.random((64, 96), 32, 0.5), torch.randn(96, 5)
+
+    def run(a: js.BlockSparse, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return js.dsd(a, x)
+
+    got = torch.compile(run, fullgraph=True, backend="aot_eager")(a, x)
+    assert got.dtype == torch.bfloat16
+    assert torch.equal(got, run(a, x))
+
+
+def test_export_keeps_the_operations() -> None:
+    layer = js.nn.BlockSparseLinear(96, 64, 32, density=0.5)
+    program = torch.export.export(layer, (torch.randn(3, 96),))
+    assert "jitsparse.dds.default" in program.graph_module.code
+    x = torch.randn(3, 96)
+    torch.testing.assert_close(program.module()(x), layer(x))
+
+
+def test_the_first_call_of_a_process_may_be_compiled() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import torch, jitsparse as js\n"
+        "layer = js.nn.BlockSparseLinear(64, 64, 32, density=.5)\n"
+        "x = torch.randn(4, 64)\n"
+        "out = torch.compile(layer, fullgraph=True, backend='aot_eager')(x)\n"
+        "torch.testing.assert_close(out, layer(x))\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

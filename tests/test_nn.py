@@ -1,0 +1,251 @@
+"""BlockSparseLinear: initialisation, conversion, saving, moving."""
+
+from __future__ import annotations
+
+import copy
+import io
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import jitsparse as js
+from jitsparse.errors import ArgumentError, PatternError
+from jitsparse.nn import BlockSparseLinear
+
+
+def layer(density: float = 0.5, **options: object) -> BlockSparseLinear:
+    """70 -> 50 features, blocks of 16: an edge on both sides."""
+    return BlockSparseLinear(70, 50, 16, density=density, **options)
+
+
+def test_forward_is_that_of_the_dense_layer() -> None:
+    for bias in (True, False):
+        sparse = layer(bias=bias)
+        x = torch.randn(2, 3, 70)
+        torch.testing.assert_close(sparse(x), sparse.to_linear()(x))
+        assert sparse.weight.shape == (50, 70)
+
+
+def test_the_weight_is_the_parameter() -> None:
+    sparse = layer()
+    assert sparse.weight.values is sparse.values
+    sparse(torch.randn(4, 70)).sum().backward()
+    assert sparse.values.grad is not None
+    assert sparse.weight.grad is sparse.values.grad
+
+
+def test_a_given_pattern_is_used() -> None:
+    pattern = js.Pattern.random((50, 70), (16, 32), 0.5)
+    sparse = BlockSparseLinear(70, 50, (16, 32), pattern=pattern)
+    assert sparse.pattern == pattern
+    with pytest.raises(ArgumentError, match="needs a pattern of shape"):
+        BlockSparseLinear(50, 70, (16, 32), pattern=pattern)
+    with pytest.raises(ArgumentError, match="needs a pattern of shape"):
+        BlockSparseLinear(70, 50, 16, pattern=pattern)
+
+
+def test_exactly_one_of_density_and_pattern() -> None:
+    with pytest.raises(ArgumentError, match=r"or pattern=.*, got neither"):
+        BlockSparseLinear(70, 50, 16)
+    with pytest.raises(ArgumentError, match="got both"):
+        layer(pattern=js.Pattern.random((50, 70), 16, 0.5))
+    with pytest.raises(ArgumentError, match=r"or mask=.*, got neither"):
+        BlockSparseLinear.from_linear(nn.Linear(70, 50), 16)
+    with pytest.raises(PatternError, match="density is a fraction"):
+        BlockSparseLinear.from_linear(nn.Linear(70, 50), 16, density=2.0)
+
+
+@pytest.mark.parametrize("density", [0.125, 0.5, 1.0])
+def test_outputs_vary_as_those_of_a_dense_layer(density: float) -> None:
+    torch.manual_seed(0)
+    dense, sparse = nn.Linear(1024, 512), BlockSparseLinear(1024, 512, 32, density=density)
+    # Uniform on +-1/sqrt(in): variance 1 / (3 in), divided by the density for the sparse values.
+    values = sparse.values.detach()
+    assert values.abs().max() <= 1 / (1024 * density) ** 0.5
+    spread = values.var() * 3 * 1024 * density
+    # The variance of n uniform numbers has a relative error of 0.9 / sqrt(n); six of them.
+    assert abs(spread - 1) < 6 * 0.9 / values.numel() ** 0.5
+    x = torch.randn(4096, 1024)
+    ratio = sparse.to_linear()(x).var() / dense(x).var()
+    assert abs(ratio - 1) < 0.1
+    assert sparse.bias.abs().max() <= 1 / 1024**0.5
+
+
+def test_initial_values_are_zero_past_the_edge() -> None:
+    sparse = layer(density=1.0)
+    assert torch.equal(
+        sparse.weight.values, js.BlockSparse.from_dense(sparse.weight.to_dense(), 16).values
+    )
+
+
+def test_from_linear_keeps_the_largest_blocks_bit_for_bit() -> None:
+    dense = nn.Linear(70, 50, dtype=torch.bfloat16)
+    with torch.no_grad():
+        dense.weight[16:32, 32:48] += 5
+        dense.weight[48:, 64:] += 4  # the corner block, which the edge cuts
+        dense.weight[:16, 48:64] = 0
+    sparse = BlockSparseLinear.from_linear(dense, 16, density=0.1)
+    assert sparse.values.dtype == torch.bfloat16
+    assert sparse.pattern.nnz_blocks == 2
+    assert sparse.pattern.to_mask().nonzero().tolist() == [[1, 2], [3, 4]]
+    kept = sparse.pattern.to_mask().repeat_interleave(16, 0).repeat_interleave(16, 1)[:50, :70]
+    assert torch.equal(sparse.weight.to_dense(), dense.weight * kept)
+    assert torch.equal(sparse.bias, dense.bias)
+    assert sparse.values.data_ptr() != dense.weight.data_ptr()
+    # Exactly as many blocks as asked for: the zero block is the last to come.
+    almost = BlockSparseLinear.from_linear(dense, 16, density=19 / 20)
+    assert almost.pattern.to_mask().logical_not().nonzero().tolist() == [[0, 3]]
+
+
+def test_from_linear_does_not_overflow_when_ranking() -> None:
+    dense = nn.Linear(16, 32, bias=False, dtype=torch.float16)
+    with torch.no_grad():
+        dense.weight[:16] = 300.0  # its square is more than float16 holds
+        dense.weight[16:] = 400.0
+    sparse = BlockSparseLinear.from_linear(dense, 16, density=0.5)
+    assert sparse.pattern.to_mask().tolist() == [[False], [True]]
+
+
+def test_from_linear_by_mask_and_back() -> None:
+    dense = nn.Linear(70, 50).eval()
+    mask = torch.rand(4, 5) < 0.5
+    sparse = BlockSparseLinear.from_linear(dense, 16, mask=mask)
+    assert torch.equal(sparse.pattern.to_mask(), mask)
+    assert not sparse.training
+    again = sparse.to_linear()
+    assert not again.training
+    assert torch.equal(again.weight, sparse.weight.to_dense())
+    whole = BlockSparseLinear.from_linear(dense, (8, 64), density=1.0).to_linear()
+    assert torch.equal(whole.weight, dense.weight)
+    assert torch.equal(whole.bias, dense.bias)
+    assert whole.weight.requires_grad
+    assert BlockSparseLinear.from_linear(nn.Linear(8, 8, bias=False), 8, density=1).bias is None
+
+
+def test_repr() -> None:
+    assert repr(BlockSparseLinear(256, 512, 32, density=0.25)) == (
+        "BlockSparseLinear(in_features=256, out_features=512, block_size=(32, 32), "
+        "nnz_blocks=32, density=25.0%, bias=True)"
+    )
+
+
+def test_state_dict_holds_plain_tensors() -> None:
+    state = layer().state_dict()
+    assert list(state) == ["values", "bias", "crow_indices", "col_indices"]
+    assert all(type(value) is torch.Tensor for value in state.values())
+    assert state["crow_indices"].dtype == state["col_indices"].dtype == torch.int32
+
+
+@pytest.mark.parametrize("density", [0.5, 0.9], ids=["same number of blocks", "another"])
+@pytest.mark.parametrize("assign", [False, True])
+def test_state_dict_brings_its_pattern(density: float, assign: bool) -> None:
+    source, target = layer(0.5), layer(density)
+    assert target.load_state_dict(source.state_dict(), assign=assign).missing_keys == []
+    x = torch.randn(3, 70)
+    assert torch.equal(target(x), source(x))
+    assert target.pattern == source.pattern
+    assert isinstance(target.values, nn.Parameter)
+    # The pattern is the target's own: changing the source's tensors does not change it.
+    assert target.pattern.crow_indices.data_ptr() != source.crow_indices.data_ptr()
+
+
+def test_loading_into_a_model_in_training_keeps_its_parameters() -> None:
+    model = nn.Sequential(layer(), nn.ReLU(), BlockSparseLinear(50, 20, 8, density=0.5))
+    before = list(model.parameters())
+    model.load_state_dict(copy.deepcopy(model).state_dict())
+    assert all(now is then for now, then in zip(model.parameters(), before, strict=True))
+
+
+def test_a_bad_pattern_is_reported_by_load_state_dict() -> None:
+    sparse = layer()
+    state = sparse.state_dict()
+    state["col_indices"] = torch.full_like(state["col_indices"], 99)
+    with pytest.raises(RuntimeError, match="out of range: entry 0 is 99"):
+        sparse.load_state_dict(state)
+    with pytest.raises(RuntimeError, match="crow_indices"):
+        layer().load_state_dict({"values": sparse.values, "bias": sparse.bias})
+    partial = layer().load_state_dict({"bias": sparse.bias}, strict=False)
+    assert partial.missing_keys == ["values", "crow_indices", "col_indices"]
+
+
+def saved_and_loaded(module: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, saved_and_loaded])
+def test_whole_modules_copy(duplicate: object) -> None:
+    source = nn.Sequential(layer(), nn.ReLU())
+    again = duplicate(source)
+    x = torch.randn(3, 70)
+    assert torch.equal(again(x), source(x))
+    with torch.no_grad():
+        again[0].values.zero_()
+    assert source[0].values.abs().sum() > 0
+    assert again[0].pattern.crow_indices is again[0].crow_indices
+
+
+def test_state_dict_files_load_with_weights_only(tmp_path: Path) -> None:
+    source, target = layer(), layer(0.7)
+    torch.save(source.state_dict(), tmp_path / "state.pt")
+    target.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert torch.equal(target.weight.to_dense(), source.weight.to_dense())
+
+
+def test_safetensors_round_trip(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    source, target = layer(), layer(0.7)
+    safetensors.save_model(source, str(tmp_path / "model.safetensors"))
+    state = safetensors.load_file(tmp_path / "model.safetensors")
+    target.load_state_dict(state)
+    x = torch.randn(3, 70)
+    assert torch.equal(target(x), source(x))
+
+
+def test_dtypes_change_and_indices_do_not() -> None:
+    sparse = layer().to(torch.float64)
+    assert sparse(torch.randn(3, 70).double()).dtype == torch.float64
+    half = sparse.half()
+    assert half.values.dtype == torch.float16
+    assert half.crow_indices.dtype == torch.int32
+    assert half(torch.randn(3, 70).half()).dtype == torch.float16
+
+
+def test_meta_layers_become_real() -> None:
+    source = layer()
+    x = torch.randn(3, 70)
+    with torch.device("meta"):
+        hollow = layer()
+    assert hollow.values.is_meta
+    assert hollow.crow_indices.is_meta
+    assert "density=50.0%" in repr(hollow)
+    loaded = copy.deepcopy(hollow)
+    loaded.load_state_dict(source.state_dict(), assign=True)
+    assert torch.equal(loaded(x), source(x))
+    filled = hollow.to_empty(device="cpu")
+    filled.load_state_dict(source.state_dict())
+    assert torch.equal(filled(x), source(x))
+
+
+def test_training_reduces_the_loss() -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(64, 70), torch.randn(64, 50)
+    sparse = layer()
+    optimizer = torch.optim.AdamW(sparse.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(30):
+        loss = nn.functional.mse_loss(sparse(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.7 * losses[0]
+    # What lies past the edge has no gradient and stays zero.
+    assert torch.equal(
+        sparse.values,
+        js.BlockSparse.from_dense(sparse.weight.to_dense(), 16, sparse.pattern.to_mask()).values,
+    )

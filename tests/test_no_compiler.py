@@ -1,0 +1,112 @@
+"""Without a compiler: right answers on the CPU after one warning, a clear error for CUDA."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import jitsparse as js
+from jitsparse.kernels import registry
+from jitsparse.warmup import compile_variants
+
+PRODUCTS = """
+import warnings
+warnings.simplefilter("always")
+import torch, jitsparse as js
+torch.manual_seed(0)
+a = js.random((40, 50), (8, 16), .5).requires_grad_()
+x = torch.randn(50, 6, requires_grad=True)
+bias = torch.randn(40)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    out = js.dsd(a, x)
+    out.sum().backward()
+    y = js.linear(x.T.detach(), a.detach(), bias, "silu")
+    js.sdd(out.detach(), x.T.detach(), a.pattern)
+dense = a.detach().to_dense()
+torch.testing.assert_close(out, dense @ x)
+torch.testing.assert_close(y, torch.nn.functional.silu(x.T @ dense.T + bias))
+torch.testing.assert_close(x.grad, dense.sum(0)[:, None].expand(50, 6))
+"""
+
+
+def run(code: str, tmp_path: Path, path: str = "") -> subprocess.CompletedProcess[str]:
+    """Python where PATH finds nothing but what is asked for, with an empty cache."""
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("CXX", "CC", "CUDA_HOME", "CUDA_PATH")
+    }
+    environment |= {"PATH": path or str(tmp_path), "JITSPARSE_CACHE_DIR": str(tmp_path / "cache")}
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment
+    )
+
+
+def test_the_reference_answers_after_one_warning(tmp_path: Path) -> None:
+    code = PRODUCTS + (
+        "ours = [w for w in caught if 'jitsparse' in str(w.message)]\n"
+        "assert len(ours) == 1, [str(w.message) for w in caught]\n"
+        "print(ours[0].category.__name__, ours[0].message)\n"
+    )
+    done = run(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("RuntimeWarning")
+    assert "g++" in done.stdout
+    assert "install" in done.stdout
+
+
+def test_a_template_that_does_not_compile_is_no_missing_compiler(
+    cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the compiler refuses is raised, not answered by the reference."""
+    from jitsparse.kernels import cpu, dispatch
+
+    context = cpu._context
+    monkeypatch.setattr(cpu, "_context", lambda v: {**context(v), "element": "no such type"})
+    monkeypatch.setattr(dispatch, "_kernels", {})
+    a = js.random((40, 50), (8, 16), 0.5)
+    with pytest.raises(js.CompileError, match=r"no such type"):
+        js.dsd(a, js.random((50, 8), 8, 1.0).to_dense())
+
+
+def test_cuda_kernels_name_what_was_searched(tmp_path: Path) -> None:
+    code = (
+        "import jitsparse as js\n"
+        "try:\n"
+        "    js.warmup(op='dsd', dtype='bf16', block_size=32, arch='9.0a')\n"
+        "except js.ToolchainError as error:\n"
+        "    print(error)\n"
+    )
+    done = run(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "nvcc" in done.stdout or "without CUDA" in done.stdout, done.stdout
+
+
+def test_cached_kernels_need_no_compiler(tmp_path: Path) -> None:
+    """A cache that was filled where there is a compiler serves where there is none."""
+    filled = run(PRODUCTS, tmp_path, os.environ["PATH"])
+    assert filled.returncode == 0, filled.stderr
+    done = run(PRODUCTS + "assert not caught, [str(w.message) for w in caught]\n", tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_missing_compiler_is_an_outcome_of_warmup(monkeypatch: pytest.MonkeyPatch) -> None:
+    from jitsparse import jit
+
+    def missing(*_: object, **__: object) -> None:
+        raise js.ToolchainError("no compiler")
+
+    monkeypatch.setattr(jit, "compile_only", missing)
+    variants = list(registry.default_variants("generic"))[:3]
+    seen = []
+    outcomes = compile_variants(variants, jobs=2, on_outcome=seen.append)
+    assert [outcome.variant for outcome in outcomes] == variants
+    assert {outcome.status for outcome in outcomes} == {"failed"}
+    assert len(seen) == 3
+    with pytest.raises(js.ToolchainError, match="no compiler"):
+        js.warmup(op="dsd", dtype="f32", block_size=32, arch="generic")

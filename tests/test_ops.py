@@ -1,0 +1,138 @@
+"""The registered operations: schemas, fakes, strides, and the warm path around a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import jitsparse as js
+from jitsparse import ops
+from jitsparse.errors import LaunchError
+from jitsparse.jit import config
+from jitsparse.kernels import dispatch
+
+A = js.random((36, 50), (16, 32), 0.6, generator=torch.Generator().manual_seed(0))
+SIZES = (36, 50)
+BLOCKS = (A.pattern.nnz_blocks, 16, 32)
+
+CALLS: dict[str, tuple[Callable[..., Tensor], tuple[object, ...]]] = {
+    "dsd": (ops.dsd, (A.values, A.pattern.index, torch.randn(50, 7), *SIZES, False)),
+    "dsd transposed": (
+        ops.dsd,
+        (A.values, A.pattern.index, torch.randn(7, 36).T, *SIZES, True),
+    ),
+    "dsd permuted batch": (
+        ops.dsd,
+        (A.values, A.pattern.index, torch.randn(50, 3, 7).transpose(0, 1), *SIZES, False),
+    ),
+    "dsd gaps": (
+        ops.dsd,
+        (A.values, A.pattern.index, torch.randn(50, 14)[:, ::2], *SIZES, False),
+    ),
+    "dsd empty": (ops.dsd, (A.values, A.pattern.index, torch.randn(50, 0), *SIZES, False)),
+    "dds": (ops.dds, (torch.randn(2, 7, 36), A.values, A.pattern.index, *SIZES, False, None, 0)),
+    "dds epilogue": (
+        ops.dds,
+        (torch.randn(50, 7).T, A.values, A.pattern.index, *SIZES, True, torch.randn(36), 2),
+    ),
+    "sdd": (ops.sdd, (torch.randn(36, 7), torch.randn(7, 50), A.pattern.index, *SIZES, *BLOCKS)),
+    "sdd batch": (
+        ops.sdd,
+        (torch.randn(2, 7, 36).mT, torch.randn(2, 7, 50), A.pattern.index, *SIZES, *BLOCKS),
+    ),
+}
+
+
+@pytest.mark.parametrize(("op", "args"), CALLS.values(), ids=CALLS)
+def test_opcheck(op: Callable[..., Tensor], args: tuple[object, ...]) -> None:
+    torch.library.opcheck(op, args)
+
+
+@pytest.mark.parametrize(("op", "args"), CALLS.values(), ids=CALLS)
+def test_fakes_have_the_strides_of_results(
+    op: Callable[..., Tensor], args: tuple[object, ...]
+) -> None:
+    real = op(*args)
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
+        fake = op(*args)
+    assert (fake.shape, fake.stride(), fake.dtype) == (real.shape, real.stride(), real.dtype)
+    assert real.is_contiguous()
+
+
+def test_one_selection_serves_a_size_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New sizes look into the dictionary; they do not choose again, let alone compile."""
+    chosen: list[object] = []
+    select = dispatch._select
+    monkeypatch.setattr(dispatch, "_select", lambda key: chosen.append(key) or select(key))
+    monkeypatch.setattr(dispatch, "_kernels", {})
+    a = js.random((64, 64), 16, 0.5)
+    for n in range(33, 65):
+        js.dsd(a, torch.randn(64, n))
+    # Aligned sizes (multiples of 4 floats) may have a kernel of their own.
+    assert len(chosen) == 2
+    with config.override(log="warning"):
+        js.dsd(a, torch.randn(64, 64))
+    assert len(chosen) == 3, "a change of configuration chooses again"
+
+
+def test_pins_decide_inside_their_block() -> None:
+    a, x = js.random((64, 64), 32, 0.5), torch.randn(64, 64)
+    usual = js.explain("dsd", a, x)
+    other = usual.alternatives[0]
+    expected = a @ x
+    with js.pin(f"dsd={other}"):
+        pinned = js.explain("dsd", a, x)
+        assert (pinned.variant, pinned.source) == (other, "context")
+        torch.testing.assert_close(a @ x, expected)
+    assert js.explain("dsd", a, x).variant == usual.variant
+
+
+def test_a_pin_that_nothing_satisfies_is_an_error() -> None:
+    a, x = js.random((64, 64), 32, 0.5), torch.randn(64, 64)
+    with js.pin("dsd=r999x1"), pytest.raises(js.PinError, match=r"dsd\.vec\.") as caught:
+        js.dsd(a, x)
+    for variant in (js.explain("dsd", a, x).variant, *js.explain("dsd", a, x).alternatives):
+        assert variant in str(caught.value)
+
+
+def test_a_failing_launch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, x = js.random((64, 64), 32, 0.5), torch.randn(64, 64)
+    js.dsd(a, x)
+    real = dispatch._kernels
+
+    class Failing:
+        """A kernel whose launch reports code 7."""
+
+        def __init__(self, kernel: object) -> None:
+            self.pack, self.fail = kernel.pack, kernel.fail
+
+        def launch(self, words: bytes) -> int:
+            return 7
+
+    monkeypatch.setattr(dispatch, "_kernels", {key: Failing(k) for key, k in real.items()})
+    with pytest.raises(LaunchError, match=r"dsd\.vec\..* failed with code 7"):
+        js.dsd(a, x)
+
+
+def test_explain_compiles_and_computes_nothing(cache_dir: object) -> None:
+    a = js.random((64, 64), 32, 0.5)
+    found = js.explain("linear", torch.randn(10, 64), a, torch.zeros(64), "gelu")
+    assert found.problem.op == "dds"
+    assert (found.cached, found.compile_seconds) == (False, None)
+    assert not js.cache_info()["entries"]
+    assert found.variant in str(found)
+    js.linear(torch.randn(10, 64), a)
+    found = js.explain("linear", torch.randn(10, 64), a)
+    assert found.cached
+    assert found.compile_seconds > 0
+
+
+def test_explain_refuses_what_runs_nothing() -> None:
+    a = js.random((64, 64), 32, 0.5)
+    with pytest.raises(js.ArgumentError, match="runs no kernel"):
+        js.explain("dsd", a, torch.randn(64, 0))
+    with pytest.raises(js.ArgumentError, match="no operation 'mm'"):
+        js.explain("mm", a, torch.randn(64, 1))

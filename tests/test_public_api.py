@@ -1,0 +1,65 @@
+"""The public names, and the examples in their documentation."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+
+import pytest
+
+import jitsparse as js
+
+PUBLIC = {
+    *("ArgumentError", "BlockSparse", "CacheMiss", "CompileError", "ConfigError"),
+    *("JitsparseError", "LaunchError", "Pattern", "PatternError", "PinError"),
+    *("ToolchainError", "UnsupportedProblem"),
+    *("cache_info", "clear_cache", "dds", "dsd", "explain", "linear", "nn", "pin", "random"),
+    *("sdd", "warmup"),
+}
+
+
+def test_all_is_what_is_promised() -> None:
+    assert set(js.__all__) == PUBLIC
+    assert js.__all__ == sorted(js.__all__)
+    assert all(hasattr(js, name) for name in PUBLIC)
+
+
+def test_names_stay_functions_whatever_is_imported() -> None:
+    """Two functions share their name with the module that defines them."""
+    for name in ("jitsparse.explain", "jitsparse.warmup", "jitsparse.cli"):
+        importlib.import_module(name)
+    assert inspect.isfunction(js.explain)
+    assert inspect.isfunction(js.warmup)
+
+
+def test_errors_have_one_root() -> None:
+    errors = [value for value in vars(js).values() if inspect.isclass(value)]
+    errors = [value for value in errors if issubclass(value, Exception)]
+    assert len(errors) == 10
+    assert all(issubclass(error, js.JitsparseError) for error in errors)
+    assert issubclass(js.PatternError, ValueError)
+    assert issubclass(js.ArgumentError, ValueError)
+    assert issubclass(js.UnsupportedProblem, NotImplementedError)
+    assert issubclass(js.ToolchainError, RuntimeError)
+
+
+def test_everything_public_is_documented() -> None:
+    for name in PUBLIC - {"nn"}:
+        thing = getattr(js, name)
+        assert inspect.getdoc(thing), name
+        for member, value in vars(thing).items() if inspect.isclass(thing) else ():
+            if not member.startswith("_") and callable(value):
+                assert inspect.getdoc(value), f"{name}.{member}"
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["", ".pattern", ".sparse", ".functional", ".nn.linear", ".explain", ".warmup"],
+)
+def test_examples_run(module: str) -> None:
+    loaded = importlib.import_module(f"jitsparse{module}")
+    # "jitsparse.explain" as an attribute is the function; the module is what is wanted.
+    results = doctest.testmod(loaded, extraglobs={"torch": importlib.import_module("torch")})
+    assert results.attempted > 0
+    assert results.failed == 0
