@@ -1,8 +1,9 @@
 """Families of the CPU: ``vec``, vector code for every dtype, and ``amx``, Intel's tiles for bf16.
 
-Knobs: ``b`` block, ``l`` layout, ``r`` register tile: rows of the sparse operand (of the left one for
-sdd) x vectors of columns. A tile has to leave registers for a row of vectors and one broadcast
-element; within that, wide tiles read the dense operand less often and tall ones the blocks.
+Knobs: ``b`` block, ``l`` layout, ``r`` register tile: rows of the sparse operand (in an sdd, of the
+left one) x vectors of columns, or rows x columns of AMX tiles. A tile of vectors has to leave
+registers for a row of vectors and one broadcast element; within that, wide tiles read the dense
+operand less often and tall ones the blocks.
 
 A kernel runs on every machine whose instruction set includes its target's, so lesser targets are
 candidates too, after the machine's own.
@@ -22,16 +23,20 @@ __all__ = ["candidates", "default_variants", "template"]
 
 _ROOT = Path(__file__).resolve().parent.parent
 
-_TARGETS = ("avx512", "avx2", "generic")
+_VEC_TARGETS = ("avx512", "avx2", "generic")
 """Targets of ``vec``, each including the next."""
 
-_TILES = {
+_VEC_TILES = {
     "avx512": ((8, 3), (8, 2), (16, 1)),
     "avx2": ((4, 3), (4, 2), (8, 1)),
     "generic": ((4, 3), (4, 2), (8, 1)),
 }
 """Register tiles of ``vec``, the preferred one first (docs/performance.md). There are 32 registers
 with AVX-512, 16 with AVX2 and SSE."""
+
+_AMX_TILES = ((2, 2), (1, 4), (1, 2))
+"""Register tiles of ``amx``, the preferred one first. Eight registers hold four sums, the operands
+and nothing else."""
 
 _ELEMENTS = {"f64": "double", "f32": "float", "f16": "Float16", "bf16": "BFloat16"}
 """The C++ element type of each dtype (``csrc/cpu/vec.h``)."""
@@ -47,35 +52,52 @@ def candidates(problem: Problem, target: str) -> list[Candidate]:
         problem: the facts of a call. Its ``aligned`` makes no difference on a CPU.
         target: the best instruction set to consider.
     """
-    return list(_vec(problem, target))
+    height = _height(problem.op, problem.block, problem.layout)
+    return [*_amx(problem, target, height), *_vec(problem, target, height)]
 
 
-def _vec(problem: Problem, target: str) -> Iterator[Candidate]:
+def _amx(problem: Problem, target: str, height: int) -> Iterator[Candidate]:
+    for tile in _AMX_TILES:
+        refused = None
+        if target != "amx":
+            refused = f"target {target}: needs AMX tiles for bfloat16"
+        elif problem.dtype != "bf16":
+            refused = f"dtype {problem.dtype}: AMX tiles multiply bf16"
+        elif height % (16 * tile[0]) and tile[0] > 1:
+            refused = f"{tile[0]} tiles of 16 rows do not divide blocks that are {height} high"
+        yield _candidate(problem, "amx", "amx", tile, refused)
+
+
+def _vec(problem: Problem, target: str, height: int) -> Iterator[Candidate]:
     # An AMX machine is an AVX-512 machine to everything but tiles, and shares its compiled kernels.
     best = "avx512" if target == "amx" else target
-    height = _height(problem.op, problem.block, problem.layout)
-    dtype = "f32" if problem.dtype == "tf32" else problem.dtype
-    for each in _TARGETS[_TARGETS.index(best) :]:
-        for rows, vectors in _TILES[each]:
-            variant = Variant(
-                op=problem.op,
-                family="vec",
-                target=each,
-                dtype=dtype,
-                knobs=(
-                    ("b", f"{problem.block[0]}x{problem.block[1]}"),
-                    ("l", problem.layout),
-                    ("r", f"{rows}x{vectors}"),
-                ),
-            )
+    for each in _VEC_TARGETS[_VEC_TARGETS.index(best) :]:
+        for tile in _VEC_TILES[each]:
             refused = None
-            if height % rows:
-                refused = f"{rows} rows of registers do not divide blocks that are {height} high"
-            yield Candidate(variant, template(variant), refused)
+            if height % tile[0]:
+                refused = f"{tile[0]} rows of registers do not divide blocks that are {height} high"
+            yield _candidate(problem, "vec", each, tile, refused)
+
+
+def _candidate(
+    problem: Problem, family: str, target: str, tile: tuple[int, int], refused: str | None
+) -> Candidate:
+    variant = Variant(
+        op=problem.op,
+        family=family,
+        target=target,
+        dtype="f32" if problem.dtype == "tf32" else problem.dtype,
+        knobs=(
+            ("b", f"{problem.block[0]}x{problem.block[1]}"),
+            ("l", problem.layout),
+            ("r", f"{tile[0]}x{tile[1]}"),
+        ),
+    )
+    return Candidate(variant, template(variant), refused)
 
 
 def default_variants(target: str) -> Iterator[Variant]:
-    """The first choice of every dtype, operation, square block and layout."""
+    """The first choice for every dtype, operation, square block and layout."""
     for dtype in _ELEMENTS:
         for op in ("dsd", "dds", "sdd"):
             for block in _BLOCKS:
@@ -100,8 +122,8 @@ def template(variant: Variant) -> Template:
     """What a variant is rendered from."""
     kernel = "sdd" if variant.op == "sdd" else "spmm"
     return Template(
-        name=f"{kernel}_cpu",
-        source=_ROOT / "templates" / f"{kernel}_cpu.cpp.jinja",
+        name=f"{kernel}_{variant.family}",
+        source=_ROOT / "templates" / f"{kernel}_{variant.family}.cpp.jinja",
         language="c++",
         include_dirs=(_ROOT / "csrc",),
         arguments=len(abi.words_of(variant.op)),
@@ -112,7 +134,7 @@ def template(variant: Variant) -> Template:
 def _context(variant: Variant) -> Context:
     """The names that a template may use."""
     block_rows, block_cols = variant.ints("b")
-    tile_rows, tile_vectors = variant.ints("r")
+    tile_rows, tile_cols = variant.ints("r")
     layout = variant.knob("l")
     context: dict[str, str | int | bool] = {
         "name": variant.name,
@@ -120,7 +142,7 @@ def _context(variant: Variant) -> Context:
         "block_rows": block_rows,
         "block_cols": block_cols,
         "tile_rows": tile_rows,
-        "tile_vectors": tile_vectors,
+        "tile_cols": tile_cols,
     }
     if variant.op == "sdd":
         return context | {

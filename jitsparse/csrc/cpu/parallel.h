@@ -6,10 +6,10 @@
 // Declared here, because <omp.h> and <cstdlib> cost more compile time than a kernel's own text.
 // libgomp is the one that torch has in the process already, so there is one pool of threads.
 extern "C" {
-int omp_get_thread_num();
-int omp_get_num_threads();
-void* aligned_alloc(decltype(sizeof 0) alignment, decltype(sizeof 0) size);
-void free(void* memory);
+int omp_get_thread_num() noexcept;
+int omp_get_num_threads() noexcept;
+void* aligned_alloc(decltype(sizeof 0) alignment, decltype(sizeof 0) size) noexcept;
+void free(void* memory) noexcept;
 }
 
 namespace jitsparse::cpu {

@@ -14,9 +14,9 @@ namespace jitsparse::cpu {
 // T                                       element type
 // BLOCK_ROWS, BLOCK_COLS                  of a block
 // LEFT_K_CONTIGUOUS, RIGHT_K_CONTIGUOUS   the contiguous axis of A, or of B, is the one that they share
-// TILE_ROWS, TILE_VECTORS                 sums held in registers: rows x vectors of columns
+// TILE_ROWS, TILE_COLS                    sums held in registers: rows x vectors of columns
 template <class T, int BLOCK_ROWS, int BLOCK_COLS, bool LEFT_K_CONTIGUOUS, bool RIGHT_K_CONTIGUOUS, int TILE_ROWS,
-          int TILE_VECTORS>
+          int TILE_COLS>
 class Sdd {
   using A = Acc<T>;
   using Left = DenseView<T, LEFT_K_CONTIGUOUS>;
@@ -94,9 +94,9 @@ class Sdd {
       const int64 row = index_.row()[z], row_end = index_.crow()[row + 1], stop = row_end < end ? row_end : end;
       pack<BLOCK_ROWS, TILE_ROWS, kSquare>(a, k, depth_, row * BLOCK_ROWS, left, depth_ * TILE_ROWS);
       const int64 vectors = (stop - z) * kVectors;
-      for (int64 v = 0; v < vectors; v += TILE_VECTORS) {
+      for (int64 v = 0; v < vectors; v += TILE_COLS) {
         for (int r = 0; r < BLOCK_ROWS; r += TILE_ROWS) {
-          multiply_tile<TILE_VECTORS>(vectors - v, left + r * depth_, right, depth, z, v, r, add, sums);
+          multiply_tile<TILE_COLS>(vectors - v, left + r * depth_, right, depth, z, v, r, add, sums);
         }
       }
       z = stop;

@@ -11,6 +11,7 @@
 #include "cpu/epilogue.h"
 #include "cpu/pack.h"
 #include "cpu/parallel.h"
+#include "cpu/strips.h"
 
 namespace jitsparse::cpu {
 
@@ -19,9 +20,9 @@ namespace jitsparse::cpu {
 // FLIPPED                   the rows of op(S) are the columns of S as stored
 // DENSE_K_CONTIGUOUS        the contiguous axis of B is the one that it shares with op(S)
 // OUT_TRANSPOSED            the contiguous axis of C is the one that it shares with op(S)
-// TILE_ROWS, TILE_VECTORS   sums held in registers: rows x vectors of columns
+// TILE_ROWS, TILE_COLS      sums held in registers: rows x vectors of columns
 template <class T, int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CONTIGUOUS, bool OUT_TRANSPOSED,
-          int TILE_ROWS, int TILE_VECTORS>
+          int TILE_ROWS, int TILE_COLS>
 class Spmm {
   using A = Acc<T>;
   using Sum = Vec<A, kLanes<A>>;
@@ -33,11 +34,9 @@ class Spmm {
   // Blocks of a row that one tile multiplies before the next tile of the row takes its turn: as many
   // as leave their panels in the L1 cache.
   static constexpr int64 kRun =
-      kRows == TILE_ROWS ? 1 << 30 : max(1, kL1Bytes / (kDepth * TILE_VECTORS * kVecBytes));
+      kRows == TILE_ROWS ? 1 << 30 : max(1, kL1Bytes / (kDepth * TILE_COLS * kVecBytes));
   // More panels than this in a strip, and it becomes narrower.
   static constexpr int64 kStripBytes = 4 << 20;
-  // Finishing a block row costs about as much as so many rows of a panel.
-  static constexpr int64 kFinish = 16;
 
  public:
   static int run(const SpmmArgs& args) {
@@ -47,7 +46,10 @@ class Spmm {
     const Scratch scratch(threads * product.scratch_bytes_);
     if (!scratch) return kOutOfMemory;
     parallel(threads, [&](int64 rank, int64 size) {
-      product.work(rank, size, scratch.at(rank * product.scratch_bytes_));
+      char* const mine = scratch.at(rank * product.scratch_bytes_);
+      product.plan_.for_share(rank, size, [&](int64 batch, int64 first, int64 width, int64 from, int64 to) {
+        product.multiply_strip<TILE_COLS>(batch, first, width, from, to, mine);
+      });
     });
     return kOk;
   }
@@ -58,54 +60,16 @@ class Spmm {
         index_(args.index, args.rows, args.cols, args.nnz),
         m_(FLIPPED ? args.cols : args.rows),
         k_(FLIPPED ? args.rows : args.cols),
-        block_rows_(FLIPPED ? index_.C : index_.R),
-        block_cols_(FLIPPED ? index_.R : index_.C),
         row_ptr_(FLIPPED ? index_.ccol() : index_.crow()),
         col_(FLIPPED ? index_.row_t() : index_.col()),
-        vectors_(div_up(args.n, kL)) {
-    const int64 depth = block_cols_ * kDepth;
-    int64 widest = vectors_ < TILE_VECTORS ? vectors_ : TILE_VECTORS;
+        block_cols_(FLIPPED ? index_.R : index_.C) {
+    const int64 vectors = div_up(args.n, kL), depth = block_cols_ * kDepth;
+    int64 widest = vectors < TILE_COLS ? vectors : TILE_COLS;
     while (widest > 1 && depth * widest * kVecBytes > kStripBytes) --widest;
-    strips_ = widest ? div_up(vectors_, widest) : 0;
+    plan_ = {args.batch, vectors, widest, FLIPPED ? index_.C : index_.R, row_ptr_, kDepth};
     panels_bytes_ = depth * widest * kVecBytes;
     tile_bytes_ = kRows * widest * kVecBytes;
     scratch_bytes_ = Scratch::round_up(panels_bytes_ + tile_bytes_ + block_cols_);
-  }
-
-  // A thread takes a contiguous share of all strips laid end to end, cut between block rows.
-  void work(int64 rank, int64 size, char* scratch) const {
-    const int64 whole = weight(block_rows_), total = args_.batch * vectors_ * whole;
-    const int64 begin = total / size * rank, end = rank + 1 == size ? total : total / size * (rank + 1);
-    int64 offset = 0;
-    for (int64 batch = 0; batch < args_.batch; ++batch) {
-      for (int64 strip = 0; strip < strips_; ++strip) {
-        const int64 first = strip * vectors_ / strips_, width = (strip + 1) * vectors_ / strips_ - first;
-        const int64 next = offset + width * whole;
-        if (begin < next && offset < end) {
-          const int64 from = begin <= offset ? 0 : row_at(div_up(begin - offset, width));
-          const int64 to = next <= end ? block_rows_ : row_at(div_up(end - offset, width));
-          multiply_strip<TILE_VECTORS>(batch, first, width, from, to, scratch);
-        }
-        offset = next;
-      }
-    }
-  }
-
-  // Work of the block rows before `row`, in rows of panels.
-  int64 weight(int64 row) const { return row_ptr_[row] * int64(kDepth) + row * kFinish; }
-
-  // The first block row that begins at or beyond a weight.
-  int64 row_at(int64 target) const {
-    int64 low = 0, high = block_rows_;
-    while (low < high) {
-      const int64 middle = (low + high) / 2;
-      if (weight(middle) < target) {
-        low = middle + 1;
-      } else {
-        high = middle;
-      }
-    }
-    return low;
   }
 
   // Block rows from .. to of the strip of V vectors of columns that begins at vector `first`.
@@ -204,10 +168,11 @@ class Spmm {
 
   const SpmmArgs& args_;
   const IndexView<BLOCK_ROWS, BLOCK_COLS> index_;
-  const int64 m_, k_, block_rows_, block_cols_;
+  const int64 m_, k_;
   const int32 *const row_ptr_, *const col_;
-  const int64 vectors_;
-  int64 strips_, panels_bytes_, tile_bytes_, scratch_bytes_;
+  const int64 block_cols_;
+  StripPlan plan_;
+  int64 panels_bytes_, tile_bytes_, scratch_bytes_;
 };
 
 }  // namespace jitsparse::cpu

@@ -1,0 +1,182 @@
+// sdd in bfloat16 on AMX tiles: the blocks of A B that a pattern stores, summed over a batch, as in sdd.h.
+#pragma once
+
+#include "cpu/pairs.h"
+#include "cpu/parallel.h"
+#include "cpu/tiles.h"
+
+namespace jitsparse::cpu {
+
+// BLOCK_ROWS, BLOCK_COLS                  of a block
+// LEFT_K_CONTIGUOUS, RIGHT_K_CONTIGUOUS   the contiguous axis of A, or of B, is the one that they share
+// TILE_ROWS, TILE_COLS                    sums held in tile registers, in tiles of 16 x 16
+template <int BLOCK_ROWS, int BLOCK_COLS, bool LEFT_K_CONTIGUOUS, bool RIGHT_K_CONTIGUOUS, int TILE_ROWS, int TILE_COLS>
+class SddAmx {
+  using Left = DenseView<BFloat16, LEFT_K_CONTIGUOUS>;
+  using Right = DenseView<BFloat16, RIGHT_K_CONTIGUOUS>;
+  static constexpr int kBlock = BLOCK_ROWS * BLOCK_COLS;
+  static constexpr int kM = min(16, BLOCK_ROWS);  // rows of a left tile
+  static constexpr int kN = min(16, BLOCK_COLS);  // columns of a right tile
+  static constexpr int kK = 32;                   // depth of both
+  static constexpr int kLeftTile = kM * kK / 2;   // their sizes, in pairs
+  static constexpr int kRightTile = kK / 2 * kN;
+  static constexpr int kTiles = BLOCK_COLS / kN;  // in a row of a block
+  static_assert(BLOCK_ROWS % (TILE_ROWS * kM) == 0, "the tiles must not cross block rows");
+  using Registers = TileRegisters<TILE_ROWS, TILE_COLS>;
+
+  // Depth of a slice, in tiles: as in sdd.h.
+  static constexpr int64 kDeepest = 16, kShallowest = 4;
+  static constexpr int64 kSliceBytes = 8 << 20;
+
+ public:
+  static int run(const SddArgs& args) {
+    if (!request_tiles()) return kNoTileRegisters;
+    const double work = double(args.nnz) * kBlock * double(args.k) * double(args.batch);
+    const int threads = useful_threads(args.context, work / 16);  // 16 times the rate of vectors
+    const SddAmx product(args);
+    const Scratch scratch(product.shared_bytes_ + threads * product.left_bytes_);
+    if (!scratch) return kOutOfMemory;
+    parallel(threads, [&](int64 rank, int64 size) {
+      char* const left = scratch.at(product.shared_bytes_ + rank * product.left_bytes_);
+      tile_configure(Registers::config(kM, kN, kK));
+      product.work(rank, size, scratch.at(0), reinterpret_cast<Pair*>(left));
+      tile_release();
+    });
+    return kOk;
+  }
+
+ private:
+  explicit SddAmx(const SddArgs& args) : args_(args), index_(args.index, args.rows, args.cols, args.nnz) {
+    const int64 width = index_.C * kTiles;
+    steps_ = kDeepest;
+    while (steps_ > kShallowest && width * steps_ * kRightTile * int64(sizeof(Pair)) > kSliceBytes) steps_ /= 2;
+    if (div_up(args.k, kK) < steps_) steps_ = div_up(args.k, kK);
+    right_bytes_ = Scratch::round_up(width * steps_ * kRightTile * sizeof(Pair));
+    sums_offset_ = 2 * right_bytes_;
+    shared_bytes_ = sums_offset_ + Scratch::round_up(args.nnz * kBlock * sizeof(float));
+    left_bytes_ = Scratch::round_up(BLOCK_ROWS / kM * steps_ * kLeftTile * sizeof(Pair));
+  }
+
+  // One barrier a slice is enough: a thread that is ahead packs into the other of two buffers.
+  void work(int64 rank, int64 size, char* shared, Pair* left) const {
+    const int64 begin = args_.nnz * rank / size, end = args_.nnz * (rank + 1) / size;
+    float* const sums = reinterpret_cast<float*>(shared + sums_offset_);
+    bool add = false, second = false;
+    for (int64 batch = 0; batch < args_.batch; ++batch) {
+      const Left a{static_cast<const BFloat16*>(args_.left) + batch * args_.left_batch_stride, args_.k, args_.rows,
+                   args_.left_ld};
+      const Right b{static_cast<const BFloat16*>(args_.right) + batch * args_.right_batch_stride, args_.k, args_.cols,
+                    args_.right_ld};
+      for (int64 k = 0; k < args_.k; k += steps_ * kK) {
+        const int64 left_over = div_up(args_.k - k, kK), steps = left_over < steps_ ? left_over : steps_;
+        Pair* const right = reinterpret_cast<Pair*>(shared + (second ? right_bytes_ : 0));
+        const int64 tiles = index_.C * kTiles;
+        for (int64 tile = tiles * rank / size; tile < tiles * (rank + 1) / size; ++tile) {
+          pack_right(b, k, steps, tile * kN, right + tile * steps_ * kRightTile);
+        }
+        barrier(size);
+        multiply_slice(a, k, steps, begin, end, add, right, left, sums);
+        add = true;
+        second = !second;
+      }
+    }
+    if (!add) __builtin_memset(sums + begin * kBlock, 0, (end - begin) * kBlock * sizeof(float));
+    finish(begin, end, sums);
+  }
+
+  // kN columns from w on, as [step][pair of k][column].
+  static void pack_right(const Right& b, int64 k, int64 steps, int64 w, Pair* to) {
+    for (int64 step = 0; step < steps; ++step, to += kRightTile) {
+      for (int p = 0; p < kK / 2; p += kN) pack_pairs<kN, false>(b, k + step * kK + 2 * p, w, to + p * kN, kN);
+    }
+  }
+
+  // A block row, as [tile][step][row][pair of k].
+  static void pack_left(const Left& a, int64 k, int64 steps, int64 w, Pair* to) {
+    for (int r = 0; r < BLOCK_ROWS; r += kM) {
+      for (int64 step = 0; step < steps; ++step, to += kLeftTile) {
+        for (int p = 0; p < kK / 2; p += kM) pack_pairs<kM, true>(a, k + step * kK + 2 * p, w + r, to + p, kK / 2);
+      }
+    }
+  }
+
+  void multiply_slice(const Left& a, int64 k, int64 steps, int64 begin, int64 end, bool add, const Pair* right,
+                      Pair* left, float* sums) const {
+    for (int64 z = begin; z < end;) {
+      const int64 row = index_.row()[z], row_end = index_.crow()[row + 1], stop = row_end < end ? row_end : end;
+      pack_left(a, k, steps, row * BLOCK_ROWS, left);
+      const int64 tiles = (stop - z) * kTiles;
+      for (int64 tile = 0; tile < tiles; tile += TILE_COLS) {
+        for (int r = 0; r < BLOCK_ROWS / kM; r += TILE_ROWS) {
+          multiply_tiles<TILE_COLS>(tiles - tile, left + r * steps * kLeftTile, right, steps, z, tile, r * kM, add, sums);
+        }
+      }
+      z = stop;
+    }
+  }
+
+  // Sets, or adds to, TILE_ROWS kM rows from r on of N tiles of columns; they are counted from block z
+  // on, through one block after the other.
+  template <int N>
+  void multiply_tiles(int64 tiles, const Pair* left, const Pair* right, int64 steps, int64 z, int64 first, int r,
+                      bool add, float* sums) const {
+    if constexpr (N > 1) {
+      if (tiles < N) return multiply_tiles<N - 1>(tiles, left, right, steps, z, first, r, add, sums);
+    }
+    const Pair* panel[N];
+    float* out[N];
+    for (int j = 0; j < N; ++j) {
+      const int64 block = z + (first + j) / kTiles, part = (first + j) % kTiles;
+      panel[j] = right + (index_.col()[block] * int64(kTiles) + part) * steps_ * kRightTile;
+      out[j] = sums + block * kBlock + r * BLOCK_COLS + part * kN;
+    }
+    for_constants<TILE_ROWS * N>([&](auto t) {
+      constexpr int kSum = Registers::sum(t / N, t % N);
+      if (add) {
+        tile_load<kSum>(out[t % N] + t / N * kM * BLOCK_COLS, BLOCK_COLS * sizeof(float));
+      } else {
+        tile_zero<kSum>();
+      }
+    });
+    for (int64 step = 0; step < steps; ++step) {
+      for_constants<TILE_ROWS>([&](auto i) {
+        tile_load<Registers::left(i)>(left + (i * steps + step) * kLeftTile, kK * sizeof(BFloat16));
+      });
+      for_constants<N>([&](auto j) {
+        tile_load<Registers::right(j)>(panel[j] + step * kRightTile, kN * sizeof(Pair));
+        for_constants<TILE_ROWS>([&](auto i) {
+          tile_multiply_bf16<Registers::sum(i, j), Registers::left(i), Registers::right(j)>();
+        });
+      });
+    }
+    for_constants<TILE_ROWS * N>([&](auto t) {
+      float* const to = out[t % N] + t / N * kM * BLOCK_COLS;
+      tile_store<Registers::sum(t / N, t % N)>(to, BLOCK_COLS * sizeof(float));
+    });
+  }
+
+  // Converts finished blocks to the output, and sets to zero what lies outside the matrix: infinity
+  // times the zeros that tiles hold there is not zero.
+  void finish(int64 begin, int64 end, float* sums) const {
+    for (int64 z = begin; z < end; ++z) {
+      float* const block = sums + z * kBlock;
+      const int64 rows = args_.rows - index_.row()[z] * int64(BLOCK_ROWS);
+      const int64 cols = args_.cols - index_.col()[z] * int64(BLOCK_COLS);
+      if (rows < BLOCK_ROWS || cols < BLOCK_COLS) {
+        for (int e = 0; e < kBlock; ++e) {
+          if (e / BLOCK_COLS >= rows || e % BLOCK_COLS >= cols) block[e] = 0;
+        }
+      }
+      BFloat16* const out = static_cast<BFloat16*>(args_.out) + z * kBlock;
+      for (int e = 0; e < kBlock; e += kLanes<float>) {
+        store<kLanes<float>>(out + e, load<kLanes<float>>(block + e));
+      }
+    }
+  }
+
+  const SddArgs& args_;
+  const IndexView<BLOCK_ROWS, BLOCK_COLS> index_;
+  int64 steps_, right_bytes_, sums_offset_, shared_bytes_, left_bytes_;
+};
+
+}  // namespace jitsparse::cpu

@@ -1,0 +1,178 @@
+// dsd and dds in bfloat16 on AMX tiles: C = op(S) B as in spmm.h.
+//
+// The stored blocks are left tiles as they lie in memory; flipped ones are transposed once a call. A
+// strip of B is packed as right tiles and is many tiles wide, so that the blocks of a row are in the L1
+// cache for all but its first columns.
+#pragma once
+
+#include "cpu/epilogue.h"
+#include "cpu/pairs.h"
+#include "cpu/parallel.h"
+#include "cpu/strips.h"
+#include "cpu/tiles.h"
+
+namespace jitsparse::cpu {
+
+// BLOCK_ROWS, BLOCK_COLS    as stored
+// FLIPPED                   the rows of op(S) are the columns of S as stored
+// DENSE_K_CONTIGUOUS        the contiguous axis of B is the one that it shares with op(S)
+// OUT_TRANSPOSED            the contiguous axis of C is the one that it shares with op(S)
+// TILE_ROWS, TILE_COLS      sums held in tile registers, in tiles of 16 x 16
+template <int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CONTIGUOUS, bool OUT_TRANSPOSED, int TILE_ROWS,
+          int TILE_COLS>
+class SpmmAmx {
+  static constexpr int kRows = FLIPPED ? BLOCK_COLS : BLOCK_ROWS;  // of a block of op(S)
+  static constexpr int kDepth = FLIPPED ? BLOCK_ROWS : BLOCK_COLS;
+  static constexpr int kBlock = kRows * kDepth;
+  static constexpr int kM = min(16, kRows);   // rows of a left tile
+  static constexpr int kK = min(32, kDepth);  // depth of a left and a right tile
+  static constexpr int kSteps = kDepth / kK;
+  static constexpr int kN = 16;               // columns of a right tile
+  static constexpr int kRightTile = kK / 2 * kN;  // its size, in pairs
+  static_assert(kRows % (TILE_ROWS * kM) == 0, "the tiles must not cross block rows");
+  using Registers = TileRegisters<TILE_ROWS, TILE_COLS>;
+
+  static constexpr int64 kStripTiles = 8;       // of 16 columns, in a strip
+  static constexpr int64 kStripBytes = 1 << 20; // in more, a strip becomes narrower
+
+ public:
+  static int run(const SpmmArgs& args) {
+    if (!request_tiles()) return kNoTileRegisters;
+    const double work = double(args.nnz) * kBlock * double(args.n) * double(args.batch);
+    const int threads = useful_threads(args.context, work / 16);  // 16 times the rate of vectors
+    SpmmAmx product(args);
+    const Scratch scratch(product.values_bytes_ + threads * product.scratch_bytes_);
+    if (!scratch) return kOutOfMemory;
+    if (FLIPPED) product.values_ = reinterpret_cast<BFloat16*>(scratch.at(0));
+    parallel(threads, [&](int64 rank, int64 size) {
+      if (FLIPPED) {
+        product.transpose_values(rank, size, reinterpret_cast<Pair*>(scratch.at(0)));
+        barrier(size);
+      }
+      char* const mine = scratch.at(product.values_bytes_ + rank * product.scratch_bytes_);
+      tile_configure(Registers::config(kM, kN, kK));
+      product.plan_.for_share(rank, size, [&](int64 batch, int64 first, int64 width, int64 from, int64 to) {
+        product.multiply_strip(batch, first, width, from, to, mine);
+      });
+      tile_release();
+    });
+    return kOk;
+  }
+
+ private:
+  explicit SpmmAmx(const SpmmArgs& args)
+      : args_(args),
+        index_(args.index, args.rows, args.cols, args.nnz),
+        values_(static_cast<const BFloat16*>(args.values)),
+        m_(FLIPPED ? args.cols : args.rows),
+        k_(FLIPPED ? args.rows : args.cols),
+        row_ptr_(FLIPPED ? index_.ccol() : index_.crow()),
+        col_(FLIPPED ? index_.row_t() : index_.col()),
+        block_cols_(FLIPPED ? index_.R : index_.C) {
+    const int64 tiles = div_up(args.n, kN), column_bytes = block_cols_ * kSteps * kRightTile * sizeof(Pair);
+    int64 widest = tiles < kStripTiles ? tiles : kStripTiles;
+    while (widest > TILE_COLS && column_bytes * widest > kStripBytes) widest -= TILE_COLS;
+    plan_ = {args.batch, tiles, widest, FLIPPED ? index_.C : index_.R, row_ptr_, kDepth};
+    values_bytes_ = FLIPPED ? Scratch::round_up(args.nnz * kBlock * sizeof(BFloat16)) : 0;
+    panels_bytes_ = column_bytes * widest;
+    scratch_bytes_ = Scratch::round_up(panels_bytes_ + block_cols_);
+  }
+
+  // This thread's share of the blocks, in column order, transposed: [row of op(S)][pair].
+  void transpose_values(int64 rank, int64 size, Pair* to) const {
+    constexpr int S = min(16, min(kRows, kDepth / 2));
+    for (int64 z = args_.nnz * rank / size; z < args_.nnz * (rank + 1) / size; ++z) {
+      const BFloat16* stored = static_cast<const BFloat16*>(args_.values) + index_.perm()[z] * int64(kBlock);
+      const DenseView<BFloat16, false> block{stored, kDepth, kRows, kRows};
+      for (int r = 0; r < kRows; r += S) {
+        for (int d = 0; d < kDepth; d += 2 * S) {
+          pack_pairs<S, true>(block, d, r, to + (z * kBlock + r * kDepth + d) / 2, kDepth / 2);
+        }
+      }
+    }
+  }
+
+  void multiply_strip(int64 batch, int64 first, int64 width, int64 from, int64 to, char* scratch) const {
+    Pair* const panels = reinterpret_cast<Pair*>(scratch);
+    char* const packed = scratch + panels_bytes_;
+    __builtin_memset(packed, 0, block_cols_);
+    const DenseView<BFloat16, DENSE_K_CONTIGUOUS> dense{
+        static_cast<const BFloat16*>(args_.dense) + batch * args_.dense_batch_stride, k_, args_.n, args_.dense_ld};
+    const OutView<BFloat16, OUT_TRANSPOSED> out{static_cast<BFloat16*>(args_.out) + batch * args_.out_batch_stride,
+                                                m_, args_.n, args_.out_ld,
+                                                static_cast<const BFloat16*>(args_.bias), args_.activation};
+    for (int64 row = from; row < to; ++row) {
+      const int64 begin = row_ptr_[row], end = row_ptr_[row + 1];
+      for (int64 z = begin; z < end; ++z) {
+        const int64 c = col_[z];
+        if (packed[c]) continue;
+        packed[c] = 1;
+        pack_panel(dense, c, first, width, panels);
+      }
+      for (int64 tile = 0; tile < width; tile += TILE_COLS) {
+        for (int r = 0; r < kRows; r += TILE_ROWS * kM) {
+          multiply_tiles<TILE_COLS>(begin, end, r, panels, tile, width, [&](float* sums, auto columns) {
+            write_tile<TILE_ROWS * kM, columns * kN>(out, row * kRows + r, (first + tile) * kN, sums);
+          });
+        }
+      }
+    }
+  }
+
+  // The part of block column c that lies in the strip, as [step][tile][pair of k][column].
+  void pack_panel(const DenseView<BFloat16, DENSE_K_CONTIGUOUS>& dense, int64 c, int64 first, int64 width,
+                  Pair* panels) const {
+    constexpr int S = kK / 2;  // pairs of a step
+    Pair* to = panels + c * kSteps * width * kRightTile;
+    for (int step = 0; step < kSteps; ++step) {
+      for (int64 tile = 0; tile < width; ++tile, to += kRightTile) {
+        for (int w = 0; w < kN; w += S) {
+          pack_pairs<S, false>(dense, c * kDepth + step * kK, (first + tile) * kN + w, to + w, kN);
+        }
+      }
+    }
+  }
+
+  // Multiplies rows r .. r + TILE_ROWS kM of the blocks begin .. end by N tiles of their panels, and
+  // hands the sums to finish(sums, N), row after row.
+  template <int N, class Finish>
+  void multiply_tiles(int64 begin, int64 end, int r, const Pair* panels, int64 tile, int64 width,
+                      const Finish& finish) const {
+    if constexpr (N > 1) {
+      if (width - tile < N) return multiply_tiles<N - 1>(begin, end, r, panels, tile, width, finish);
+    }
+    for_constants<TILE_ROWS * N>([](auto t) { tile_zero<Registers::sum(t / N, t % N)>(); });
+    for (int64 z = begin; z < end; ++z) {
+      const BFloat16* left = values_ + z * kBlock + r * kDepth;
+      const Pair* right = panels + (col_[z] * kSteps * width + tile) * kRightTile;
+      for (int step = 0; step < kSteps; ++step, left += kK, right += width * kRightTile) {
+        for_constants<TILE_ROWS>([&](auto i) {
+          tile_load<Registers::left(i)>(left + i * kM * kDepth, kDepth * sizeof(BFloat16));
+        });
+        for_constants<N>([&](auto j) {
+          tile_load<Registers::right(j)>(right + j * kRightTile, kN * sizeof(Pair));
+          for_constants<TILE_ROWS>([&](auto i) {
+            tile_multiply_bf16<Registers::sum(i, j), Registers::left(i), Registers::right(j)>();
+          });
+        });
+      }
+    }
+    alignas(64) float sums[TILE_ROWS * kM * N * kN];
+    for_constants<TILE_ROWS * N>([&](auto t) {
+      float* const to = sums + t / N * kM * N * kN + t % N * kN;
+      tile_store<Registers::sum(t / N, t % N)>(to, N * kN * sizeof(float));
+    });
+    finish(sums, Constant<N>{});
+  }
+
+  const SpmmArgs& args_;
+  const IndexView<BLOCK_ROWS, BLOCK_COLS> index_;
+  const BFloat16* values_;  // in the order of the blocks of op(S), [row][depth]
+  const int64 m_, k_;
+  const int32 *const row_ptr_, *const col_;
+  const int64 block_cols_;
+  StripPlan plan_;
+  int64 values_bytes_, panels_bytes_, scratch_bytes_;
+};
+
+}  // namespace jitsparse::cpu
