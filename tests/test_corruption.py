@@ -15,16 +15,20 @@ from jitsparse.errors import CacheMiss, ToolchainError
 from jitsparse.jit import build, compile_only, config, key, load
 
 
+def replace_library(entry: Path, content: bytes) -> None:
+    """A new file: the building process still maps the old one, and would die of a shorter one."""
+    (entry / "new").write_bytes(content)
+    os.replace(entry / "new", entry / "kernel.so")
+
+
 def truncate(entry: Path) -> None:
-    library = entry / "kernel.so"
-    library.write_bytes(library.read_bytes()[:1000])
+    replace_library(entry, (entry / "kernel.so").read_bytes()[:1000])
 
 
 def flip_a_bit(entry: Path) -> None:
-    library = entry / "kernel.so"
-    content = bytearray(library.read_bytes())
+    content = bytearray((entry / "kernel.so").read_bytes())
     content[len(content) // 2] ^= 1
-    library.write_bytes(content)
+    replace_library(entry, content)
 
 
 def lose_the_library(entry: Path) -> None:
@@ -53,8 +57,7 @@ def make_unloadable(entry: Path) -> None:
     meta["library_bytes"] = len(content)
     meta["library_sha256"] = hashlib.sha256(content).hexdigest()
     (entry / "meta.json").write_text(json.dumps(meta))
-    (entry / "new").write_bytes(content)
-    os.replace(entry / "new", entry / "kernel.so")
+    replace_library(entry, content)
 
 
 DAMAGES = [
