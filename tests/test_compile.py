@@ -28,9 +28,10 @@ def network(x: Tensor, weight: js.BlockSparse, bias: Tensor) -> Tensor:
 
 def gradients(function: Callable[..., Tensor]) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
-    weight = js.random((64, 96), 32, 0.5, generator=generator).requires_grad_()
-    x = torch.randn(10, 96, generator=generator).requires_grad_()
-    bias = torch.randn(64, generator=generator).requires_grad_()
+    real = {"generator": generator, "dtype": torch.float64}
+    weight = js.random((64, 96), 32, 0.5, **real).requires_grad_()
+    x = torch.randn(10, 96, **real).requires_grad_()
+    bias = torch.randn(64, **real).requires_grad_()
     out = function(x, weight, bias)
     out.square().sum().backward()
     return [out.detach(), x.grad, weight.grad, bias.grad]
@@ -57,18 +58,16 @@ def test_sizes_do_not_recompile() -> None:
 
 def test_marked_dimensions_do_not_recompile() -> None:
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
-    a = js.random((64, 96), 32, 0.5)
-    compiled = torch.compile(
-        lambda x: js.dsd(a, x) + js.sdd(x.mT, x, square).values.sum(),
-        backend=counter,
-        fullgraph=True,
-    )
-    square = js.Pattern.random((40, 40), 8, 0.5)
-    for k in (96,):
-        for batch in (2, 5, 9):
-            x = torch.randn(batch, k, 40)
-            torch._dynamo.mark_dynamic(x, 0)
-            compiled(x)
+    a, square = js.random((64, 96), 32, 0.5), js.Pattern.random((40, 40), 8, 0.5)
+
+    def run(x: Tensor) -> Tensor:
+        return js.dsd(a, x) + js.sdd(x.mT, x, square).values.sum()
+
+    compiled = torch.compile(run, fullgraph=True, backend=counter)
+    for batch in (2, 5, 9):
+        x = torch.randn(batch, 96, 40)
+        torch._dynamo.mark_dynamic(x, 0)
+        torch.testing.assert_close(compiled(x), run(x))
     assert counter.frame_count == 1
 
 
