@@ -19,7 +19,7 @@ from jitsparse.jit.template import Context
 from jitsparse.kernels import abi
 from jitsparse.kernels.problem import Problem
 
-__all__ = ["candidates", "default_variants", "template"]
+__all__ = ["candidates", "default_variants", "rank", "template"]
 
 _ROOT = Path(__file__).resolve().parent.parent
 
@@ -43,6 +43,11 @@ _ELEMENTS = {"f64": "double", "f32": "float", "f16": "Float16", "bf16": "BFloat1
 
 _BLOCKS = (16, 32, 64, 128)
 _LAYOUTS = ("nn", "nt", "tn", "tt")
+
+
+def rank(problem: Problem) -> int:
+    """The only module of its device."""
+    return 0
 
 
 def candidates(problem: Problem, target: str) -> list[Candidate]:

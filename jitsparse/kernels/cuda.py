@@ -20,6 +20,7 @@ __all__ = [
     "knobs",
     "op_block",
     "operand_context",
+    "relative_time",
     "shared_memory_limit",
     "typical_problems",
 ]
@@ -103,6 +104,35 @@ def knobs(problem: Problem, **values: tuple[int, ...]) -> tuple[tuple[str, str],
     numbers = {"b": problem.block, **values}
     text = {letter: "x".join(map(str, value)) for letter, value in numbers.items()}
     return (("b", text.pop("b")), ("l", problem.layout), *text.items())
+
+
+_SMS = 132
+"""Of the GPU that choices are tuned for. The kernels themselves run on any number."""
+
+_FIXED_COLUMNS = 96
+"""What a CTA spends on its sparse operand and its barriers, in columns of its dense one."""
+
+
+def relative_time(problem: Problem, tile_m: int, tile_n: int, ctas: int) -> float:
+    """Waves of CTAs times what one of them does: ranks the tiles of one problem, nothing else.
+
+    Args:
+        problem: the facts of a call.
+        tile_m, tile_n: rows and columns that a CTA computes.
+        ctas: how many of them an SM holds.
+    """
+    at_once = _SMS * ctas
+    work = ctas * tile_m * (tile_n + _FIXED_COLUMNS)
+    if problem.op == "sdd":
+        block_rows, block_cols = problem.block
+        density = min(1.0, problem.nnz * block_rows * block_cols / (problem.rows * problem.cols))
+        # Block columns that any row of a panel stores; half a tile a panel is left over.
+        merged = problem.cols / block_cols * (1 - (1 - density) ** (tile_m / block_rows))
+        tiles = problem.rows / tile_m * (merged * block_cols / tile_n + 0.5)
+        return max(1.0, tiles / at_once) * work
+    rows = problem.cols if is_flipped(problem.op, problem.layout) else problem.rows
+    waves = -(-(-(-rows // tile_m) * -(-problem.extent // tile_n) * problem.batch) // at_once)
+    return waves * work
 
 
 def typical_problems(

@@ -17,25 +17,19 @@ from jitsparse.jit import Candidate, Template, Variant
 from jitsparse.jit.template import Context
 from jitsparse.kernels.cuda import (
     cuda_template,
-    is_flipped,
     knobs,
     op_block,
     operand_context,
+    relative_time,
     shared_memory_limit,
     typical_problems,
 )
 from jitsparse.kernels.problem import Problem
 
-__all__ = ["candidates", "default_variants", "template"]
+__all__ = ["candidates", "default_variants", "rank", "template"]
 
 _BYTES = {"bf16": 2, "f16": 2, "tf32": 4}
 _BLOCKS = (16, 32, 64, 128)
-
-_SMS = 132
-"""Of the GPU that the choice is tuned for. The variants themselves run on any number."""
-
-_FIXED_COLUMNS = 96
-"""What a CTA spends on its sparse operand and its barriers, in columns of its dense one."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +50,7 @@ class Tile:
 # Products by the height of a block as the kernel sees it, widest tile first.
 _SPMM_16_BIT = {
     16: (
-        Tile((128, 256, 64), (4, 4), 3, 1),
+        Tile((128, 256, 64), (8, 2), 3, 1),
         Tile((128, 128, 64), (4, 2), 3, 2),
         Tile((128, 64, 64), (4, 1), 3, 2),
         Tile((128, 32, 64), (4, 1), 3, 2),
@@ -64,8 +58,7 @@ _SPMM_16_BIT = {
     ),
     32: (
         Tile((128, 256, 128), (4, 4), 2, 1),
-        Tile((128, 256, 64), (4, 4), 3, 1),
-        Tile((128, 128, 64), (4, 2), 3, 2),
+        Tile((128, 128, 64), (2, 4), 3, 2),
         Tile((128, 64, 64), (4, 1), 3, 2),
         Tile((128, 32, 64), (4, 1), 3, 2),
         Tile((128, 16, 64), (4, 1), 3, 2),
@@ -105,9 +98,17 @@ _SDD_32_BIT = {
 }
 
 
+def rank(problem: Problem) -> int:
+    """Before ``simt`` always."""
+    return 1
+
+
 def candidates(problem: Problem, target: str) -> list[Candidate]:
     """Variants for a problem, best first; refused ones with their reason."""
-    tiles = sorted(_tiles(problem), key=lambda tile: _cost(problem, tile))
+    tiles = sorted(
+        _tiles(problem),
+        key=lambda tile: relative_time(problem, tile.shape[0], tile.shape[1], tile.ctas),
+    )
     found = []
     for tile in tiles:
         variant = tile.variant(problem, target)
@@ -163,22 +164,6 @@ def _shared_memory(problem: Problem, tile: Tile) -> int:
     if problem.op == "dds":
         rows, cols = cols, rows
     return max(pipeline + rings, warps_m * warps_n * rows * (cols * itemsize + 16))
-
-
-def _cost(problem: Problem, tile: Tile) -> float:
-    """Relative time: waves of CTAs times what a CTA does. Ranks the tiles of one problem only."""
-    tile_m, tile_n, _ = tile.shape
-    at_once = _SMS * tile.ctas
-    if problem.op == "sdd":
-        block_rows, block_cols = problem.block
-        density = min(1.0, problem.nnz * block_rows * block_cols / (problem.rows * problem.cols))
-        # Block columns that any row of a panel stores; half a tile a panel is left over.
-        merged = problem.cols / block_cols * (1 - (1 - density) ** (tile_m // block_rows))
-        ctas = problem.rows / tile_m * (merged * block_cols / tile_n + 0.5)
-        return max(1.0, ctas / at_once) * tile.ctas * tile_m * (tile_n + _FIXED_COLUMNS)
-    rows = problem.cols if is_flipped(problem.op, problem.layout) else problem.rows
-    ctas = -(-rows // tile_m) * -(-problem.extent // tile_n) * problem.batch
-    return -(-ctas // at_once) * tile.ctas * tile_m * (tile_n + _FIXED_COLUMNS)
 
 
 def default_variants(target: str) -> Iterator[Variant]:

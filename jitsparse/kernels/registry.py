@@ -33,12 +33,18 @@ declare_ops(*OPS)
 
 DTYPES = ("f64", "f32", "tf32", "f16", "bf16")
 
-_FAMILIES = {"cpu": {"amx": "cpu", "vec": "cpu"}, "cuda": {"mma": "mma", "simt": "simt"}}
-"""Family to module of ``jitsparse.kernels``, for each device, the preferred family first."""
+_FAMILIES = {
+    "cpu": {"amx": "cpu", "vec": "cpu"},
+    "cuda": {"wgmma": "wgmma", "mma": "mma", "simt": "simt"},
+}
+"""Family to module of ``jitsparse.kernels``, for each device."""
 
 
 class Module(Protocol):
     """What a module of kernels offers."""
+
+    def rank(self, problem: Problem) -> int:
+        """Where its variants stand among those of other modules; lower is earlier."""
 
     def candidates(self, problem: Problem, target: str) -> list[Candidate]:
         """Its variants for a problem, best first; refused ones with their reason."""
@@ -69,7 +75,7 @@ def candidates(problem: Problem, target: str | None = None) -> list[Candidate]:
     where = target_of(problem.device) if target is None else target
     return [
         candidate
-        for module in _modules(problem.device)
+        for module in sorted(_modules(problem.device), key=lambda module: module.rank(problem))
         for candidate in module.candidates(problem, where)
     ]
 

@@ -21,10 +21,15 @@ from jitsparse.kernels.cuda import (
 )
 from jitsparse.kernels.problem import Problem
 
-__all__ = ["candidates", "default_variants", "template"]
+__all__ = ["candidates", "default_variants", "rank", "template"]
 
 _MAX_SIDE = 64
 """A thread of the 8 x 16 that compute a tile then owns 8 x 4 elements: what registers hold."""
+
+
+def rank(problem: Problem) -> int:
+    """After all others: it is always legal."""
+    return 3
 
 
 def candidates(problem: Problem, target: str) -> list[Candidate]:

@@ -1,4 +1,4 @@
-"""Every CUDA kernel of the default table compiles for Ampere and Hopper, spills nothing and warns of nothing.
+"""Every CUDA kernel of the default table compiles for Ampere and Hopper, without spill or warning.
 
 Needs nvcc and no GPU. Kernels are compiled a batch at a time, in one translation unit: front end and
 headers cost more than a kernel does.
@@ -6,15 +6,17 @@ headers cost more than a kernel does.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from jitsparse.jit import Variant, toolchain
+from jitsparse.jit import Variant
 from jitsparse.jit.template import render
-from jitsparse.kernels import mma, registry, simt
+from jitsparse.kernels import registry
 from jitsparse.kernels.cuda import CSRC
 
 TARGETS = ("sm80", "sm90a")
@@ -25,7 +27,7 @@ pytestmark = pytest.mark.nvcc
 
 def batches(target: str) -> list[list[Variant]]:
     variants: dict[str, list[Variant]] = {}
-    for variant in (*mma.default_variants(target), *simt.default_variants(target)):
+    for variant in registry.default_variants(target):
         variants.setdefault(f"{variant.op}.{variant.family}.{variant.dtype}", []).append(variant)
     return [
         group[first : first + BATCH]
@@ -35,7 +37,7 @@ def batches(target: str) -> list[list[Variant]]:
 
 
 def translation_unit(variants: list[Variant]) -> str:
-    """The rendered sources one after another, each in a namespace with a launcher of its own name."""
+    """The rendered sources one after another, each in a namespace, with a launcher of its own."""
     includes: dict[str, None] = {}
     bodies = []
     for number, variant in enumerate(variants):
@@ -50,36 +52,30 @@ def translation_unit(variants: list[Variant]) -> str:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_default_table_compiles_without_spills_or_warnings(target: str, tmp_path: Path) -> None:
-    nvcc = toolchain.find_nvcc()
-    running = []
-    for number, variants in enumerate(batches(target)):
+def test_default_table_compiles_without_spills_or_warnings(
+    target: str, nvcc: Path, tmp_path: Path
+) -> None:
+    def compile_batch(numbered: tuple[int, list[Variant]]) -> tuple[list[Variant], int, str]:
+        number, variants = numbered
         source = tmp_path / f"{number}.cu"
         source.write_text(translation_unit(variants))
-        running.append((variants, source))
-    capability = target.removeprefix("sm")
-    for variants, source in running:
+        capability = target.removeprefix("sm")
+        architecture = f"-gencode=arch=compute_{capability},code=sm_{capability}"
+        command = [nvcc, "-cubin", "-O3", "-std=c++17", architecture, "-Xptxas=-v", "-I", CSRC]
         result = subprocess.run(
-            [
-                str(nvcc),
-                "-cubin",
-                "-O3",
-                "-std=c++17",
-                f"-gencode=arch=compute_{capability},code=sm_{capability}",
-                "-Xptxas=-v",
-                "-I",
-                str(CSRC),
-                str(source),
-                "-o",
-                str(source.with_suffix(".cubin")),
-            ],
+            [*map(str, command), str(source), "-o", str(source.with_suffix(".cubin"))],
             capture_output=True,
             text=True,
             check=False,
         )
-        log = result.stdout + result.stderr
+        return variants, result.returncode, result.stdout + result.stderr
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        results = list(pool.map(compile_batch, enumerate(batches(target))))
+    assert results
+    for variants, code, log in results:
         names = ", ".join(variant.name for variant in variants)
-        assert result.returncode == 0, f"{names}\n{log}"
+        assert code == 0, f"{names}\n{log}"
         assert "warning" not in log.lower(), f"{names}\n{log}"
         spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)
         assert len(spills) == len(variants), log

@@ -3,6 +3,7 @@
 
 #include "../ptx/convert.cuh"
 #include "../ptx/mma.cuh"
+#include "../ptx/wgmma.cuh"
 
 namespace jitsparse {
 
@@ -17,6 +18,10 @@ struct Bf16 {
   static __device__ __forceinline__ void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     ptx::mma_m16n8k16_bf16(c, a, b0, b1);
   }
+  template <int TRANSPOSE_A, int TRANSPOSE_B>
+  static __device__ __forceinline__ void wgmma(float (&c)[64], uint64 a, uint64 b) {
+    ptx::wgmma_m64n128k16_bf16<TRANSPOSE_A, TRANSPOSE_B>(c, a, b);
+  }
 };
 
 struct F16 {
@@ -29,6 +34,10 @@ struct F16 {
   static __device__ __forceinline__ unsigned operand(unsigned bits) { return bits; }
   static __device__ __forceinline__ void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     ptx::mma_m16n8k16_f16(c, a, b0, b1);
+  }
+  template <int TRANSPOSE_A, int TRANSPOSE_B>
+  static __device__ __forceinline__ void wgmma(float (&c)[64], uint64 a, uint64 b) {
+    ptx::wgmma_m64n128k16_f16<TRANSPOSE_A, TRANSPOSE_B>(c, a, b);
   }
 };
 

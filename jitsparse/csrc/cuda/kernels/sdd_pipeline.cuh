@@ -1,0 +1,165 @@
+// The pipeline of a sampled dense x dense product: what a CTA copies into shared memory, stage by stage.
+//
+// A CTA takes a panel of TILE_M rows and kColumns of the block columns that any row of the panel stores. It
+// gathers those columns of the right operand side by side into one TILE_N wide tile, so both operands are
+// loaded once for all the blocks where they meet.
+#pragma once
+
+#include "../../abi.h"
+#include "../ptx/cp_async.cuh"
+#include "../tile/shared_tile.cuh"
+
+namespace jitsparse {
+
+// AHEAD and MAX_COLUMNS as in spmm_pipeline.cuh.
+template <typename Element_, int BLOCK_ROWS, int BLOCK_COLS, bool LEFT_K_CONTIGUOUS, bool RIGHT_K_CONTIGUOUS, int TILE_M,
+          int TILE_N, int TILE_K, int THREADS, int STAGES, int AHEAD, int MAX_COLUMNS>
+struct SddPipeline {
+  using Element = Element_;
+  using Storage = typename Element::Storage;
+  static constexpr int kGroup = TILE_M / BLOCK_ROWS;
+  static constexpr int kColumns = TILE_N / BLOCK_COLS;
+  static_assert(TILE_M % BLOCK_ROWS == 0 && TILE_N % BLOCK_COLS == 0, "a tile holds whole blocks");
+  static_assert(kGroup == 1 || TILE_M == 128, "the packed index holds panels of 128 rows");
+
+  static constexpr bool kScalar = sizeof(Storage) == 4;  // operands that ldmatrix cannot transpose
+  static constexpr int kLeftSpan = TILE_M < MAX_COLUMNS ? TILE_M : MAX_COLUMNS;
+  static constexpr int kRightSpan = TILE_N < MAX_COLUMNS ? TILE_N : MAX_COLUMNS;
+  using LeftTile = SharedTile<Element, LEFT_K_CONTIGUOUS ? TILE_M : TILE_K, LEFT_K_CONTIGUOUS ? TILE_K : kLeftSpan,
+                              kScalar && !LEFT_K_CONTIGUOUS>;
+  // The gathered block columns are tiles of their own where they lie one below the other.
+  using RightTile = SharedTile<Element, RIGHT_K_CONTIGUOUS ? BLOCK_COLS : TILE_K, RIGHT_K_CONTIGUOUS ? TILE_K : kRightSpan,
+                               kScalar && !RIGHT_K_CONTIGUOUS>;
+  static constexpr int kLeftTiles = LEFT_K_CONTIGUOUS ? 1 : TILE_M / kLeftSpan;
+  static constexpr int kRightTiles = RIGHT_K_CONTIGUOUS ? kColumns : TILE_N / kRightSpan;
+
+  static constexpr int kLeftBytes = kLeftTiles * LeftTile::kBytes;
+  static constexpr int kStageBytes = kLeftBytes + kRightTiles * RightTile::kBytes;
+  static constexpr int kBytes = STAGES * kStageBytes;
+
+  using Index = IndexView<BLOCK_ROWS, BLOCK_COLS>;
+  static JITSPARSE_HD int64 panels(const SddArgs& args) { return (args.rows + TILE_M - 1) / TILE_M; }
+  // The number of steps is known on the device only: a panel gets the CTAs that it could need, and those past its steps return.
+  static JITSPARSE_HD int64 column_tiles(const SddArgs& args) {
+    const int64 columns = (args.cols + BLOCK_COLS - 1) / BLOCK_COLS;
+    return (columns + kColumns - 1) / kColumns;
+  }
+  static int64 grid(const SddArgs& args) { return panels(args) * column_tiles(args); }
+
+  // Puts the block columns of a tile into `columns` as (block column, mask of its rows, first position, 0), with mask
+  // 0 past the panel's last; false where there is none at all.
+  static __device__ __forceinline__ bool find_columns(const SddArgs& args, int64 panel, int64 tile, int4* columns, int thread) {
+    const Index index(args.index, args.rows, args.cols, args.nnz);
+    const int* pointers = kGroup == 1 ? index.crow() : index.row_panel_ptr();
+    const int begin = pointers[panel] + int(tile) * kColumns, end = pointers[panel + 1];
+    if (begin >= end) return false;
+    if (thread < kColumns) {
+      const int step = begin + thread;
+      int4 column = make_int4(0, 0, 0, 0);
+      if (step < end) {
+        column = kGroup == 1 ? make_int4(index.col()[step], 1, step, 0)
+                             : reinterpret_cast<const int4*>(index.row_steps())[step];
+      }
+      columns[thread] = column;
+    }
+    __syncthreads();
+    return true;
+  }
+
+  // Where the block of row `g` of a panel in a gathered column begins in the output.
+  static __device__ __forceinline__ Storage* block_of(const SddArgs& args, const int4& column, int g) {
+    const Index index(args.index, args.rows, args.cols, args.nnz);
+    const int in_order = column.z + __popc(column.y & ((1 << g) - 1));
+    const int64 position = kGroup == 1 ? in_order : index.row_panel_blocks()[in_order];
+    return static_cast<Storage*>(args.out) + position * (BLOCK_ROWS * BLOCK_COLS);
+  }
+
+  using LeftCopy = TileCopy<LeftTile, kLeftTiles, THREADS>;
+  using RightCopy = TileCopy<RightTile, kRightTiles, THREADS>;
+  static constexpr int kSize = sizeof(Storage);
+
+  // The stages of one tile, as one thread sees them: where its copies begin, and how far the operands reach.
+  struct Stream {
+    LeftCopy left_copy;
+    RightCopy right_copy;
+    const char* left;
+    const char* right[RightCopy::kTiles];
+    int64 left_stride, right_stride;      // bytes from row to row of a tile
+    int64 left_step, right_step;          // bytes from stage to stage
+    int64 left_batch, right_batch;
+    int rows;                             // of the left tile that are inside
+    int right_inside[RightCopy::kTiles];  // rows of a right tile that are; or whether the thread's columns are
+    int k_extent, k_tiles, stage_count;
+    unsigned buffers;
+
+    __device__ __forceinline__ Stream(const SddArgs& args, int64 panel, const int4* columns, unsigned char* shared, int thread)
+        : left_copy(thread), right_copy(thread), buffers(unsigned(__cvta_generic_to_shared(shared))) {
+      const int64 first_row = panel * TILE_M;
+      left = static_cast<const char*>(args.left) + (first_row * (LEFT_K_CONTIGUOUS ? args.left_ld : 1) +
+                                                    left_copy.first_row * args.left_ld + left_copy.column) * kSize;
+      left_stride = args.left_ld * kSize;
+      left_step = TILE_K * (LEFT_K_CONTIGUOUS ? kSize : left_stride);
+      left_batch = args.left_batch_stride * kSize;
+      rows = inside(args.rows, first_row, TILE_M);
+      right_stride = args.right_ld * kSize;
+      right_step = TILE_K * (RIGHT_K_CONTIGUOUS ? kSize : right_stride);
+      right_batch = args.right_batch_stride * kSize;
+#pragma unroll
+      for (int i = 0; i < RightCopy::kTiles; ++i) {
+        const int in_tile = right_copy.tile(i) * kRightSpan + right_copy.column;  // where rows run along the columns
+        const int4 column = columns[RIGHT_K_CONTIGUOUS ? right_copy.tile(i) : in_tile / BLOCK_COLS];
+        const int64 at = int64(column.x) * BLOCK_COLS + (RIGHT_K_CONTIGUOUS ? 0 : in_tile % BLOCK_COLS);
+        right_inside[i] = column.y ? inside(args.cols, at, BLOCK_COLS) : 0;
+        right[i] = static_cast<const char*>(args.right) +
+                   (at * (RIGHT_K_CONTIGUOUS ? args.right_ld : 1) + right_copy.first_row * args.right_ld +
+                    (RIGHT_K_CONTIGUOUS ? right_copy.column : 0)) * kSize;
+      }
+      k_extent = int(args.k);
+      k_tiles = (k_extent + TILE_K - 1) / TILE_K;
+      stage_count = k_tiles * int(args.batch);
+    }
+
+    // Starts the copies of the first AHEAD stages.
+    __device__ __forceinline__ void start() {
+      for (int stage = 0; stage < AHEAD; ++stage) advance(stage, buffers + stage * kStageBytes);
+    }
+
+    // Starts the copies of `stage` into a free buffer. One group of copies a call.
+    __device__ __forceinline__ void advance(int stage, unsigned buffer) {
+      if (stage < stage_count) {
+        const int batch = stage / k_tiles, k_tile = stage - batch * k_tiles;
+        fetch(batch * left_batch + k_tile * left_step, batch * right_batch + k_tile * right_step, k_extent - k_tile * TILE_K,
+              buffer);
+      }
+      ptx::cp_async_commit();
+    }
+
+    __device__ __forceinline__ unsigned next(unsigned buffer) const {
+      return buffer + kStageBytes == buffers + STAGES * kStageBytes ? buffers : buffer + kStageBytes;
+    }
+
+   private:
+    // `left_at` and `right_at` bytes from where the thread's copies begin; k_left of the inner axis remain.
+    __device__ __forceinline__ void fetch(int64 left_at, int64 right_at, int k_left, unsigned buffer) const {
+#pragma unroll
+      for (int i = 0; i < LeftCopy::kTiles; ++i) {
+        if (!left_copy.has(i)) continue;
+        const int beside = left_copy.tile(i) * kLeftSpan;
+        const bool column_inside = LEFT_K_CONTIGUOUS ? left_copy.column < k_left : beside + left_copy.column < rows;
+        left_copy.start(buffer, i, left + left_at + (LEFT_K_CONTIGUOUS ? 0 : beside * kSize), left_stride, [&](int row) {
+          return column_inside && row < (LEFT_K_CONTIGUOUS ? rows : k_left);
+        });
+      }
+#pragma unroll
+      for (int i = 0; i < RightCopy::kTiles; ++i) {
+        if (!right_copy.has(i)) continue;
+        const bool column_inside = RIGHT_K_CONTIGUOUS ? right_copy.column < k_left : right_inside[i] > 0;
+        right_copy.start(buffer + kLeftBytes, i, right[i] + right_at, right_stride, [&](int row) {
+          return column_inside && row < (RIGHT_K_CONTIGUOUS ? right_inside[i] : k_left);
+        });
+      }
+    }
+  };
+};
+
+}  // namespace jitsparse

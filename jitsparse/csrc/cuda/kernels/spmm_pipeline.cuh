@@ -1,0 +1,258 @@
+// The pipeline of a block-sparse x dense product: what a CTA copies into shared memory, stage by stage.
+//
+// Role form: out[m][n] = op(S)[m][k] x dense[k][n]. dds is the same product transposed, so it comes here with the
+// sparse operand flipped and its output transposed.
+//
+// A CTA computes TILE_M x TILE_N of the output. Its TILE_M rows are a panel of kGroup block rows; it walks the
+// union of their block columns (a step each, with a mask of the rows that store the block), so the dense
+// operand is loaded once a step and not once a block.
+#pragma once
+
+#include "../../abi.h"
+#include "../ptx/cp_async.cuh"
+#include "../tile/shared_tile.cuh"
+
+namespace jitsparse {
+
+// AHEAD: how many stages are in flight while one is multiplied. MAX_COLUMNS: elements that a row of a tile in
+// shared memory may have; a wider operand lies in several tiles side by side.
+template <typename Element_, int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CONTIGUOUS, int TILE_M,
+          int TILE_N, int TILE_K, int THREADS, int STAGES, int AHEAD, int MAX_COLUMNS>
+struct SpmmPipeline {
+  using Element = Element_;
+  using Storage = typename Element::Storage;
+
+  // The block as op(S) uses it.
+  static constexpr int kBlockM = FLIPPED ? BLOCK_COLS : BLOCK_ROWS;
+  static constexpr int kBlockK = FLIPPED ? BLOCK_ROWS : BLOCK_COLS;
+  static constexpr int kGroup = TILE_M / kBlockM;
+  static_assert(TILE_M % kBlockM == 0, "a panel holds whole blocks");
+  static_assert(kGroup == 1 || TILE_M == 128, "the packed index holds panels of 128 rows");
+
+  // A stage is TILE_K deep: several steps of a small block, or a part of a large one.
+  static constexpr int kSlots = TILE_K > kBlockK ? TILE_K / kBlockK : 1;
+  static constexpr int kParts = kBlockK > TILE_K ? kBlockK / TILE_K : 1;
+  static constexpr int kSlotK = TILE_K / kSlots;
+  static_assert(kSlots * kGroup <= 32, "one warp fetches a stage's block positions");
+
+  static constexpr bool kScalar = sizeof(Storage) == 4;  // operands that ldmatrix cannot transpose
+  static constexpr int kBlockSpan = kBlockM < MAX_COLUMNS ? kBlockM : MAX_COLUMNS;
+  static constexpr int kDenseSpan = TILE_N < MAX_COLUMNS ? TILE_N : MAX_COLUMNS;
+  using BlockTile = SharedTile<Element, FLIPPED ? kSlotK : kBlockM, FLIPPED ? kBlockSpan : kSlotK, kScalar && FLIPPED>;
+  using DenseTile = SharedTile<Element, DENSE_K_CONTIGUOUS ? TILE_N : kSlotK, DENSE_K_CONTIGUOUS ? kSlotK : kDenseSpan,
+                               kScalar && !DENSE_K_CONTIGUOUS>;
+  static constexpr int kBlockTiles = FLIPPED ? kBlockM / kBlockSpan : 1;            // of one block
+  static constexpr int kDenseTiles = DENSE_K_CONTIGUOUS ? 1 : TILE_N / kDenseSpan;  // of one slot
+
+  static constexpr int kBlockBytes = kSlots * kGroup * kBlockTiles * BlockTile::kBytes;
+  static constexpr int kStageBytes = kBlockBytes + kSlots * kDenseTiles * DenseTile::kBytes;
+  // Steps are fetched two depths of the pipeline before their data and read until it is consumed; block positions
+  // one depth before.
+  static_assert(2 * AHEAD + STAGES <= 16, "the rings hold what is in flight");
+  static constexpr int kStepRing = 16, kPositionRing = 16;
+  static constexpr int kRingBytes = (kStepRing * kSlots * 16 + kPositionRing * kSlots * kGroup * 4 + 15) / 16 * 16;
+  static constexpr int kBytes = STAGES * kStageBytes + kRingBytes;
+
+  using Index = IndexView<BLOCK_ROWS, BLOCK_COLS>;
+  static JITSPARSE_HD int64 m(const SpmmArgs& args) { return FLIPPED ? args.cols : args.rows; }
+  static JITSPARSE_HD int64 k(const SpmmArgs& args) { return FLIPPED ? args.rows : args.cols; }
+  static JITSPARSE_HD int64 panels(const SpmmArgs& args) { return (m(args) + TILE_M - 1) / TILE_M; }
+  static JITSPARSE_HD int64 column_tiles(const SpmmArgs& args) { return (args.n + TILE_N - 1) / TILE_N; }
+  static int64 grid(const SpmmArgs& args) { return panels(args) * column_tiles(args) * args.batch; }
+
+  // The steps of one panel. A panel of a single block row reads the row's own index: every mask is 1.
+  struct Steps {
+    const int* minor;      // kGroup == 1: block column of each step
+    const int* positions;  // where each block lies in values; null: in this very order
+    const int4* merged;    // kGroup > 1: (block column, mask, first position, 0)
+    int begin, end;
+
+    __device__ __forceinline__ Steps(const SpmmArgs& args, int64 panel) {
+      const Index index(args.index, args.rows, args.cols, args.nnz);
+      const int* pointers;
+      if constexpr (kGroup == 1) {
+        pointers = FLIPPED ? index.ccol() : index.crow();
+        minor = FLIPPED ? index.row_t() : index.col();
+        positions = FLIPPED ? index.perm() : nullptr;
+        merged = nullptr;
+      } else {
+        pointers = FLIPPED ? index.col_panel_ptr() : index.row_panel_ptr();
+        minor = nullptr;
+        positions = FLIPPED ? index.col_panel_blocks() : index.row_panel_blocks();
+        merged = reinterpret_cast<const int4*>(FLIPPED ? index.col_steps() : index.row_steps());
+      }
+      begin = pointers[panel];
+      end = pointers[panel + 1];
+    }
+  };
+
+  struct Rings {
+    int4* steps;     // [kStepRing][kSlots]
+    int* positions;  // [kPositionRing][kSlots][kGroup]
+
+    __device__ __forceinline__ explicit Rings(unsigned char* shared)
+        : steps(reinterpret_cast<int4*>(shared + STAGES * kStageBytes)),
+          positions(reinterpret_cast<int*>(steps + kStepRing * kSlots)) {}
+    __device__ __forceinline__ int4* step(int stage, int slot) { return steps + (stage & (kStepRing - 1)) * kSlots + slot; }
+    __device__ __forceinline__ int* position(int stage, int slot, int g) {
+      return positions + ((stage & (kPositionRing - 1)) * kSlots + slot) * kGroup + g;
+    }
+  };
+
+  // Fetches the steps of `stage`. Threads past the number of slots have nothing to do.
+  static __device__ __forceinline__ void fetch_steps(const Steps& steps, Rings& rings, int stage, int thread) {
+    if (thread >= kSlots) return;
+    const int step = steps.begin + stage / kParts * kSlots + thread;
+    int4* to = rings.step(stage, thread);
+    if (step >= steps.end) {
+      *to = make_int4(0, 0, 0, 0);
+    } else if constexpr (kGroup == 1) {
+      ptx::cp_async_4(__cvta_generic_to_shared(to), steps.minor + step);
+      to->y = 1;
+      to->z = step;
+    } else {
+      ptx::cp_async_16(__cvta_generic_to_shared(to), steps.merged + step);
+    }
+  }
+
+  // Fetches where the blocks of `stage` lie; -1 where there is none. Its steps must have arrived.
+  static __device__ __forceinline__ void fetch_positions(const Steps& steps, Rings& rings, int stage, int thread) {
+    if (thread >= kSlots * kGroup) return;
+    const int slot = thread / kGroup, g = thread % kGroup;
+    const int4 step = *rings.step(stage, slot);
+    const int at = step.z + __popc(step.y & ((1 << g) - 1));
+    int* to = rings.position(stage, slot, g);
+    if (!(step.y >> g & 1)) {
+      *to = -1;
+    } else if (steps.positions == nullptr) {
+      *to = at;
+    } else {
+      ptx::cp_async_4(__cvta_generic_to_shared(to), steps.positions + at);
+    }
+  }
+
+  using BlockCopy = TileCopy<BlockTile, kSlots * kGroup * kBlockTiles, THREADS>;
+  using DenseCopy = TileCopy<DenseTile, kSlots * kDenseTiles, THREADS>;
+  static constexpr int kSize = sizeof(Storage);
+  static constexpr int kBlockPitch = (FLIPPED ? kBlockM : kBlockK) * kSize;
+
+  // Where the copies of one thread begin, and how far the dense operand reaches.
+  struct Sources {
+    BlockCopy block_copy;
+    DenseCopy dense_copy;
+    const char* blocks;    // the thread's first chunk of block 0
+    const char* dense;     // the thread's first chunk of block column 0, in the tile's columns
+    int64 dense_stride;    // bytes from row to row
+    int64 dense_part;      // bytes from one part of a block column to the next
+    uint64 dense_step;     // bytes from block column to block column
+    unsigned whole_steps;  // block columns that lie inside the dense operand whole
+    int last_step;         // its extent in the one that does not
+    int columns;           // of the tile that are inside
+
+    __device__ __forceinline__ Sources(const SpmmArgs& args, int64 first_n, int64 batch, int thread)
+        : block_copy(thread), dense_copy(thread) {
+      blocks = static_cast<const char*>(args.values) + block_copy.first_row * kBlockPitch + block_copy.column * kSize;
+      const int64 ld = args.dense_ld;
+      dense = static_cast<const char*>(args.dense) +
+              (batch * args.dense_batch_stride + first_n * (DENSE_K_CONTIGUOUS ? ld : 1) + dense_copy.first_row * ld +
+               dense_copy.column) * kSize;
+      dense_stride = ld * kSize;
+      const int64 along_k = DENSE_K_CONTIGUOUS ? kSize : dense_stride;
+      dense_part = kSlotK * along_k;
+      dense_step = kBlockK * along_k;
+      whole_steps = unsigned(k(args) / kBlockK);
+      last_step = int(k(args) % kBlockK);
+      columns = inside(args.n, first_n, TILE_N);
+    }
+  };
+
+  // Starts the copies that fill a buffer. The positions and steps of `stage` must have arrived.
+  static __device__ __forceinline__ void fetch(const Sources& from, Rings& rings, int stage, unsigned buffer) {
+    const BlockCopy& block_copy = from.block_copy;
+    const DenseCopy& dense_copy = from.dense_copy;
+    int positions[BlockCopy::kTiles];
+    unsigned steps[DenseCopy::kTiles];
+#pragma unroll
+    for (int i = 0; i < BlockCopy::kTiles; ++i) {
+      positions[i] = block_copy.has(i) ? rings.position(stage, 0, 0)[block_copy.tile(i) / kBlockTiles] : -1;
+    }
+#pragma unroll
+    for (int i = 0; i < DenseCopy::kTiles; ++i) {
+      steps[i] = dense_copy.has(i) ? rings.step(stage, dense_copy.tile(i) / kDenseTiles)->x : 0;
+    }
+
+    const int part = stage % kParts;
+    const char* blocks = from.blocks + part * kSlotK * (FLIPPED ? kBlockPitch : kSize);
+#pragma unroll
+    for (int i = 0; i < BlockCopy::kTiles; ++i) {
+      if (positions[i] < 0) continue;
+      const int beside = block_copy.tile(i) % kBlockTiles * kBlockSpan * kSize;
+      block_copy.start(buffer, i, blocks + int64(positions[i]) * (kBlockM * kBlockK * kSize) + beside, kBlockPitch);
+    }
+    const char* dense = from.dense + part * from.dense_part;
+    const int last_step = from.last_step - part * kSlotK;
+#pragma unroll
+    for (int i = 0; i < DenseCopy::kTiles; ++i) {
+      if (!dense_copy.has(i)) continue;
+      // A slot past the last step has block column 0 and is copied for nothing, which costs less than asking.
+      const bool whole = steps[i] < from.whole_steps;
+      const int beside = dense_copy.tile(i) % kDenseTiles * kDenseSpan;
+      const bool column_inside = DENSE_K_CONTIGUOUS ? whole || dense_copy.column < last_step
+                                                    : beside + dense_copy.column < from.columns;
+      dense_copy.start(buffer + kBlockBytes, i, dense + steps[i] * from.dense_step + beside * kSize, from.dense_stride,
+                       [&](int row) {
+                         return column_inside && (DENSE_K_CONTIGUOUS ? row < from.columns : whole || row < last_step);
+                       });
+    }
+  }
+
+  // The stages of one tile of the output, as one thread sees them.
+  struct Stream {
+    Steps steps;
+    Rings rings;
+    Sources sources;
+    int stage_count;
+    unsigned buffers;
+
+    __device__ __forceinline__ Stream(const SpmmArgs& args, int64 panel, int64 first_n, int64 batch,
+                                      unsigned char* shared, int thread)
+        : steps(args, panel), rings(shared), sources(args, first_n, batch, thread),
+          stage_count((steps.end - steps.begin + kSlots - 1) / kSlots * kParts),
+          buffers(unsigned(__cvta_generic_to_shared(shared))) {}
+
+    // Starts the copies of the first AHEAD stages.
+    __device__ __forceinline__ void start(int thread) {
+      for (int stage = 0; stage < 2 * AHEAD; ++stage) fetch_steps(steps, rings, stage, thread);
+      ptx::cp_async_commit();
+      ptx::cp_async_wait<0>();
+      __syncthreads();
+      for (int stage = 0; stage < AHEAD; ++stage) fetch_positions(steps, rings, stage, position_thread(thread));
+      ptx::cp_async_commit();
+      ptx::cp_async_wait<0>();
+      __syncthreads();
+      for (int stage = 0; stage < AHEAD; ++stage) advance(stage, buffers + stage * kStageBytes, thread);
+    }
+
+    // Starts the copies of `stage` into a free buffer, and fetches what later stages will need to know. One group
+    // of copies a call: stage s has arrived when at most AHEAD - 1 younger ones are pending.
+    __device__ __forceinline__ void advance(int stage, unsigned buffer, int thread) {
+      if (stage < stage_count) {
+        fetch(sources, rings, stage, buffer);
+        fetch_positions(steps, rings, stage + AHEAD, position_thread(thread));
+        fetch_steps(steps, rings, stage + 2 * AHEAD, thread);
+      }
+      ptx::cp_async_commit();
+    }
+
+    __device__ __forceinline__ unsigned next(unsigned buffer) const {
+      return buffer + kStageBytes == buffers + STAGES * kStageBytes ? buffers : buffer + kStageBytes;
+    }
+
+    // Positions are fetched by the second warp, steps by the first.
+    static __device__ __forceinline__ int position_thread(int thread) {
+      return THREADS > 32 ? (thread + THREADS - 32) % THREADS : thread;
+    }
+  };
+};
+
+}  // namespace jitsparse

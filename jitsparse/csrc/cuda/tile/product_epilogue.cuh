@@ -1,0 +1,52 @@
+// The epilogue of a product: bias, activation, and a warp's accumulators on their way to the output.
+#pragma once
+
+#include "../../abi.h"
+#include "activation.cuh"
+#include "store_tile.cuh"
+
+namespace jitsparse {
+
+// `c` holds M x N of out[m][n] from (first_m, first_n); TRANSPOSED says that the output is stored as out[n][m], where
+// the bias, one element a stored column, runs along m. `staged` is shared memory of this warp alone.
+template <typename Element, bool TRANSPOSED, int M, int N>
+__device__ __forceinline__ void store_product(const SpmmArgs& args, float (&c)[M / 16][N / 8][4], int64 m_extent,
+                                              int64 batch, int64 first_m, int64 first_n, unsigned char* staged, int lane) {
+  using Storage = typename Element::Storage;
+  using Staged = StagedTile<Element, M, N, TRANSPOSED>;
+  if (TRANSPOSED && args.bias != nullptr) {
+    const Storage* bias = static_cast<const Storage*>(args.bias);
+#pragma unroll
+    for (int i = 0; i < M / 16; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int64 m = first_m + i * 16 + half * 8 + lane / 4;
+        const float b = m < m_extent ? Element::load(bias[m]) : 0.0f;
+#pragma unroll
+        for (int j = 0; j < N / 8; ++j) {
+          c[i][j][2 * half] += b;
+          c[i][j][2 * half + 1] += b;
+        }
+      }
+    }
+  }
+  if (args.activation != kIdentity) {
+#pragma unroll
+    for (int i = 0; i < M / 16; ++i) {
+#pragma unroll
+      for (int j = 0; j < N / 8; ++j) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) c[i][j][e] = activate(c[i][j][e], args.activation);
+      }
+    }
+  }
+  Storage* tile = reinterpret_cast<Storage*>(staged);
+  Staged::write(tile, c, lane);
+  __syncwarp();
+  const int64 row = TRANSPOSED ? first_n : first_m, column = TRANSPOSED ? first_m : first_n;
+  Storage* out = static_cast<Storage*>(args.out) + batch * args.out_batch_stride + row * args.out_ld + column;
+  Staged::copy_out(tile, out, args.out_ld, (TRANSPOSED ? args.n : m_extent) - row, (TRANSPOSED ? m_extent : args.n) - column,
+                   lane);
+}
+
+}  // namespace jitsparse
