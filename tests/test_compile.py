@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import jitsparse as js
 
@@ -45,7 +46,7 @@ def test_whole_graphs_forward_and_backward(backend: str) -> None:
 
 
 def test_sizes_do_not_recompile() -> None:
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    counter = CompileCounterWithBackend("aot_eager")
     layer = js.nn.BlockSparseLinear(96, 64, 32, density=0.5)
     compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend=counter)
     for batch in (2, 3, 17, 64, 65, 300):
@@ -57,7 +58,7 @@ def test_sizes_do_not_recompile() -> None:
 
 
 def test_marked_dimensions_do_not_recompile() -> None:
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    counter = CompileCounterWithBackend("aot_eager")
     a, square = js.random((64, 96), 32, 0.5), js.Pattern.random((40, 40), 8, 0.5)
 
     def run(x: Tensor) -> Tensor:
@@ -84,7 +85,7 @@ def test_matrices_may_be_built_and_returned_inside() -> None:
 
 
 def test_new_values_on_a_pattern_do_not_recompile() -> None:
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    counter = CompileCounterWithBackend("aot_eager")
     pattern = js.Pattern.random((64, 96), 32, 0.5)
     compiled = torch.compile(js.dsd, backend=counter, fullgraph=True)
     x = torch.randn(96, 5)

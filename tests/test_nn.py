@@ -226,7 +226,10 @@ def test_meta_layers_become_real() -> None:
     loaded = copy.deepcopy(hollow)
     loaded.load_state_dict(source.state_dict(), assign=True)
     assert torch.equal(loaded(x), source(x))
+    assert hollow(x.to("meta")).shape == (3, 50)
     filled = hollow.to_empty(device="cpu")
+    with pytest.raises(ArgumentError, match="load a state dict"):
+        filled(x)
     filled.load_state_dict(source.state_dict())
     assert torch.equal(filled(x), source(x))
 

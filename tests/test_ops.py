@@ -136,3 +136,35 @@ def test_explain_refuses_what_runs_nothing() -> None:
         js.explain("dsd", a, torch.randn(64, 0))
     with pytest.raises(js.ArgumentError, match="no operation 'mm'"):
         js.explain("mm", a, torch.randn(64, 1))
+
+
+def test_warmup_compiles_what_calls_choose(cache_dir: object) -> None:
+    """After the command that a miss recommends, the call compiles nothing."""
+    from jitsparse.kernels import registry
+
+    a, x = js.random((64, 96), (8, 32), 0.5), torch.randn(96, 40)
+    command = registry.warmup_command(js.explain("dsd", a, x).problem)
+    assert command == "jitsparse warmup --op dsd --dtype f32 --block-size 8x32 --device cpu"
+    outcomes = js.warmup(op="dsd", dtype="f32", block_size="8x32", device="cpu", jobs=2)
+    assert {outcome.status for outcome in outcomes} == {"compiled"}
+    with config.override(jit="off"):
+        for operand in (x, x.T.contiguous().T, x[:, :3]):
+            js.dsd(a, operand)
+        js.dsd(a.T, torch.randn(64, 40))
+        with pytest.raises(js.CacheMiss, match=r"jitsparse warmup --op dds"):
+            js.dds(x.T, a.T)
+    again = js.warmup(op="dsd", dtype=torch.float32, block_size=(8, 32), device="cpu")
+    assert {outcome.status for outcome in again} == {"cached"}
+
+
+def test_warmup_refuses_what_does_not_exist() -> None:
+    with pytest.raises(js.ArgumentError, match="op 'mm' is not one of dsd, dds, sdd"):
+        js.warmup(op="mm")
+    with pytest.raises(js.ArgumentError, match="dtype 'int8' is not one of"):
+        js.warmup(dtype="int8")
+    with pytest.raises(js.PatternError, match="8, 16, 32, 64, 128"):
+        js.warmup(block_size=24)
+    with pytest.raises(js.ArgumentError, match="device 'tpu' is not one of"):
+        js.warmup(device="tpu")
+    with pytest.raises(js.ArgumentError, match="none of the targets sm90a is for cpu"):
+        js.warmup(device="cpu", arch="9.0a")

@@ -19,7 +19,7 @@ COL = torch.tensor([0, 3, 1])
 
 
 def example() -> js.Pattern:
-    """3 x 4 blocks of 8 x 16; the second row is empty and the matrix ends inside the last blocks."""
+    """3 x 4 blocks of 8 x 16; one row is empty, and the matrix ends inside the last blocks."""
     return js.Pattern((20, 60), (8, 16), CROW, COL)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -131,7 +132,10 @@ def select_variants(
     dtypes: Sequence[str] = (),
     block_sizes: Sequence[tuple[int, int]] = (),
 ) -> list[Variant]:
-    """Variants of the default tables that a request names; an empty filter admits everything.
+    """Variants that calls choose for what a request names; an empty filter admits everything.
+
+    Without block sizes these come from the families' default tables; with them they are what calls
+    with just these blocks choose, whether a table holds them or not.
 
     Raises:
         ArgumentError: a filter names something that does not exist, or nothing is left.
@@ -140,22 +144,61 @@ def select_variants(
         for name in asked:
             if name not in legal:
                 raise ArgumentError(f"{what} {name!r} is not one of {', '.join(legal)}")
-    blocks = {f"{rows}x{cols}" for rows, cols in block_sizes}
+    if block_sizes:
+        found = (
+            variant
+            for target in targets
+            for problem in _typical_problems(device_of(target), ops or OPS, dtypes, block_sizes)
+            for variant in _first_legal(problem, target)
+        )
+    else:
+        found = (variant for target in targets for variant in default_variants(target))
     chosen = [
         variant
-        for target in targets
-        for variant in default_variants(target)
-        if (not ops or variant.op in ops)
-        and (not dtypes or variant.dtype in dtypes)
-        and (not blocks or variant.knob("b") in blocks)
+        for variant in dict.fromkeys(found)
+        if (not ops or variant.op in ops) and (not dtypes or variant.dtype in dtypes)
     ]
     if not chosen:
         raise ArgumentError(
-            f"no variant of the default table for {', '.join(targets)} has "
-            f"op {list(ops) or 'any'}, dtype {list(dtypes) or 'any'} and "
-            f"block size {sorted(blocks) or 'any'}"
+            f"for {', '.join(targets)} there is no variant with op {list(ops) or 'any'}, "
+            f"dtype {list(dtypes) or 'any'} and block size {list(block_sizes) or 'any'}"
         )
-    return list(dict.fromkeys(chosen))
+    return chosen
+
+
+def _typical_problems(
+    device: str,
+    ops: Sequence[str],
+    dtypes: Sequence[str],
+    block_sizes: Sequence[tuple[int, int]],
+) -> Iterator[Problem]:
+    """Problems that stand for the calls of a program: all layouts, few columns and many."""
+    from jitsparse.kernels.problem import Problem
+
+    size = 4096
+    for op, dtype, block in itertools.product(ops, dtypes or DTYPES, block_sizes):
+        for layout, aligned, extent in itertools.product(
+            ("nn", "nt", "tn", "tt"), (True, False), (16, 256, size)
+        ):
+            yield Problem(
+                op=op,
+                device=device,
+                dtype=dtype,
+                block=block,
+                layout=layout,
+                aligned=aligned,
+                rows=size,
+                cols=size,
+                nnz=max(1, size // block[0] * (size // block[1]) // 4),
+                extent=extent,
+                batch=1,
+            )
+
+
+def _first_legal(problem: Problem, target: str) -> list[Variant]:
+    """The variant that a call chooses when nothing is pinned or tuned."""
+    legal = (each.variant for each in candidates(problem, target) if each.refused is None)
+    return list(itertools.islice(legal, 1))
 
 
 def parse_block_size(text: str | int | Sequence[int]) -> tuple[int, int]:

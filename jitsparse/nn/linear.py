@@ -115,7 +115,16 @@ class BlockSparseLinear(nn.Module):
 
     @property
     def weight(self) -> BlockSparse:
-        """The weight, ``(out_features, in_features)``, on the parameter ``values``."""
+        """The weight, ``(out_features, in_features)``, on the parameter ``values``.
+
+        Raises:
+            ArgumentError: the layer left the meta device without a pattern.
+        """
+        if self._pattern.device.type == "meta" and not self.values.is_meta:
+            raise ArgumentError(
+                "this BlockSparseLinear was built on the meta device, where a pattern has no "
+                "data; load a state dict, which brings one"
+            )
         return BlockSparse(self.values, self._pattern)
 
     def reset_parameters(self) -> None:
@@ -207,8 +216,10 @@ class BlockSparseLinear(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> BlockSparseLinear:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if self.crow_indices is not self._pattern.crow_indices:
-            old = self._pattern
+        old = self._pattern
+        # What comes off the meta device is uninitialised memory, no pattern: wait for a load.
+        hollow = old.device.type == "meta" and not self.crow_indices.is_meta
+        if self.crow_indices is not old.crow_indices and not hollow:
             self._set_pattern(
                 Pattern._trusted(old.shape, old.block_size, self.crow_indices, self.col_indices)
             )

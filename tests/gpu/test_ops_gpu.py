@@ -9,6 +9,7 @@ import cases
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.autograd import gradcheck, gradgradcheck
 
 import jitsparse as js
@@ -294,7 +295,7 @@ def test_autocast_follows_the_users_dtype(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_training_step(backend: str) -> None:
     torch._dynamo.reset()
-    counter = torch._dynamo.testing.CompileCounterWithBackend(backend)
+    counter = CompileCounterWithBackend(backend)
     layer = js.nn.BlockSparseLinear(96, 64, 32, density=0.5, device="cuda", dtype=torch.float64)
     compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend=counter)
     for batch in (4, 5, 70):
