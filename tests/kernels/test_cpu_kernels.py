@@ -1,5 +1,5 @@
-"""The CPU kernels themselves, called through the raw ABI: every target that this machine runs, and the
-AMX kernels on emulated tiles where it has none.
+"""The CPU kernels themselves, called through the raw ABI: every target that this machine runs, and
+the AMX kernels on emulated tiles.
 
 What a caller can do with them (shapes, strides, batches) is tried for the machine's own target in
 ``test_functional.py``; here every register tile is, on every target.
@@ -8,6 +8,7 @@ What a caller can do with them (shapes, strides, batches) is tried for the machi
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,6 @@ import torch
 from torch import Tensor
 
 from jitsparse import jit
-from jitsparse.jit import Variant
 from jitsparse.kernels import abi, cpu
 from jitsparse.kernels.problem import Problem
 from jitsparse.schedule import build_index
@@ -86,7 +86,7 @@ class Blocks:
 
     def dense(self) -> Tensor:
         rows, cols = self.mask.shape
-        nnz, height, width = self.values.shape
+        _, height, width = self.values.shape
         full = self.values.new_zeros(rows, cols, height, width)
         full[self.mask] = self.values
         full = full.permute(0, 2, 1, 3).reshape(rows * height, cols * width)
@@ -96,7 +96,7 @@ class Blocks:
 def blocks(
     mask: Tensor, block: tuple[int, int], dtype: torch.dtype, cut: tuple[int, int] = (0, 0)
 ) -> Blocks:
-    """Random blocks where ``mask`` is true; ``cut`` rows and columns of the last ones stand outside."""
+    """Random blocks where ``mask`` is true, ``cut`` rows and columns of which lie outside."""
     shape = (mask.shape[0] * block[0] - cut[0], mask.shape[1] * block[1] - cut[1])
     return Blocks(torch.randn(int(mask.sum()), *block).to(dtype), mask, shape)
 
@@ -115,7 +115,7 @@ def multiply(
     activation: str = "identity",
     threads: int = 2,
 ) -> Tensor:
-    """Call a dsd or dds kernel on a batch. The output has room around it, which must stay as it is."""
+    """Call a dsd or dds kernel on a batch; what surrounds its output must stay as it is."""
     op, layout = run.variant.op, run.variant.knob("l")
     transposed = layout[0 if op == "dsd" else 1] == "t"
     letter, ld = leading(dense)
@@ -146,7 +146,8 @@ def multiply(
         context=threads,
     )
     run(*(words[name] for name in abi.SPMM_WORDS))
-    assert (room[:, shape[0] :] == -7).all() and (room[:, :, shape[1] :] == -7).all()
+    assert (room[:, shape[0] :] == -7).all()
+    assert (room[:, :, shape[1] :] == -7).all()
     return room[:, : shape[0], : shape[1]].contiguous()
 
 
@@ -205,12 +206,10 @@ def check(run: jit.Kernel, cut: tuple[int, int], extent: int, batch: int = 2) ->
         stored = Blocks(torch.ones_like(sparse.values), mask, sparse.shape).dense().bool()
         allowed = 2 * (batch * extent + 8) * cases.accumulator(dtype) * size
         cases._judge(got.dense(), exact * stored, allowed)
-        past = Blocks(
-            got.values,
-            mask,
-            (mask.shape[0] * got.values.shape[1], mask.shape[1] * got.values.shape[2]),
-        )
-        assert not past.dense()[rows:].any() and not past.dense()[:, cols:].any()
+        whole = (len(mask) * got.values.shape[1], mask.shape[1] * got.values.shape[2])
+        past = Blocks(got.values, mask, whole).dense()
+        assert not past[rows:].any()
+        assert not past[:, cols:].any()
         return
     matrix = sparse.dense()
     if layout[0 if op == "dsd" else 1] == "t":
@@ -230,21 +229,20 @@ def check(run: jit.Kernel, cut: tuple[int, int], extent: int, batch: int = 2) ->
 
 
 def covering(target: str) -> Iterator[tuple[str, str, tuple[int, int], str, str]]:
-    """Every op with every tile, and over these every dtype, layout and block edge."""
-    dtypes = ("bf16",) if target in ("amx", "emulated") else tuple(DTYPES)
-    tiles = {"amx": cpu._AMX_TILES, "emulated": cpu._AMX_TILES}.get(target) or cpu._VEC_TILES[
-        target
-    ]
-    count = TARGETS.index("amx" if target == "emulated" else target)
+    """Every op with every layout and tile, and over these every dtype and block edge."""
+    tiles_only = target in ("amx", "emulated")
+    dtypes = ("bf16",) if tiles_only else tuple(DTYPES)
+    tiles = cpu._AMX_TILES if tiles_only else cpu._VEC_TILES[target]
+    count = TARGETS.index("amx" if tiles_only else target)
     for shift, op in enumerate(("dsd", "dds", "sdd")):
-        for position, (rows, cols) in enumerate(tiles):
-            for layout in LAYOUTS[(position + shift) % 2 :: 2]:
-                # Tall enough for the tile on both sides, since a layout may flip the block.
-                least = 16 * rows if target in ("amx", "emulated") and rows > 1 else rows
-                edges = [edge for edge in BLOCKS if edge >= least]
-                block = edges[count % len(edges)], edges[(2 * count + 1) % len(edges)]
-                yield op, dtypes[count % len(dtypes)], block, layout, f"{rows}x{cols}"
-                count += 1
+        for position, layout in enumerate(LAYOUTS):
+            rows, cols = tiles[(position + shift) % len(tiles)]
+            # Tall enough for the tile on both sides, since a layout may flip the block.
+            least = 16 * rows if tiles_only and rows > 1 else rows
+            edges = [edge for edge in BLOCKS if edge >= least]
+            block = edges[count % len(edges)], edges[(2 * count + 1) % len(edges)]
+            yield op, dtypes[(count + shift) % len(dtypes)], block, layout, f"{rows}x{cols}"
+            count += 1
 
 
 @pytest.mark.parametrize("target", [*TARGETS, "emulated"])
@@ -254,9 +252,189 @@ def test_kernels_are_right(target: str) -> None:
     for op, dtype, block, layout, tile in covering(target):
         run = kernel(op, target, dtype, block, layout, tile)
         torch.manual_seed(0)
-        for cut, extent in (((0, 0), 48), ((5, 3), 21), ((1, 7), 1), ((0, 2), 70), ((7, 1), 130)):
+        for cut, extent in (((0, 0), 48), ((5, 3), 21), ((1, 7), 1), ((7, 2), 130)):
             try:
                 check(run, cut, extent)
             except Exception as error:
                 where = f"{run.variant} with {cut} cut off, extent {extent}"
                 raise AssertionError(where) from error
+
+
+# -- the same whatever the circumstances ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", ["native", "emulated"])
+@pytest.mark.parametrize("op", ["dsd", "dds", "sdd"])
+def test_results_do_not_depend_on_the_number_of_threads(op: str, target: str) -> None:
+    target = runnable()[-3] if target == "native" else target
+    torch.manual_seed(0)
+    # One crowded block row and column, many thin ones: a share of the rows is no share of the work.
+    mask = torch.rand(24, 20) < 0.1
+    mask[3] = mask[:, 5] = True
+    run = kernel(op, target, "bf16", (16, 16), "nn")
+    sparse = blocks(mask, (16, 16), torch.bfloat16, (3, 1))
+    rows, cols = sparse.shape
+    sizes = {"dsd": ((2, cols, 300), None), "dds": ((2, 300, rows), None)}
+    left, right = sizes.get(op, ((2, rows, 300), (2, 300, cols)))
+    operands = [dense_operand(shape, "n", torch.bfloat16) for shape in (left, right) if shape]
+    results = [
+        sample(run, *operands, sparse, threads)
+        if op == "sdd"
+        else multiply(run, sparse, *operands, threads=threads)
+        for threads in (1, 2, 3, 7, 32, 2)
+    ]
+    assert all(torch.equal(results[0], result) for result in results[1:])
+
+
+@pytest.mark.parametrize("op", ["dsd", "dds"])
+@pytest.mark.parametrize("target", ["native", "emulated"])
+def test_long_sums_in_narrow_strips(op: str, target: str) -> None:
+    """Beyond so many rows of the dense operand, strips are narrower than the register tile."""
+    target, dtype = (runnable()[-3], "f32") if target == "native" else (target, "bf16")
+    torch.manual_seed(0)
+    mask = torch.rand(1, 700) < 0.02
+    run = kernel(op, target, dtype, (32, 128), "nt" if op == "dds" else "nn")
+    sparse = blocks(mask, (32, 128), DTYPES[dtype])
+    shape = (1, sparse.shape[1], 70) if op == "dsd" else (1, 70, sparse.shape[1])
+    dense = dense_operand(shape, "n", DTYPES[dtype])
+    operands = (sparse.dense(), dense) if op == "dsd" else (dense, sparse.dense().mT)
+    cases.check_product(multiply(run, sparse, dense), *operands)
+
+
+@pytest.mark.parametrize("target", ["native", "emulated"])
+@pytest.mark.parametrize("op", ["dsd", "dds", "sdd"])
+def test_nothing_to_sum(op: str, target: str) -> None:
+    """Without blocks the output is the epilogue of zero; without a shared axis blocks are zero."""
+    target = runnable()[-3] if target == "native" else target
+    run = kernel(op, target, "bf16", (16, 16), "nn")
+    if op == "sdd":
+        pattern = blocks(torch.ones(2, 2).bool(), (16, 16), torch.bfloat16)
+        nothing = torch.empty(1, 32, 0, dtype=torch.bfloat16), torch.empty(1, 0, 32).bfloat16()
+        left = nothing[0].as_strided((1, 32, 0), (0, 1 << 20, 1))
+        right = nothing[1].as_strided((1, 0, 32), (0, 1 << 20, 1))
+        assert not sample(run, left, right, pattern).any()
+        return
+    empty = blocks(torch.zeros(2, 2).bool(), (16, 16), torch.bfloat16)
+    dense = torch.randn(1, 32, 32).bfloat16()
+    if op == "dsd":
+        assert not multiply(run, empty, dense).any()
+    else:
+        bias = torch.randn(32).bfloat16()
+        assert torch.equal(multiply(run, empty, dense, bias=bias), bias.expand(1, 32, 32))
+
+
+# -- the epilogue ---------------------------------------------------------------------------------
+
+
+def identity_product(target: str, dtype: str, row: Tensor, activation: str = "identity") -> Tensor:
+    """``activation(row)``, out of a dds kernel: x I with one column of x that is not zero."""
+    run = kernel("dds", target, dtype, (8, 8), "nn")
+    eye = Blocks(torch.eye(8, dtype=DTYPES[dtype])[None], torch.ones(1, 1).bool(), (8, 8))
+    x = torch.zeros(1, len(row), 8, dtype=DTYPES[dtype])
+    x[0, :, 0] = row
+    return multiply(run, eye, x, activation=activation)[0, :, 0]
+
+
+@pytest.mark.parametrize("target", runnable()[-3:])
+@pytest.mark.parametrize("activation", ["relu", "gelu", "silu"])
+def test_activations_in_single_precision(activation: str, target: str) -> None:
+    inside = torch.linspace(-6, 6, 100_001)
+    got = identity_product(target, "f32", inside, activation)
+    exact = {
+        "relu": lambda x: x.clamp(min=0),
+        "gelu": lambda x: 0.5 * x * torch.erfc(-x / math.sqrt(2)),
+        "silu": lambda x: x / (1 + torch.exp(-x)),
+    }[activation]
+    # Relative, so in the tails too, where 1 + erf(x) would leave no digit.
+    error = ((got.double() - exact(inside.double())) / exact(inside.double())).abs()
+    assert error[exact(inside.double()) != 0].max() < 12 * torch.finfo(torch.float32).eps
+    far = torch.tensor(
+        [-float("inf"), -1e30, -100, -20, 0, 20, 100, 1e30, float("inf"), float("nan")]
+    )
+    got = identity_product(target, "f32", far, activation)[1:]
+    assert torch.equal(got[3:8], far[4:9])
+    assert (got[:3].abs() < 1e-7).all()
+    assert got[8].isnan()
+
+
+@pytest.mark.parametrize("target", runnable()[-3:])
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_every_16_bit_value_is_read_and_rounded_like_torch(dtype: str, target: str) -> None:
+    every = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(DTYPES[dtype])
+    finite = every[every.isfinite()]
+    assert torch.equal(
+        identity_product(target, dtype, every)[~every.isnan()], every[~every.isnan()]
+    )
+    assert identity_product(target, dtype, every[every.isnan()]).isnan().all()
+    # Sums of two neighbours in size need rounding, ties among them.
+    run = kernel("dds", target, dtype, (8, 8), "nn")
+    ones = Blocks(torch.ones(1, 8, 8).to(finite.dtype), torch.ones(1, 1).bool(), (8, 8))
+    x = torch.zeros(1, len(finite), 8, dtype=finite.dtype)
+    x[0, :, 0] = finite
+    x[0, :, 1] = finite * 2**-6
+    x[0, :, 2] = finite * 2**-9
+    exact = x[0].double().sum(-1)
+    rounded = exact.float().to(finite.dtype)
+    assert (exact.float().double() == exact).double().mean() > 0.9
+    got = multiply(run, ones, x)[0, :, 0]
+    certain = (exact.float().double() == exact) & rounded.isfinite()
+    assert torch.equal(got[certain], rounded[certain])
+
+
+# -- what Python says of the kernels --------------------------------------------------------------
+
+
+def test_words_are_the_members_of_the_structs() -> None:
+    text = (CSRC / "abi.h").read_text()
+    for name, words in (("SpmmArgs", abi.SPMM_WORDS), ("SddArgs", abi.SDD_WORDS)):
+        found = re.search(rf"struct {name} {{(.*?)}};", text, re.DOTALL)
+        assert found
+        body = re.sub(r"//.*", "", found[1])
+        members = [
+            member
+            for line in body.split(";")
+            for member in re.sub(r"^\s*(const )?(void|int32|int64)\*?", "", line).split(",")
+        ]
+        assert tuple(member.strip() for member in members if member.strip()) == words
+    for name, value in abi.ACTIVATIONS.items():
+        assert re.search(rf"k{name.capitalize()} = {value}\b", text)
+
+
+def test_every_problem_has_a_kernel_on_every_target() -> None:
+    for target in TARGETS:
+        for op in ("dsd", "dds", "sdd"):
+            for dtype in (*DTYPES, "tf32"):
+                for rows in BLOCKS:
+                    for cols in BLOCKS:
+                        for layout in LAYOUTS:
+                            offered = cpu.candidates(
+                                problem(op, dtype, (rows, cols), layout), target
+                            )
+                            best = next(each for each in offered if not each.refused)
+                            wanted = "amx" if target == "amx" and dtype == "bf16" else "vec"
+                            assert best.variant.family == wanted
+                            assert len({each.variant for each in offered}) == len(offered)
+
+
+def test_refusals_say_why() -> None:
+    offered = cpu.candidates(problem("dsd", "f32", (8, 8), "nn"), "amx")
+    reasons = {each.variant.name: each.refused for each in offered}
+    assert reasons["dsd.amx.amx.f32.b8x8.lnn.r2x2"] == "dtype f32: AMX tiles multiply bf16"
+    assert reasons["dsd.vec.avx512.f32.b8x8.lnn.r16x1"] == (
+        "16 rows of registers do not divide blocks that are 8 high"
+    )
+    assert reasons["dsd.vec.avx512.f32.b8x8.lnn.r8x3"] is None
+    offered = cpu.candidates(problem("dsd", "bf16", (32, 32), "nn"), "avx2")
+    assert offered[0].refused == "target avx2: needs AMX tiles for bfloat16"
+    assert {each.variant.target for each in offered if not each.refused} == {"avx2", "generic"}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_default_table(target: str) -> None:
+    table = list(cpu.default_variants(target))
+    assert len(set(table)) == len(table)
+    assert {variant.op for variant in table} == {"dsd", "dds", "sdd"}
+    assert {variant.dtype for variant in table} == set(DTYPES)
+    for variant in table:
+        assert jit.Variant.parse(variant.name) == variant
+        assert cpu.template(variant).source.is_file()

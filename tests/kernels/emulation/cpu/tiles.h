@@ -58,9 +58,10 @@ template <int TILE> inline void tile_store(void* to, int64 stride) {
   }
 }
 
-inline float element(const Tile& tile, int row, int position) {
+// Element `parity` of pair number `pair` of a row.
+inline float element(const Tile& tile, int row, int pair, int parity) {
   unsigned short half;
-  std::memcpy(&half, tile.data[row] + 2 * position, sizeof half);
+  std::memcpy(&half, tile.data[row] + 4 * pair + 2 * parity, sizeof half);
   const unsigned bits = static_cast<unsigned>(half) << 16;
   float value;
   std::memcpy(&value, &bits, sizeof value);
@@ -72,17 +73,19 @@ template <int SUM, int LEFT, int RIGHT> inline void tile_multiply_bf16() {
   const Tile &left = tiles[LEFT], &right = tiles[RIGHT];
   require(sum.rows > 0 && sum.rows == left.rows && sum.row_bytes == right.row_bytes);
   require(left.row_bytes == 4 * right.rows);
-  for (int i = 0; i < sum.rows; ++i) {
-    for (int j = 0; j < sum.row_bytes / 4; ++j) {
-      float total;
-      std::memcpy(&total, sum.data[i] + 4 * j, sizeof total);
-      for (int p = 0; p < right.rows; ++p) {
-        total += element(left, i, 2 * p) * element(right, p, 2 * j);
-        total += element(left, i, 2 * p + 1) * element(right, p, 2 * j + 1);
+  float total[16][16];
+  std::memcpy(total, sum.data, sizeof total);
+  for (int p = 0; p < right.rows; ++p) {
+    for (int parity = 0; parity < 2; ++parity) {
+      float row[16] = {};
+      for (int j = 0; j < sum.row_bytes / 4; ++j) row[j] = element(right, p, j, parity);
+      for (int i = 0; i < sum.rows; ++i) {
+        const float factor = element(left, i, p, parity);
+        for (int j = 0; j < 16; ++j) total[i][j] += factor * row[j];
       }
-      std::memcpy(sum.data[i] + 4 * j, &total, sizeof total);
     }
   }
+  std::memcpy(sum.data, total, sizeof total);
 }
 
 }  // namespace jitsparse::cpu
