@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+import jitsparse as js
 from jitsparse.cli import main
 from jitsparse.jit import config
+from jitsparse.kernels import registry
+from jitsparse.kernels.problem import Problem
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -50,6 +53,23 @@ def test_lists_the_variables_that_are_read() -> None:
     table = set(re.findall(r"^\| `(JITSPARSE_\w+)`", README, re.MULTILINE))
     source = Path(config.__file__).read_text(encoding="utf-8")
     assert table == set(re.findall(r'"(JITSPARSE_[A-Z_]+)"', source))
+
+
+def test_lists_the_families_that_there_are() -> None:
+    table = set(re.findall(r"^\| `([a-z]+)` \|", README, re.MULTILINE))
+    targets = ("amx", "avx512", "avx2", "generic", "sm80", "sm90a")
+    assert table == {v.family for target in targets for v in registry.default_variants(target)}
+
+
+def test_the_pin_is_one_that_can_be_satisfied() -> None:
+    (name,) = re.findall(r"`(\w+\.\w+\.sm80\.\S+)`", README)
+    (text,) = re.findall(r'JITSPARSE_PIN="(.+?)"', README)
+    dsd = Problem("dsd", "cuda", "bf16", (64, 64), "nn", True, 4096, 4096, 1024, 4096, 1)
+    sdd = Problem("sdd", "cuda", "f16", (32, 32), "nn", True, 4096, 4096, 4096, 4096, 1)
+    assert name in {each.variant.name for each in registry.candidates(dsd, "sm80")}
+    with js.pin(text):
+        for problem in (dsd, sdd):
+            assert js.explain(problem, target="sm80").source == "context"
 
 
 def test_links_lead_somewhere() -> None:

@@ -13,14 +13,14 @@ from torch.nn import functional as F
 from jitsparse.demo.corpus import VOCABULARY
 from jitsparse.nn import BlockSparseLinear
 
-__all__ = ["CharTransformer", "ModelConfig", "build_twins"]
+__all__ = ["MODELS", "CharTransformer", "ModelConfig", "build_twins"]
 
 Linear = Callable[[int, int], nn.Module]
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes of the model. The defaults make the linear layers dominate a step on two CPU cores.
+    """Sizes of the model.
 
     Attributes:
         width: features of a token.
@@ -37,6 +37,13 @@ class ModelConfig:
     context: int = 128
     block_size: int = 32
     density: float = 0.25
+
+
+MODELS = {
+    "cpu": ModelConfig(),
+    "cuda": ModelConfig(width=2048, layers=4, heads=16, context=512),
+}
+"""Sizes at which the linear layers dominate a step: on two cores, and on a GPU."""
 
 
 class Block(nn.Module):

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from jitsparse import jit
-from jitsparse.bench.report import header
+from jitsparse.bench.report import header, processor
 from jitsparse.demo.corpus import load_corpus
-from jitsparse.demo.model import ModelConfig, build_twins
-from jitsparse.demo.train import Run, TrainConfig, train, warm_up
+from jitsparse.demo.model import MODELS, ModelConfig, build_twins
+from jitsparse.demo.train import SETTINGS, Run, train, warm_up
 from jitsparse.jit import cache
 
 __all__ = ["Demo"]
@@ -24,23 +25,24 @@ class Demo:
 
     Args:
         device: where to train.
-        steps: optimiser steps of each model.
+        steps: optimiser steps of each model; by default what suits the device.
         seed: of initial weights, patterns and batches.
-        config: sizes of the models.
+        config: sizes of the models; by default what suits the device.
     """
 
     def __init__(
         self,
         *,
         device: torch.device,
-        steps: int,
+        steps: int | None = None,
         seed: int = 0,
         config: ModelConfig | None = None,
     ) -> None:
         self.device = device
         self.seed = seed
-        self.config = config or ModelConfig()
-        self.settings = TrainConfig(steps=steps)
+        self.config = config or MODELS[device.type]
+        settings = SETTINGS[device.type]
+        self.settings = settings if steps is None else replace(settings, steps=steps)
         self.corpus = load_corpus()
         twins = build_twins(self.config, seed)
         self.models = {name: model.to(device) for name, model in twins.items()}
@@ -52,7 +54,7 @@ class Demo:
         config, corpus = self.config, self.corpus
         return (
             f"{config.layers} layers of width {config.width}, {config.density:.0%} of "
-            f"{config.block_size} x {config.block_size} blocks, on {self.device}; text: "
+            f"{config.block_size} x {config.block_size} blocks, on {processor(self.device)}; text: "
             f"{corpus.files} files of {corpus.root}, {corpus.train.numel():,} characters to train "
             f"on and {corpus.held_out.numel():,} held out"
         )

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from jitsparse.demo.corpus import Corpus
 from jitsparse.demo.model import CharTransformer, ModelConfig
 
-__all__ = ["Run", "TrainConfig", "train", "warm_up"]
+__all__ = ["SETTINGS", "Run", "TrainConfig", "train", "warm_up"]
 
 
 @dataclass(frozen=True)
@@ -26,15 +26,22 @@ class TrainConfig:
         steps: optimiser steps of each model.
         batch: windows in a step.
         learning_rate: peak of a short warm-up followed by a cosine.
-        eval_every: steps between two held-out losses.
+        evaluations: how often the held-out loss is taken, the end included.
         eval_batches: batches of held-out text averaged for one of them.
     """
 
-    steps: int = 150
+    steps: int = 120
     batch: int = 8
     learning_rate: float = 1e-3
-    eval_every: int = 25
+    evaluations: int = 6
     eval_batches: int = 4
+
+
+SETTINGS = {
+    "cpu": TrainConfig(),
+    "cuda": TrainConfig(steps=600, batch=16, learning_rate=3e-4),
+}
+"""Under two minutes with the model of the same device."""
 
 
 @dataclass
@@ -105,9 +112,11 @@ def train(
     held_out = [(x.to(device), y.to(device)) for x, y in held_out]
     runs = {name: Run(_parameters(model)) for name, model in models.items()}
     optimisers = {
-        name: torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95))
+        # Fused: the dense twin, with four times the parameters, would lose most without it.
+        name: torch.optim.AdamW(model.parameters(), lr=0.0, betas=(0.9, 0.95), fused=True)
         for name, model in models.items()
     }
+    eval_every = max(1, settings.steps // settings.evaluations)
     for step in range(settings.steps):
         characters, targets = corpus.batch(settings.batch, config.context, generator)
         characters, targets = characters.to(device), targets.to(device)
@@ -124,7 +133,7 @@ def train(
             run.step_seconds.append(time.perf_counter() - start)
             run.train_loss.append(loss.item())
         done = step + 1
-        if done % settings.eval_every == 0 or done == settings.steps:
+        if done % eval_every == 0 or done == settings.steps:
             for name, model in models.items():
                 runs[name].held_out.append((done, evaluate(model, held_out)))
         on_step(done, runs)
@@ -138,7 +147,9 @@ def evaluate(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> float:
 
 
 def _loss(model: nn.Module, characters: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(model(characters).flatten(0, 1), targets.flatten())
+    """Cross-entropy in nats a character; on a GPU with products in bfloat16, as is usual there."""
+    with torch.autocast("cuda", torch.bfloat16, enabled=characters.is_cuda):
+        return F.cross_entropy(model(characters).flatten(0, 1), targets.flatten())
 
 
 def _rate(step: int, settings: TrainConfig) -> float:

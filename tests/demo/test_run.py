@@ -57,6 +57,15 @@ def test_a_seed_repeats_the_losses(demo: Demo) -> None:
     assert again.runs["sparse"].train_loss == demo.runs["sparse"].train_loss
 
 
+@pytest.mark.gpu
+def test_on_a_gpu() -> None:
+    demo = Demo(device=torch.device("cuda"), steps=12, seed=3, config=SMALL)
+    demo.warm_up()
+    demo.train()
+    for run in demo.runs.values():
+        assert run.held_out[-1][1] < math.log(128)
+
+
 def test_table(demo: Demo) -> None:
     dense, sparse = demo.table()
     assert list(dense) == [
