@@ -200,7 +200,8 @@ def _targets(device: str | None, arch: str | Sequence[str] | None) -> list[str]:
         named = config.parse_arch(arch if isinstance(arch, str) else ";".join(arch))
         targets = [t for t in named if device in (None, registry.device_of(t))]
         if not targets:
-            raise ArgumentError(f"none of the targets {', '.join(named) or repr(arch)} is for {device}")
+            asked = ", ".join(named) or repr(arch)
+            raise ArgumentError(f"none of the targets {asked} is for {device}")
         return targets
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
     named = tuple(t for t in config.get().arch if registry.device_of(t) == where)
