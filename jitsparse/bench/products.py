@@ -106,7 +106,7 @@ class Measurement:
             "size": f"{m}" if m == n == k else f"{m}x{n}x{k}",
             "block": "x".join(map(str, self.case.block)),
             "pattern": self.case.pattern,
-            "density": round(self.density, 4),
+            "density": self.case.density,
             "us": 1e6 * self.timings[OURS].median,
             "useful rate": scale * self.rate(OURS),
             "dense rate": scale * self.rate(DENSE),
@@ -114,6 +114,7 @@ class Measurement:
             f"times {TORCH_BSR}": self.ratio(TORCH_BSR),
             f"times {STK}": self.ratio(STK),
             "variant": self.variant,
+            "stored": self.density,
         }
 
 
@@ -175,6 +176,7 @@ def product_table(
     rows = [measurement.row() for measurement in done]
     # A column that no row fills says less than the note below the table.
     columns = [name for name in rows[0] if any(row[name] is not None for row in rows)]
+    columns.remove("stored")  # the density that rounding to blocks left, for JSON
     missing: dict[tuple[str, str], set[str]] = {}
     for measurement in done:
         for name, reason in measurement.absent.items():

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from jitsparse.errors import ArgumentError
+
 __all__ = ["Table", "cell", "header", "processor"]
 
 
@@ -42,7 +44,36 @@ class Table:
         for row in self.rows:
             lines.append("| " + " | ".join(cell(row.get(c)) for c in self.columns) + " |")
         notes = "".join(f"\n{note}\n" for note in self.notes)
-        return "\n".join(lines) + "\n" + notes
+        return f"**{self.title}**\n\n" + "\n".join(lines) + "\n" + notes
+
+    def pivot(self, value: str, across: str = "density") -> Table:
+        """One column of figures for each value of ``across``, and a row for each of the rest.
+
+        Args:
+            value: the column whose figures are shown.
+            across: the column that becomes columns; those that distinguish no rows are left out.
+
+        Raises:
+            ArgumentError: the table has no such column.
+        """
+        for name in (value, across):
+            if name not in self.columns:
+                raise ArgumentError(
+                    f"there is no column {name!r}; there are {', '.join(self.columns)}"
+                )
+        # What identifies a case stands left of the first figure.
+        facts = [c for c in self.columns[: self.columns.index("us")] if c != across]
+        heads = list(dict.fromkeys(f"{across} {cell(row[across])}" for row in self.rows))
+        grouped: dict[tuple[Any, ...], dict[str, Any]] = {}
+        for row in self.rows:
+            key = tuple(row[fact] for fact in facts)
+            line = grouped.setdefault(key, {fact: row[fact] for fact in facts})
+            line[f"{across} {cell(row[across])}"] = row.get(value)
+        lines = [line for line in grouped.values() if any(line.get(h) is not None for h in heads)]
+        kept = [f for f in facts if len({line[f] for line in lines}) > 1] or facts[:1]
+        fixed = ", ".join(f"{fact} {lines[0][fact]}" for fact in facts if fact not in kept)
+        title = f"{value}; {fixed}" if fixed else value
+        return Table(title, [*kept, *heads], lines, [])
 
     def as_json(self) -> dict[str, Any]:
         """Unrounded values."""

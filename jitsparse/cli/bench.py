@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from jitsparse.bench.report import Table, header
+from jitsparse.bench.report import header
 from jitsparse.cli.console import print_json, print_table, read_device, split, stderr, stdout
 
 __all__ = ["command"]
@@ -25,6 +25,9 @@ def command(
     size: list[str] = typer.Option([], help="m = n = k, or MxNxK."),
     density: list[str] = typer.Option([], help="Share of blocks that are stored."),
     pattern: list[str] = typer.Option([], help="random, banded, diagonal."),
+    pivot: list[str] = typer.Option(
+        [], help="Show this column alone, one column a density; e.g. 'ratio to dense'."
+    ),
     seconds: float = typer.Option(1.0, min=0.0, help="Rough time for each case."),
     torch_headers: bool = typer.Option(
         False, help="overhead: also compile a kernel that includes torch's headers."
@@ -93,20 +96,22 @@ def command(
                     description=f"{case.op} {case.dtype} b{case.block[0]} d={case.density}",
                 ),
             )
-    _print(table, header(where), as_json=as_json, markdown=markdown)
-
-
-def _print(table: Table, measured: dict[str, str], *, as_json: bool, markdown: bool) -> None:
-    where = "; ".join(f"{name} {value}" for name, value in measured.items())
+    measured = header(where)
     if as_json:
         print_json({"measured": measured, **table.as_json()})
-    elif markdown:
-        print(f"{where}\n\n{table.markdown()}")
-    else:
-        stdout().print(where, soft_wrap=True)
-        print_table(table.rows, table.columns)
-        for note in table.notes:
-            stdout().print(note, soft_wrap=True)
+        return
+    views = [table.pivot(column) for column in pivot] or [table]
+    views[-1].notes = table.notes
+    console = stdout()
+    console.print("; ".join(f"{name} {value}" for name, value in measured.items()), soft_wrap=True)
+    for view in views:
+        console.print()
+        if markdown:
+            print(view.markdown(), end="")
+            continue
+        print_table(view.rows, view.columns, title=view.title)
+        for note in view.notes:
+            console.print(note, soft_wrap=True)
 
 
 def _one_of(what: str) -> Any:

@@ -119,7 +119,24 @@ def test_unknown_words_are_errors() -> None:
 
 def test_markdown() -> None:
     table = Table("t", ["a", "b"], [{"a": "x", "b": 0.12345}, {"a": "y"}], ["a note"])
-    assert table.markdown() == "| a | b |\n|---|---|\n| x | 0.123 |\n| y | - |\n\na note\n"
+    assert table.markdown() == "**t**\n\n| a | b |\n|---|---|\n| x | 0.123 |\n| y | - |\n\na note\n"
+
+
+def test_pivot() -> None:
+    def row(op: str, block: str, density: float, ratio: float) -> dict[str, object]:
+        return {"op": op, "block": block, "density": density, "us": 1.0, "ratio": ratio}
+
+    rows = [row("dsd", "8x8", d, r) for d, r in ((0.1, 1.0), (0.5, 2.0))]
+    rows += [row("sdd", "8x8", 0.1, 3.0)]
+    pivot = Table("t", list(rows[0]), rows).pivot("ratio")
+    assert pivot.title == "ratio; block 8x8"
+    assert pivot.columns == ["op", "density 0.1", "density 0.5"]
+    assert [[line.get(c) for c in pivot.columns] for line in pivot.rows] == [
+        ["dsd", 1.0, 2.0],
+        ["sdd", 3.0, None],
+    ]
+    with pytest.raises(ArgumentError, match="no column 'speed'; there are op, block"):
+        Table("t", list(rows[0]), rows).pivot("speed")
 
 
 @pytest.mark.parametrize(

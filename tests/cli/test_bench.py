@@ -38,6 +38,15 @@ def test_markdown_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert any("torch BSR is absent from sdd f32" in line for line in lines)
 
 
+def test_pivots_are_views_of_one_run(capsys: pytest.CaptureFixture[str]) -> None:
+    pivots = ["--pivot", "ratio to dense", "--pivot", "useful rate"]
+    assert run(*SMALL, "--op", "dsd,sdd", "--density", "0.5", "--markdown", *pivots) == 0
+    lines = capsys.readouterr().out.splitlines()
+    heads = [line for line in lines if line.startswith("| op |")]
+    assert heads == ["| op | density 0.25 | density 0.5 |"] * 2
+    assert sum(line.startswith("| dsd |") for line in lines) == 2
+
+
 def test_options_narrow_a_suite(capsys: pytest.CaptureFixture[str]) -> None:
     narrow = ["--op", "dds", "--dtype", "f32", "--block-size", "64"]
     assert run(*SMALL, "--suite", "cpu", *narrow, "--json") == 0
