@@ -52,7 +52,7 @@ def command(
                 (not ops or variant.op in ops)
                 and (not dtypes or variant.dtype in dtypes)
                 and (not targets or variant.target in targets)
-                and (not wanted_blocks or variant.knob("b") in wanted_blocks)
+                and (not wanted_blocks or dict(variant.knobs).get("b") in wanted_blocks)
             ):
                 rows.append(
                     {
