@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 from jitsparse.jit import Cache
+
+nbformat = pytest.importorskip("nbformat")
+NotebookClient = pytest.importorskip("nbclient").NotebookClient
 
 NOTEBOOK = Path(__file__).parents[1] / "examples" / "first_use.ipynb"
 

@@ -1,1 +1,1 @@
-"""The kernel families: their variants, which are legal for a problem, the default choice, the launch."""
+"""The kernel families: their variants, which are legal for a problem, the choice, the launch."""

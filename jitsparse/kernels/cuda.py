@@ -129,10 +129,10 @@ def relative_time(problem: Problem, tile_m: int, tile_n: int, ctas: int) -> floa
         # Block columns that any row of a panel stores; half a tile a panel is left over.
         merged = problem.cols / block_cols * (1 - (1 - density) ** (tile_m / block_rows))
         tiles = problem.rows / tile_m * (merged * block_cols / tile_n + 0.5)
-        return max(1.0, tiles / at_once) * work
+        return float(max(1.0, tiles / at_once) * work)
     rows = problem.cols if is_flipped(problem.op, problem.layout) else problem.rows
     waves = -(-(-(-rows // tile_m) * -(-problem.extent // tile_n) * problem.batch) // at_once)
-    return waves * work
+    return float(waves * work)
 
 
 def typical_problems(

@@ -78,8 +78,8 @@ _SPMM_16_BIT = {
     ),
 }
 _SPMM_32_BIT = {
-    16: (Tile((128, 128, 32), (4, 2), 3, 2), Tile((128, 32, 32), (4, 1), 3, 2)),
-    32: (Tile((128, 128, 32), (4, 2), 3, 2), Tile((128, 32, 32), (4, 1), 3, 2)),
+    16: (Tile((128, 128, 32), (4, 2), 3, 1), Tile((128, 32, 32), (4, 1), 3, 2)),
+    32: (Tile((128, 128, 32), (4, 2), 3, 1), Tile((128, 32, 32), (4, 1), 3, 2)),
     64: (Tile((64, 128, 32), (1, 4), 3, 2), Tile((64, 32, 32), (4, 1), 4, 2)),
     128: (Tile((128, 128, 32), (2, 4), 3, 1), Tile((128, 32, 32), (4, 1), 4, 2)),
 }
@@ -167,10 +167,10 @@ def _shared_memory(problem: Problem, tile: Tile) -> int:
 
 
 def default_variants(target: str) -> Iterator[Variant]:
-    """What calls choose: square blocks, many columns and few."""
+    """What calls choose: square blocks, many columns, and in bf16 few ones too."""
     for problem in (
-        *typical_problems(("bf16", "f16"), _BLOCKS, (16, 4096)),
-        *typical_problems(("tf32",), _BLOCKS, (4096,)),
+        *typical_problems(("bf16",), _BLOCKS, (16, 4096)),
+        *typical_problems(("f16", "tf32"), _BLOCKS, (4096,)),
     ):
         for candidate in candidates(problem, target):
             if candidate.refused is None:

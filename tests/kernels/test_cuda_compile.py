@@ -1,6 +1,6 @@
 """Every CUDA kernel of the default table compiles for Ampere and Hopper, without spill or warning.
 
-Needs nvcc and no GPU. Kernels are compiled a batch at a time, in one translation unit: front end and
+Needs nvcc and no GPU. A batch of kernels is one translation unit: front end and
 headers cost more than a kernel does.
 """
 

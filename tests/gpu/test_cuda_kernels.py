@@ -1,0 +1,124 @@
+"""Every tile of every CUDA family is right, whether or not a choice would ever pick it.
+
+The other GPU tests call what the families prefer. Here each legal candidate is pinned by name. Run
+under compute-sanitizer, this file is also the check for races and stray accesses.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import cases
+import pytest
+import torch
+
+import jitsparse as js
+from jitsparse.kernels import registry
+from jitsparse.kernels.cuda import LAYOUTS
+from jitsparse.kernels.problem import Problem
+from jitsparse.warmup import compile_variants
+
+pytestmark = pytest.mark.gpu
+
+DTYPES = {
+    "bf16": torch.bfloat16,
+    "f16": torch.float16,
+    "tf32": torch.float32,
+    "f32": torch.float32,
+    "f64": torch.float64,
+}
+BLOCKS = ((8, 8), (16, 16), (32, 32), (64, 64), (128, 128), (16, 64), (128, 32), (64, 128))
+# Aligned, so that no family stands back; no multiple of a block, so that every edge is met.
+ROWS, COLS, EXTENT, BATCH = 296, 424, 200, 2
+
+
+def problem(op: str, dtype: str, block: tuple[int, int], layout: str) -> Problem:
+    return Problem(
+        op=op,
+        device="cuda",
+        dtype=dtype,
+        block=block,
+        layout=layout,
+        aligned=True,
+        rows=ROWS,
+        cols=COLS,
+        nnz=-(-ROWS // block[0]) * -(-COLS // block[1]) // 2,
+        extent=EXTENT,
+        batch=1,
+    )
+
+
+def legal(op: str, dtype: str, block: tuple[int, int], layout: str) -> list[str]:
+    found = registry.candidates(problem(op, dtype, block, layout))
+    return [each.variant.name for each in found if each.refused is None]
+
+
+def grid() -> list[tuple[str, str, tuple[int, int]]]:
+    """Every block size meets bf16, the type with most families; the others meet square ones."""
+    return [
+        (op, dtype, block)
+        for op, dtype, block in itertools.product(registry.OPS, DTYPES, BLOCKS)
+        if dtype == "bf16" or block[0] == block[1]
+    ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    if not torch.cuda.is_available():
+        return
+    variants = [
+        each.variant
+        for op, dtype, block in grid()
+        for layout in LAYOUTS
+        for each in registry.candidates(problem(op, dtype, block, layout))
+        if each.refused is None
+    ]
+    failed = [each for each in compile_variants(dict.fromkeys(variants)) if each.error is not None]
+    if failed:
+        raise failed[0].error or AssertionError
+
+
+@pytest.mark.parametrize(("op", "dtype", "block"), grid(), ids=lambda value: str(value))
+def test_every_candidate_is_right(op: str, dtype: str, block: tuple[int, int]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.rand(-(-ROWS // block[0]), -(-COLS // block[1]), generator=generator) < 0.5
+    mask[:1] = False
+    pattern = js.Pattern.from_mask(mask, block, (ROWS, COLS)).to("cuda")
+    values = torch.randn((pattern.nnz_blocks, *block), generator=generator)
+    stored = js.BlockSparse(values.to("cuda", DTYPES[dtype]), pattern)
+    products = 2**-9 if dtype == "tf32" else None
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
+    try:
+        for layout in LAYOUTS:
+            for name in legal(op, dtype, block, layout):
+                with js.pin(f"{op}={name}"):
+                    call(op, layout, stored, products, generator)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def call(
+    op: str,
+    layout: str,
+    stored: js.BlockSparse,
+    products: float | None,
+    generator: torch.Generator,
+) -> None:
+    make = dict(strided="packed", dtype=stored.dtype, device="cuda", generator=generator)
+    if op == "dsd":
+        a = stored.T if layout[0] == "t" else stored
+        b = cases.dense((BATCH, a.shape[1], EXTENT), layout[1], **make)
+        cases.check_product(js.dsd(a, b), a.to_dense(), b, products=products)
+    elif op == "dds":
+        b = stored.T if layout[1] == "t" else stored
+        a = cases.dense((BATCH, EXTENT, b.shape[0]), layout[0], **make)
+        bias = torch.randn(b.shape[1], generator=generator).to("cuda", stored.dtype)
+        cases.check_product(js.dds(a, b), a, b.to_dense(), products=products)
+        cases.check_product(
+            js.linear(a, b.T, bias, "gelu"), a, b.to_dense(), bias, "gelu", products=products
+        )
+    else:
+        a = cases.dense((BATCH, ROWS, EXTENT), layout[0], **make)
+        b = cases.dense((BATCH, EXTENT, COLS), layout[1], **make)
+        cases.check_sdd(js.sdd(a, b, stored.pattern), a, b, products=products)
