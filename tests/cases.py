@@ -13,15 +13,20 @@ of k products accumulated at precision u and stored at precision v,
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import pytest
 import torch
 from torch import Tensor
 
 import jitsparse as js
+from jitsparse import jit
+from jitsparse.kernels import dispatch, registry
 from jitsparse.reference import ACTIVATIONS, activate
+from jitsparse.warmup import compile_variants
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 LAYOUTS = ("nn", "nt", "tn", "tt")
@@ -181,6 +186,30 @@ def run(variant: Variant, situation: Situation, device: str, seed: int = 0) -> N
         a = dense((*situation.batch, rows, extent), left_letter, **make)
         b = dense((*situation.batch, extent, cols), right_letter, **make)
         check_sdd(js.sdd(a, b, stored.pattern), a, b)
+
+
+def compile_grid(device: str) -> None:
+    """Compile every kernel of the grid, in parallel."""
+    wanted: dict[jit.Variant, None] = {}
+
+    class Chosen(Exception):
+        """Raised where a kernel would be loaded."""
+
+    def note(key: dispatch.Key) -> None:
+        choice = dispatch.choose(dispatch.problem_of(key), registry.target_of(device, key[1]))
+        wanted[choice.candidate.variant] = None
+        raise Chosen
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dispatch, "_kernels", {})
+        patch.setattr(dispatch, "_select", note)
+        for variant in VARIANTS:
+            for situation in SITUATIONS:
+                with contextlib.suppress(Chosen):
+                    run(variant, situation, device)
+    for outcome in compile_variants(wanted):
+        if outcome.error is not None:
+            raise outcome.error
 
 
 def accumulator(dtype: torch.dtype) -> float:

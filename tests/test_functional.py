@@ -13,6 +13,12 @@ import jitsparse as js
 from jitsparse.errors import ArgumentError
 
 
+@pytest.fixture(scope="module")
+def compiled() -> None:
+    cases.compile_grid("cpu")
+
+
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("variant", cases.VARIANTS, ids=str)
 def test_products_are_right(variant: cases.Variant) -> None:
     for seed, situation in enumerate(cases.SITUATIONS):

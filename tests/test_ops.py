@@ -117,7 +117,7 @@ def test_a_failing_launch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         js.dsd(a, x)
 
 
-def test_explain_compiles_and_computes_nothing(cache_dir: object) -> None:
+def test_explain_compiles_and_computes_nothing(cache_dir: object, forget: object) -> None:
     a = js.random((64, 64), 32, 0.5)
     found = js.explain("linear", torch.randn(10, 64), a, torch.zeros(64), "gelu")
     assert found.problem.op == "dds"

@@ -261,7 +261,7 @@ def test_operands_on_two_devices_are_refused() -> None:
     for call in (
         lambda: js.dsd(a, x.cpu()),
         lambda: js.dds(x.T.cpu(), a.T),
-        lambda: js.sdd(x.cpu(), x.T, a.pattern),
+        lambda: js.sdd(randn(512, 8).cpu(), x.T, a.pattern),
         lambda: js.BlockSparse(a.values, a.pattern.to("cpu")),
     ):
         with pytest.raises(js.ArgumentError, match=r"on cpu|on cuda"):
