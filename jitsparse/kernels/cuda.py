@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ __all__ = [
     "TEMPLATES",
     "cuda_template",
     "is_flipped",
+    "is_k_contiguous",
     "knobs",
     "op_block",
     "operand_context",
@@ -54,6 +56,11 @@ def is_flipped(op: str, layout: str) -> bool:
     return layout[0] == "t" if op == "dsd" else layout[1] == "n"
 
 
+def is_k_contiguous(op: str, layout: str) -> bool:
+    """Whether the dense operand of a dsd or dds lies along the axis that the product sums over."""
+    return layout[1] == "t" if op == "dsd" else layout[0] == "n"
+
+
 def op_block(op: str, block: tuple[int, int], layout: str) -> tuple[int, int]:
     """Height and depth of a block in the role that a dsd or dds kernel sees it."""
     return (block[1], block[0]) if is_flipped(op, layout) else block
@@ -74,10 +81,9 @@ def operand_context(variant: Variant) -> dict[str, str | int | bool]:
             "left_k_contiguous": _cpp(layout[0] == "n"),
             "right_k_contiguous": _cpp(layout[1] == "t"),
         }
-    k_contiguous = layout[1] == "t" if variant.op == "dsd" else layout[0] == "n"
     return context | {
         "flipped": _cpp(is_flipped(variant.op, layout)),
-        "dense_k_contiguous": _cpp(k_contiguous),
+        "dense_k_contiguous": _cpp(is_k_contiguous(variant.op, layout)),
         "out_transposed": _cpp(variant.op == "dds"),
     }
 
@@ -126,10 +132,11 @@ def relative_time(problem: Problem, tile_m: int, tile_n: int, ctas: int) -> floa
     if problem.op == "sdd":
         block_rows, block_cols = problem.block
         density = min(1.0, problem.nnz * block_rows * block_cols / (problem.rows * problem.cols))
-        # Block columns that any row of a panel stores; half a tile a panel is left over.
+        # Block columns that any row of a panel stores, in tiles of which the last is half empty.
         merged = problem.cols / block_cols * (1 - (1 - density) ** (tile_m / block_rows))
-        tiles = problem.rows / tile_m * (merged * block_cols / tile_n + 0.5)
-        return float(max(1.0, tiles / at_once) * work)
+        together = tile_n / block_cols
+        tiles = problem.rows / tile_m * (merged / together + (together - 1) / (2 * together))
+        return float(math.ceil(tiles / at_once) * work)
     rows = problem.cols if is_flipped(problem.op, problem.layout) else problem.rows
     waves = -(-(-(-rows // tile_m) * -(-problem.extent // tile_n) * problem.batch) // at_once)
     return float(waves * work)

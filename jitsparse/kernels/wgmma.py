@@ -51,9 +51,15 @@ class Tile:
         return Variant(problem.op, "wgmma", target, problem.dtype, values)
 
 
-_TILES = {
+# By the height of a block, as the kernel sees it.
+_SPMM_TILES = {
     64: (Tile(256, 2, 4, 1), Tile(128, 1, 4, 2)),
     128: (Tile(256, 1, 4, 1), Tile(128, 1, 3, 2)),
+}
+# The deep pipeline of one CTA an SM is for patterns with fewer blocks than the GPU has SMs.
+_SDD_TILES = {
+    64: (Tile(128, 1, 4, 2),),
+    128: (Tile(256, 1, 4, 1), Tile(128, 1, 3, 2), Tile(128, 1, 4, 1)),
 }
 
 
@@ -64,8 +70,9 @@ def rank(problem: Problem) -> int:
 
 def candidates(problem: Problem, target: str) -> list[Candidate]:
     """Variants for a problem, best first; refused ones with their reason."""
+    table = _SDD_TILES if problem.op == "sdd" else _SPMM_TILES
     tiles = sorted(
-        _TILES.get(_height(problem), _TILES[64]),
+        table.get(_height(problem), table[64]),
         key=lambda tile: relative_time(problem, _height(problem), tile.columns, tile.ctas),
     )
     found = []

@@ -109,20 +109,28 @@ struct SpmmPipeline {
     } else if constexpr (kGroup == 1) {
       ptx::cp_async_4(__cvta_generic_to_shared(to), steps.minor + step);
       to->y = 1;
-      to->z = step;
     } else {
       ptx::cp_async_16(__cvta_generic_to_shared(to), steps.merged + step);
     }
   }
 
-  // Fetches where the blocks of `stage` lie; -1 where there is none. Its steps must have arrived.
+  // Fetches where the blocks of `stage` lie; -1 where there is none. If a panel holds several block rows, its steps
+  // must have arrived.
   static __device__ __forceinline__ void fetch_positions(const Steps& steps, Rings& rings, int stage, int thread) {
     if (thread >= kSlots * kGroup) return;
     const int slot = thread / kGroup, g = thread % kGroup;
-    const int4 step = *rings.step(stage, slot);
-    const int at = step.z + __popc(step.y & ((1 << g) - 1));
     int* to = rings.position(stage, slot, g);
-    if (!(step.y >> g & 1)) {
+    int at;
+    bool present;
+    if constexpr (kGroup == 1) {
+      at = steps.begin + stage / kParts * kSlots + slot;
+      present = at < steps.end;
+    } else {
+      const int4 step = *rings.step(stage, slot);
+      at = step.z + __popc(step.y & ((1 << g) - 1));
+      present = step.y >> g & 1;
+    }
+    if (!present) {
       *to = -1;
     } else if (steps.positions == nullptr) {
       *to = at;
@@ -223,9 +231,11 @@ struct SpmmPipeline {
     // Starts the copies of the first AHEAD stages.
     __device__ __forceinline__ void start(int thread) {
       for (int stage = 0; stage < 2 * AHEAD; ++stage) fetch_steps(steps, rings, stage, thread);
-      ptx::cp_async_commit();
-      ptx::cp_async_wait<0>();
-      __syncthreads();
+      if constexpr (kGroup > 1) {
+        ptx::cp_async_commit();
+        ptx::cp_async_wait<0>();
+        __syncthreads();
+      }
       for (int stage = 0; stage < AHEAD; ++stage) fetch_positions(steps, rings, stage, position_thread(thread));
       ptx::cp_async_commit();
       ptx::cp_async_wait<0>();
