@@ -1,15 +1,15 @@
 """Every exception jitsparse raises.
 
     JitsparseError
-    ├── PatternError(ValueError)             an invalid pattern: indices, shape, block size, dtype, device
-    ├── ArgumentError(ValueError)            operands that do not fit each other: shape, dtype, device
-    ├── PinError(ValueError)                 a pinned variant that does not exist or is not legal here
-    ├── ConfigError(ValueError)              an environment variable with an illegal value
+    ├── PatternError(ValueError)         an invalid pattern: indices, shape, block size, dtype
+    ├── ArgumentError(ValueError)        operands that do not fit: shape, dtype, device
+    ├── PinError(ValueError)             a pinned variant that does not exist or is not legal here
+    ├── ConfigError(ValueError)          an environment variable with an illegal value
     ├── UnsupportedProblem(NotImplementedError)   no kernel family covers this problem
-    ├── ToolchainError(RuntimeError)         no usable compiler; says what was searched
-    ├── CompileError(RuntimeError)           a template did not compile; carries the compiler's first error
-    ├── CacheMiss(RuntimeError)              a kernel is not cached and compiling it is not allowed here
-    └── LaunchError(RuntimeError)            a compiled kernel reported a failure
+    ├── ToolchainError(RuntimeError)     no usable compiler; says what was searched
+    ├── CompileError(RuntimeError)       a template did not compile; carries the first error
+    ├── CacheMiss(RuntimeError)          a kernel is not cached and must not be compiled here
+    └── LaunchError(RuntimeError)        a compiled kernel reported a failure
 
 A message says what was asked, what was got and what to do about it.
 """
