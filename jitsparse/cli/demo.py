@@ -46,7 +46,7 @@ def command(
         console.print(f"first use: {took}, kept in {root}", soft_wrap=True)
         for entry in compiled:
             console.print(f"  {entry.compile_seconds:.1f} s  {entry.variant}", soft_wrap=True)
-    else:
+    elif demo.compiled:
         console.print(f"every kernel was already in {root}", soft_wrap=True)
     columns = (
         TextColumn("training"),

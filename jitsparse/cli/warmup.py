@@ -10,6 +10,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from jitsparse.cli.console import print_json, print_table, split, stderr
+from jitsparse.warmup import Outcome, compile_variants, plan, recorded
 
 __all__ = ["command"]
 
@@ -34,7 +35,6 @@ def command(
     targets, only nvcc and a torch built with CUDA. Exits with 1 if a kernel failed to compile.
     """
     from jitsparse.kernels.registry import parse_block_size
-    from jitsparse.warmup import Outcome, compile_variants, plan, recorded
 
     if record is not None:
         if op or dtype or block_size or device or arch:
@@ -99,13 +99,7 @@ def command(
         )
         if failed:
             print()
-            print_table(
-                [
-                    {"failed variant": each.variant.name, "error": _first_lines(str(each.error))}
-                    for each in failed
-                ],
-                ["failed variant", "error"],
-            )
+            print_table(_failures(failed), ["failed", "error"])
     stderr().print(
         f"{counts['compiled']} compiled, {counts['cached']} already cached, {len(failed)} failed, "
         f"{seconds:.1f} s",
@@ -115,5 +109,15 @@ def command(
         raise typer.Exit(1)
 
 
-def _first_lines(text: str) -> str:
-    return "\n".join(text.strip().splitlines()[:3])
+def _failures(failed: list[Outcome]) -> list[dict[str, object]]:
+    """A row for each error: a missing compiler fails every variant with the same one."""
+    grouped: dict[str, list[str]] = {}
+    for outcome in failed:
+        name = outcome.variant.name
+        # The first lines hold the compiler's first error; the log has the rest.
+        text = "\n".join(str(outcome.error).strip().splitlines()[:3])
+        grouped.setdefault(text.replace(name, "the kernel"), []).append(name)
+    return [
+        {"failed": names[0] if len(names) == 1 else f"{len(names)} variants", "error": error}
+        for error, names in grouped.items()
+    ]

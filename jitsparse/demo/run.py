@@ -14,8 +14,10 @@ from jitsparse import jit
 from jitsparse.bench.report import header, processor
 from jitsparse.demo.corpus import load_corpus
 from jitsparse.demo.model import MODELS, ModelConfig, build_twins
-from jitsparse.demo.train import SETTINGS, Run, train, warm_up
+from jitsparse.demo.train import SETTINGS, Run, precision, train, warm_up
+from jitsparse.explain import explain
 from jitsparse.jit import cache
+from jitsparse.nn import BlockSparseLinear
 
 __all__ = ["Demo"]
 
@@ -72,6 +74,14 @@ class Demo:
             self._compile_seconds[name] = sum(entry.compile_seconds for entry in fresh)
             compiled += fresh
         return sorted(compiled, key=lambda entry: entry.created)
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the sparse model runs on kernels; without a compiler it runs on plain torch."""
+        layer = next(m for m in self.models["sparse"].modules() if isinstance(m, BlockSparseLinear))
+        x = layer.values.new_zeros(self.config.context, layer.in_features)
+        with precision(self.device):
+            return explain("linear", x, layer.weight, layer.bias).cached
 
     def train(self, on_step: Callable[[int, str], None] = lambda done, text: None) -> None:
         """Train both models; ``on_step`` hears how many steps are done and how it goes."""

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from jitsparse.demo.corpus import Corpus
 from jitsparse.demo.model import CharTransformer, ModelConfig
 
-__all__ = ["SETTINGS", "Run", "TrainConfig", "train", "warm_up"]
+__all__ = ["SETTINGS", "Run", "TrainConfig", "precision", "train", "warm_up"]
 
 
 @dataclass(frozen=True)
@@ -140,6 +140,11 @@ def train(
     return runs
 
 
+def precision(device: torch.device) -> torch.autocast:
+    """Products in bfloat16 on a GPU, as is usual there, and in float32 on a CPU."""
+    return torch.autocast("cuda", torch.bfloat16, enabled=device.type == "cuda")
+
+
 @torch.no_grad()
 def evaluate(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> float:
     """Mean loss in nats a character over equally large batches."""
@@ -147,8 +152,8 @@ def evaluate(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> float:
 
 
 def _loss(model: nn.Module, characters: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy in nats a character; on a GPU with products in bfloat16, as is usual there."""
-    with torch.autocast("cuda", torch.bfloat16, enabled=characters.is_cuda):
+    """Cross-entropy in nats a character."""
+    with precision(characters.device):
         return F.cross_entropy(model(characters).flatten(0, 1), targets.flatten())
 
 

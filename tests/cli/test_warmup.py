@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from jitsparse.cli import main
-from jitsparse.errors import CompileError
+from jitsparse.errors import CompileError, ToolchainError
+from jitsparse.jit import Variant
 from jitsparse.kernels import registry
 
 FILTERS = ["--op", "dsd", "--dtype", "f32", "--block-size", "32", "--device", "cpu"]
@@ -47,11 +48,23 @@ def test_failure_ends_in_a_table_and_1(
 ) -> None:
     assert run(*FILTERS) == 1
     captured = capsys.readouterr()
-    assert "failed variant" in captured.out
     assert broken_layout in captured.out
     assert "kernel.cpp:3: error: no" in captured.out
     assert "last" not in captured.out
     assert "1 failed" in captured.err
+
+
+def test_an_error_of_every_variant_is_printed_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(template: object, variant: Variant, **options: object) -> None:
+        raise ToolchainError(f"{variant.name} cannot be built: no compiler")
+
+    monkeypatch.setattr("jitsparse.jit.compile_only", fail)
+    assert run(*FILTERS) == 1
+    out = capsys.readouterr().out
+    assert out.count("no compiler") == 1
+    assert "4 variants" in out
 
 
 def test_failure_as_json(broken_layout: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,6 +43,10 @@ def test_the_twins_start_equal_where_they_can() -> None:
         assert torch.equal(dense[name], sparse[name])
 
 
+def test_it_knows_that_it_ran_on_kernels(demo: Demo) -> None:
+    assert demo.compiled
+
+
 def test_the_twins_take_the_same_steps_and_learn(demo: Demo) -> None:
     for run in demo.runs.values():
         assert len(run.train_loss) == len(run.step_seconds) == 12
