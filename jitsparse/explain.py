@@ -162,7 +162,7 @@ class _NoKernel:
 
 
 _RUN: dict[Callable[..., Any], Callable[..., Any]] = {
-    ops.dsd: dispatch.dsd,
-    ops.dds: dispatch.dds,
-    ops.sdd: dispatch.sdd,
+    ops.dsd_op: dispatch.dsd,
+    ops.dds_op: dispatch.dds,
+    ops.sdd_op: dispatch.sdd,
 }

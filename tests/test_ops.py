@@ -19,28 +19,28 @@ SIZES = (36, 50)
 BLOCKS = (A.pattern.nnz_blocks, 16, 32)
 
 CALLS: dict[str, tuple[Callable[..., Tensor], tuple[object, ...]]] = {
-    "dsd": (ops.dsd, (A.values, A.pattern.index, torch.randn(50, 7), *SIZES, False)),
+    "dsd": (ops.dsd_op, (A.values, A.pattern.index, torch.randn(50, 7), *SIZES, False)),
     "dsd transposed": (
-        ops.dsd,
+        ops.dsd_op,
         (A.values, A.pattern.index, torch.randn(7, 36).T, *SIZES, True),
     ),
     "dsd permuted batch": (
-        ops.dsd,
+        ops.dsd_op,
         (A.values, A.pattern.index, torch.randn(50, 3, 7).transpose(0, 1), *SIZES, False),
     ),
     "dsd gaps": (
-        ops.dsd,
+        ops.dsd_op,
         (A.values, A.pattern.index, torch.randn(50, 14)[:, ::2], *SIZES, False),
     ),
-    "dsd empty": (ops.dsd, (A.values, A.pattern.index, torch.randn(50, 0), *SIZES, False)),
-    "dds": (ops.dds, (torch.randn(2, 7, 36), A.values, A.pattern.index, *SIZES, False, None, 0)),
+    "dsd empty": (ops.dsd_op, (A.values, A.pattern.index, torch.randn(50, 0), *SIZES, False)),
+    "dds": (ops.dds_op, (torch.randn(2, 7, 36), A.values, A.pattern.index, *SIZES, False, None, 0)),
     "dds epilogue": (
-        ops.dds,
+        ops.dds_op,
         (torch.randn(50, 7).T, A.values, A.pattern.index, *SIZES, True, torch.randn(36), 2),
     ),
-    "sdd": (ops.sdd, (torch.randn(36, 7), torch.randn(7, 50), A.pattern.index, *SIZES, *BLOCKS)),
+    "sdd": (ops.sdd_op, (torch.randn(36, 7), torch.randn(7, 50), A.pattern.index, *SIZES, *BLOCKS)),
     "sdd batch": (
-        ops.sdd,
+        ops.sdd_op,
         (torch.randn(2, 7, 36).mT, torch.randn(2, 7, 50), A.pattern.index, *SIZES, *BLOCKS),
     ),
 }
@@ -168,3 +168,22 @@ def test_warmup_refuses_what_does_not_exist() -> None:
         js.warmup(device="tpu")
     with pytest.raises(js.ArgumentError, match="none of the targets sm90a is for cpu"):
         js.warmup(device="cpu", arch="9.0a")
+
+
+def test_whoever_observes_a_call_sees_the_registered_operation() -> None:
+    """An unobserved call goes past torch's dispatcher; modes and meta tensors must not notice."""
+    seen = []
+
+    class Record(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    x = torch.randn(50, 7)
+    with Record():
+        observed = js.dsd(A, x)
+    assert ops.dsd_op in seen
+    assert torch.equal(observed, js.dsd(A, x))
+    meta = js.dsd(js.BlockSparse(A.values.to("meta"), A.pattern.to("meta")), x.to("meta"))
+    assert meta.is_meta
+    assert meta.shape == observed.shape

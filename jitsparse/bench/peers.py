@@ -61,11 +61,20 @@ def _ours(case: Case, operands: Operands) -> Call:
 
 
 def _dense(case: Case, operands: Operands) -> Call:
+    """The dense product of the same shape, on data without zeros.
+
+    Zeros draw less power and so raise a GPU's clock: cuBLAS ran at 890 instead of 790 TFLOP/s on
+    an H200 when it was given the sparse operand with its zeros filled in.
+    """
     n = operands.copies
-    full = [] if case.op == "sdd" else [sparse.to_dense() for sparse in operands.sparse]
+    full = [] if case.op == "sdd" else [_full(sparse) for sparse in operands.sparse]
     left = full if case.op == "dsd" else operands.left
     right = full if case.op == "dds" else operands.right
     return lambda i: left[i % n] @ right[i % n]
+
+
+def _full(sparse: BlockSparse) -> Tensor:
+    return torch.randn(sparse.shape, device=sparse.device).to(sparse.dtype)
 
 
 def _torch_bsr(case: Case, operands: Operands) -> Call:
