@@ -1,0 +1,68 @@
+"""Every candidate of every CUDA family once, at a small shape that meets every edge.
+
+For compute-sanitizer, which slows kernels down so much that comparing results would take hours; the
+results are compared in test_cuda_kernels.py. No test: run it from this folder, first alone, so that
+compilers are not watched::
+
+    python sanitize.py
+    compute-sanitizer --tool memcheck --kernel-name kns=kernel_entry python sanitize.py
+    compute-sanitizer --tool racecheck --kernel-name kns=kernel_entry python sanitize.py
+"""
+
+from __future__ import annotations
+
+import torch
+from test_cuda_kernels import DTYPES, grid, problem
+
+import jitsparse as js
+from jitsparse.kernels import registry
+from jitsparse.kernels.cuda import LAYOUTS
+from jitsparse.warmup import compile_variants
+
+ROWS, COLS, EXTENT = 200, 328, 136
+
+
+def main() -> None:
+    calls = [
+        (op, dtype, block, layout, candidate.variant)
+        for op, dtype, block in grid()
+        for layout in LAYOUTS
+        for candidate in registry.candidates(problem(op, dtype, block, layout))
+        if candidate.refused is None
+    ]
+    outcomes = compile_variants(dict.fromkeys(variant for *_, variant in calls))
+    failed = [outcome for outcome in outcomes if outcome.error is not None]
+    if failed:
+        raise failed[0].error or RuntimeError(failed[0].variant.name)
+    for op, dtype, block, layout, variant in calls:
+        torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
+        with js.pin(f"{op}={variant.name}"):
+            call(op, DTYPES[dtype], block, layout)
+    torch.cuda.synchronize()
+    print(f"{len(calls)} kernels ran")
+
+
+def call(op: str, dtype: torch.dtype, block: tuple[int, int], layout: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    pattern = js.Pattern.random((ROWS, COLS), block, 0.4, generator=generator).to("cuda")
+    values = torch.ones((pattern.nnz_blocks, *block), dtype=dtype, device="cuda")
+    stored = js.BlockSparse(values, pattern)
+
+    def dense(rows: int, cols: int, letter: str) -> torch.Tensor:
+        shape = (2, rows, cols) if letter == "n" else (2, cols, rows)
+        data = torch.ones(shape, dtype=dtype, device="cuda")
+        return data if letter == "n" else data.mT
+
+    if op == "dsd":
+        a = stored.T if layout[0] == "t" else stored
+        js.dsd(a, dense(a.shape[1], EXTENT, layout[1]))
+    elif op == "dds":
+        b = stored.T if layout[1] == "t" else stored
+        bias = torch.ones(b.shape[1], dtype=dtype, device="cuda")
+        js.linear(dense(EXTENT, b.shape[0], layout[0]), b.T, bias, "gelu")
+    else:
+        js.sdd(dense(ROWS, EXTENT, layout[0]), dense(EXTENT, COLS, layout[1]), pattern)
+
+
+if __name__ == "__main__":
+    main()
