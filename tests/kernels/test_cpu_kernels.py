@@ -114,6 +114,7 @@ def multiply(
     bias: Tensor | None = None,
     activation: str = "identity",
     threads: int = 2,
+    margin: int = 5,
 ) -> Tensor:
     """Call a dsd or dds kernel on a batch; what surrounds its output must stay as it is."""
     op, layout = run.variant.op, run.variant.knob("l")
@@ -126,7 +127,7 @@ def multiply(
         n, shape = dense.shape[2], (cols if transposed else rows, dense.shape[2])
     else:
         n, shape = dense.shape[1], (dense.shape[1], rows if transposed else cols)
-    room = torch.full((batch, shape[0] + 1, shape[1] + 5), -7.0).to(dense.dtype)
+    room = torch.full((batch, shape[0] + 1, shape[1] + margin), -7.0).to(dense.dtype)
     words = dict(
         values=sparse.values.data_ptr(),
         index=sparse.index.data_ptr(),
@@ -283,6 +284,24 @@ def test_results_do_not_depend_on_the_number_of_threads(op: str, target: str) ->
         else multiply(run, sparse, *operands, threads=threads)
         for threads in (1, 2, 3, 7, 32, 2)
     ]
+    assert all(torch.equal(results[0], result) for result in results[1:])
+
+
+@pytest.mark.parametrize("target", runnable()[-3:])
+@pytest.mark.parametrize("op", ["dsd", "dds"])
+def test_large_outputs_are_written_past_the_caches(op: str, target: str) -> None:
+    """One thread writes what its cache cannot keep in another way than eight threads do."""
+    torch.manual_seed(0)
+    run = kernel(op, target, "f32", (32, 64), "nn")
+    sparse = blocks(torch.rand(17, 9) < 0.3, (32, 64), torch.float32)
+    dense = torch.randn(1, 576, 544)  # either operand: S is 544 x 576
+    results = [
+        multiply(run, sparse, dense, threads=threads, margin=margin)
+        for threads, margin in ((1, 32), (1, 1), (8, 32))
+    ]
+    assert results[0].nbytes > 1 << 20
+    operands = (sparse.dense(), dense) if op == "dsd" else (dense, sparse.dense())
+    cases.check_product(results[0], *operands)
     assert all(torch.equal(results[0], result) for result in results[1:])
 
 

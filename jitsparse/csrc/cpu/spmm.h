@@ -3,7 +3,7 @@
 // dds is the same product transposed, C^T = op(S)^T A^T: its dense operand and its output are read
 // and written transposed, and its blocks are flipped where op does not transpose.
 //
-// A thread takes strips of C, a register tile wide, and walks the block rows. The panel of B that a
+// A thread takes strips of C, some register tiles wide, and walks the block rows. The panel of B that a
 // block multiplies is packed when a strip first needs it, so what no block needs is never read. The
 // blocks themselves are read in place, one element broadcast against a row of the panel.
 #pragma once
@@ -25,8 +25,10 @@ template <class T, int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CO
           int TILE_ROWS, int TILE_COLS>
 class Spmm {
   using A = Acc<T>;
-  using Sum = Vec<A, kLanes<A>>;
+  using Dense = DenseView<T, DENSE_K_CONTIGUOUS>;
+  using Out = OutView<T, OUT_TRANSPOSED>;
   static constexpr int kL = kLanes<A>;
+  using Sum = Vec<A, kL>;
   static constexpr int kRows = FLIPPED ? BLOCK_COLS : BLOCK_ROWS;  // of a block of op(S)
   static constexpr int kDepth = FLIPPED ? BLOCK_ROWS : BLOCK_COLS;
   static_assert(kRows % TILE_ROWS == 0, "a register tile must not cross block rows");
@@ -35,27 +37,31 @@ class Spmm {
   // as leave their panels in the L1 cache.
   static constexpr int64 kRun =
       kRows == TILE_ROWS ? 1 << 30 : max(1, kL1Bytes / (kDepth * TILE_COLS * kVecBytes));
-  // More panels than this in a strip, and it becomes narrower.
-  static constexpr int64 kStripBytes = 4 << 20;
+  // Strips are as wide as leaves their panels in the L2 cache, so that the blocks of a row, which pass
+  // through it once a strip, are in the L1 cache for all but its first columns.
+  static constexpr int64 kWidestTiles = 4;
+  // A strip of more panels than this is narrower than a register tile.
+  static constexpr int64 kPanelsLimit = 4 << 20;
 
  public:
   static int run(const SpmmArgs& args) {
     const double work = double(args.nnz) * (BLOCK_ROWS * BLOCK_COLS) * double(args.n) * double(args.batch);
     const int threads = useful_threads(args.context, work);
-    const Spmm product(args);
+    const Spmm product(args, threads);
     const Scratch scratch(threads * product.scratch_bytes_);
     if (!scratch) return kOutOfMemory;
     parallel(threads, [&](int64 rank, int64 size) {
       char* const mine = scratch.at(rank * product.scratch_bytes_);
       product.plan_.for_share(rank, size, [&](int64 batch, int64 first, int64 width, int64 from, int64 to) {
-        product.multiply_strip<TILE_COLS>(batch, first, width, from, to, mine);
+        product.multiply_strip(batch, first, width, from, to, mine);
       });
+      if (product.stream_) stream_fence();
     });
     return kOk;
   }
 
  private:
-  explicit Spmm(const SpmmArgs& args)
+  Spmm(const SpmmArgs& args, int64 threads)
       : args_(args),
         index_(args.index, args.rows, args.cols, args.nnz),
         m_(FLIPPED ? args.cols : args.rows),
@@ -63,50 +69,75 @@ class Spmm {
         row_ptr_(FLIPPED ? index_.ccol() : index_.crow()),
         col_(FLIPPED ? index_.row_t() : index_.col()),
         block_cols_(FLIPPED ? index_.R : index_.C) {
-    const int64 vectors = div_up(args.n, kL), depth = block_cols_ * kDepth;
-    int64 widest = vectors < TILE_COLS ? vectors : TILE_COLS;
-    while (widest > 1 && depth * widest * kVecBytes > kStripBytes) --widest;
+    const int64 vectors = div_up(args.n, kL), vector_bytes = block_cols_ * kDepth * kVecBytes;
+    int64 widest = kWidestTiles * TILE_COLS;
+    while (widest > TILE_COLS && widest * vector_bytes > kL2Bytes) widest -= TILE_COLS;
+    while (widest > 1 && widest * vector_bytes > kPanelsLimit) --widest;
+    // Rather a strip for every thread than a cut through one, where both parts pack its panels.
+    const int64 fair = div_up(div_up(vectors * args.batch, threads), TILE_COLS) * TILE_COLS;
+    if (fair < widest) widest = fair;
+    if (vectors < widest) widest = vectors;
     plan_ = {args.batch, vectors, widest, FLIPPED ? index_.C : index_.R, row_ptr_, kDepth};
-    panels_bytes_ = depth * widest * kVecBytes;
-    tile_bytes_ = kRows * widest * kVecBytes;
+    panels_bytes_ = widest * vector_bytes;
+    tile_bytes_ = kRows * TILE_COLS * kVecBytes;
+    stream_ = args.batch * m_ * args.n * int64(sizeof(T)) / threads > kL2Bytes;
     scratch_bytes_ = Scratch::round_up(panels_bytes_ + tile_bytes_ + block_cols_);
   }
 
-  // Block rows from .. to of the strip of V vectors of columns that begins at vector `first`.
-  template <int V>
+  // Block rows from .. to of the strip of `width` vectors of columns that begins at vector `first`.
   void multiply_strip(int64 batch, int64 first, int64 width, int64 from, int64 to, char* scratch) const {
-    if constexpr (V > 1) {
-      if (width < V) return multiply_strip<V - 1>(batch, first, width, from, to, scratch);
-    }
-    constexpr int kWidth = V * kL;
     A* const panels = reinterpret_cast<A*>(scratch);
     A* const tile = reinterpret_cast<A*>(scratch + panels_bytes_);
     char* const packed = scratch + panels_bytes_ + tile_bytes_;
     __builtin_memset(packed, 0, block_cols_);
+    const auto panels_at = [&](int64 v) { return panels + v * kL * block_cols_ * kDepth; };
 
-    const DenseView<T, DENSE_K_CONTIGUOUS> dense{
-        static_cast<const T*>(args_.dense) + batch * args_.dense_batch_stride, k_, args_.n, args_.dense_ld};
-    const OutView<T, OUT_TRANSPOSED> out{static_cast<T*>(args_.out) + batch * args_.out_batch_stride,
-                                         m_, args_.n, args_.out_ld, static_cast<const T*>(args_.bias),
-                                         args_.activation};
+    const Dense dense{static_cast<const T*>(args_.dense) + batch * args_.dense_batch_stride, k_, args_.n,
+                      args_.dense_ld};
+    const Out out{static_cast<T*>(args_.out) + batch * args_.out_batch_stride, m_, args_.n, args_.out_ld,
+                  static_cast<const T*>(args_.bias), args_.activation, stream_};
     for (int64 row = from; row < to; ++row) {
-      const int64 begin = row_ptr_[row], end = row_ptr_[row + 1];
-      for (int64 z = begin; z < end; ++z) {
+      for (int64 z = row_ptr_[row]; z < row_ptr_[row + 1]; ++z) {
         const int64 c = col_[z];
         if (packed[c]) continue;
         packed[c] = 1;
-        pack<kWidth, kWidth, kDepth>(dense, c * kDepth, kDepth, first * kL, panels + c * (kDepth * kWidth), 0);
-      }
-      int64 z = begin;
-      do {
-        const int64 stop = end - z < kRun ? end : z + kRun;
-        for (int r = 0; r < kRows; r += TILE_ROWS) {
-          multiply_run<V>(z, stop, z > begin, r, panels, tile + r * kWidth);
+        for (int64 v = 0; v < width; v += TILE_COLS) {
+          pack_panel<TILE_COLS>(width - v, dense, c, first + v, panels_at(v));
         }
-        z = stop;
-      } while (z < end);
-      write_tile<kRows, kWidth>(out, row * kRows, first * kL, tile);
+      }
+      if (row + 1 < to) {
+        for (int64 z = row_ptr_[row + 1]; z < row_ptr_[row + 2]; ++z) {
+          if (!packed[col_[z]]) prefetch(dense, col_[z] * kDepth, kDepth, first * kL, width * kL);
+        }
+      }
+      for (int64 v = 0; v < width; v += TILE_COLS) {
+        multiply_row<TILE_COLS>(width - v, row, panels_at(v), tile, first + v, out);
+      }
     }
+  }
+
+  // Columns of block column c, as many as a register tile has but no more than `width` vectors.
+  template <int V> void pack_panel(int64 width, const Dense& dense, int64 c, int64 first, A* panels) const {
+    if constexpr (V > 1) {
+      if (width < V) return pack_panel<V - 1>(width, dense, c, first, panels);
+    }
+    pack<V * kL, V * kL, kDepth>(dense, c * kDepth, kDepth, first * kL, panels + c * (kDepth * V * kL), 0);
+  }
+
+  // The same columns of a block row of C.
+  template <int V>
+  void multiply_row(int64 width, int64 row, const A* panels, A* tile, int64 first, const Out& out) const {
+    if constexpr (V > 1) {
+      if (width < V) return multiply_row<V - 1>(width, row, panels, tile, first, out);
+    }
+    const int64 begin = row_ptr_[row], end = row_ptr_[row + 1];
+    int64 z = begin;
+    do {
+      const int64 stop = end - z < kRun ? end : z + kRun;
+      for (int r = 0; r < kRows; r += TILE_ROWS) multiply_run<V>(z, stop, z > begin, r, panels, tile + r * V * kL);
+      z = stop;
+    } while (z < end);
+    write_tile<kRows, V * kL>(out, row * kRows, first * kL, tile);
   }
 
   // Sets the tile to, or adds to it, rows r .. r + TILE_ROWS of the blocks begin .. end times their panels.
@@ -173,6 +204,7 @@ class Spmm {
   const int64 block_cols_;
   StripPlan plan_;
   int64 panels_bytes_, tile_bytes_, scratch_bytes_;
+  bool stream_;
 };
 
 }  // namespace jitsparse::cpu

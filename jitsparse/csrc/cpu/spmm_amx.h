@@ -100,7 +100,8 @@ class SpmmAmx {
         static_cast<const BFloat16*>(args_.dense) + batch * args_.dense_batch_stride, k_, args_.n, args_.dense_ld};
     const OutView<BFloat16, OUT_TRANSPOSED> out{static_cast<BFloat16*>(args_.out) + batch * args_.out_batch_stride,
                                                 m_, args_.n, args_.out_ld,
-                                                static_cast<const BFloat16*>(args_.bias), args_.activation};
+                                                static_cast<const BFloat16*>(args_.bias), args_.activation,
+                                                /*stream=*/false};
     for (int64 row = from; row < to; ++row) {
       const int64 begin = row_ptr_[row], end = row_ptr_[row + 1];
       for (int64 z = begin; z < end; ++z) {

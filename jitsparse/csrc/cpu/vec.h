@@ -27,9 +27,10 @@ constexpr int kVecBytes = 32;
 constexpr int kVecBytes = 16;
 #endif
 
-// What a loop may use of the L1 data cache and find it there the next time round: half of the
-// smallest one that is common.
+// What a loop may use of a core's caches and find it there the next time round: half of a small L1
+// data cache, and most of a small L2 cache.
 constexpr int kL1Bytes = 16 << 10;
+constexpr int64 kL2Bytes = 800 << 10;
 
 template <class A> constexpr int kLanes = kVecBytes / int(sizeof(A));
 
@@ -112,6 +113,28 @@ template <int N, class T> JITSPARSE_INLINE void store(T* p, Vec<Acc<T>, N> v) {
   } else {
     __builtin_memcpy(p, &v, sizeof v);
   }
+}
+
+// Stores a whole vector past the caches, which saves reading the memory that it overwrites and keeps
+// the caches for other data. `p` is on a vector's boundary. The data is for all threads to see after
+// stream_fence().
+template <int N, class T> JITSPARSE_INLINE void stream(T* p, Vec<Acc<T>, N> v) {
+#if defined(__SSE__)
+  static_assert(sizeof v == kVecBytes && sizeof(T) == sizeof(Acc<T>));
+#if defined(__AVX__)
+  asm volatile("vmovntps %1, %0" : "=m"(*(Vec<T, N>*)p) : "v"(v));
+#else
+  asm volatile("movntps %1, %0" : "=m"(*(Vec<T, N>*)p) : "x"(v));
+#endif
+#else
+  store<N>(p, v);
+#endif
+}
+
+inline void stream_fence() {
+#if defined(__SSE__)
+  asm volatile("sfence" : : : "memory");
+#endif
 }
 
 // The first `count` elements of a vector; the others read as zero, and are not touched in memory.
