@@ -1,9 +1,9 @@
 // sdd: the blocks of A B that a pattern stores, summed over a batch.
 //
 // The sum runs over slices of the shared axis. For each slice the threads together pack all of B, then
-// each walks its share of the blocks, row by row, and packs the strip of A of each block row. A
-// register tile takes vectors from as many blocks of the row as it needs, so it is full whatever
-// the width of a block.
+// each walks its share of the blocks, row by row, and packs the rows of A that they need. A register
+// tile takes vectors from as many blocks of a row as it needs, so it is full whatever the width of a
+// block.
 #pragma once
 
 #include "cpu/pack.h"
@@ -25,6 +25,11 @@ class Sdd {
   using Sum = Vec<A, kL>;
   static constexpr int kVectors = BLOCK_COLS / kL;  // in a row of a block
   static constexpr int kBlock = BLOCK_ROWS * BLOCK_COLS;
+  // Rows of A and columns of B that are packed at a time. Where k is not their contiguous axis, some
+  // cache lines of each of the many pages that a slice is spread over are taken at once.
+  static constexpr int kLines = 512 / sizeof(T);
+  static constexpr int kLeftRows = LEFT_K_CONTIGUOUS ? BLOCK_ROWS : max(kLines, BLOCK_ROWS);
+  static constexpr int kRightCols = RIGHT_K_CONTIGUOUS ? BLOCK_COLS : max(kLines, BLOCK_COLS);
   static_assert(BLOCK_ROWS % TILE_ROWS == 0, "a register tile must not cross block rows");
 
   // Slices are so deep that a tile's sums are loaded and stored rarely, unless B is so wide that its
@@ -51,7 +56,7 @@ class Sdd {
 
  private:
   explicit Sdd(const SddArgs& args) : args_(args), index_(args.index, args.rows, args.cols, args.nnz) {
-    const int64 width = index_.C * BLOCK_COLS;
+    const int64 width = div_up(args.cols, kRightCols) * kRightCols;
     depth_ = kDeepest;
     while (depth_ > kShallowest && width * depth_ * int64(sizeof(A)) > kSliceBytes) depth_ /= 2;
     const int64 rounded = div_up(args.k, kSquare) * kSquare;
@@ -59,7 +64,7 @@ class Sdd {
     right_bytes_ = Scratch::round_up(width * depth_ * sizeof(A));
     sums_offset_ = 2 * right_bytes_;
     shared_bytes_ = sums_offset_ + (kSumInPlace ? 0 : Scratch::round_up(args.nnz * kBlock * sizeof(A)));
-    left_bytes_ = Scratch::round_up(BLOCK_ROWS * depth_ * sizeof(A));
+    left_bytes_ = Scratch::round_up(kLeftRows * depth_ * sizeof(A));
   }
 
   // One barrier a slice is enough: a thread that is ahead packs into the other of two buffers.
@@ -74,8 +79,10 @@ class Sdd {
                     args_.right_ld};
       for (int64 k = 0; k < args_.k; k += depth_) {
         A* const right = reinterpret_cast<A*>(shared + (second ? right_bytes_ : 0));
-        for (int64 c = index_.C * rank / size; c < index_.C * (rank + 1) / size; ++c) {
-          pack<BLOCK_COLS, kL, kSquare>(b, k, depth_, c * BLOCK_COLS, right + c * BLOCK_COLS * depth_, depth_ * kL);
+        const int64 parts = div_up(args_.cols, kRightCols);
+        for (int64 part = parts * rank / size; part < parts * (rank + 1) / size; ++part) {
+          const int64 c = part * kRightCols;
+          pack<kRightCols, kL, kSquare>(b, k, depth_, c, right + c * depth_, depth_ * kL);
         }
         barrier(size);
         multiply_slice(a, k, begin, end, add, right, left, sums);
@@ -90,13 +97,18 @@ class Sdd {
   void multiply_slice(const Left& a, int64 k, int64 begin, int64 end, bool add, const A* right, A* left,
                       A* sums) const {
     const int64 depth = args_.k - k < depth_ ? args_.k - k : depth_;
+    int64 packed = -1;
     for (int64 z = begin; z < end;) {
       const int64 row = index_.row()[z], row_end = index_.crow()[row + 1], stop = row_end < end ? row_end : end;
-      pack<BLOCK_ROWS, TILE_ROWS, kSquare>(a, k, depth_, row * BLOCK_ROWS, left, depth_ * TILE_ROWS);
+      const int64 part = row * BLOCK_ROWS / kLeftRows, offset = row * BLOCK_ROWS % kLeftRows;
+      if (part != packed) {
+        packed = part;
+        pack<kLeftRows, TILE_ROWS, kSquare>(a, k, depth_, part * kLeftRows, left, depth_ * TILE_ROWS);
+      }
       const int64 vectors = (stop - z) * kVectors;
       for (int64 v = 0; v < vectors; v += TILE_COLS) {
         for (int r = 0; r < BLOCK_ROWS; r += TILE_ROWS) {
-          multiply_tile<TILE_COLS>(vectors - v, left + r * depth_, right, depth, z, v, r, add, sums);
+          multiply_tile<TILE_COLS>(vectors - v, left + (offset + r) * depth_, right, depth, z, v, r, add, sums);
         }
       }
       z = stop;
