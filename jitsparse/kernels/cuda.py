@@ -12,7 +12,6 @@ from jitsparse.kernels import abi
 from jitsparse.kernels.problem import Problem
 
 __all__ = [
-    "BLOCKS",
     "CSRC",
     "LAYOUTS",
     "TEMPLATES",
@@ -31,7 +30,6 @@ ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
 TEMPLATES = ROOT / "templates"
 
-BLOCKS = (8, 16, 32, 64, 128)
 LAYOUTS = ("nn", "nt", "tn", "tt")
 
 ELEMENTS = {"f64": "F64", "f32": "F32", "tf32": "Tf32", "f16": "F16", "bf16": "Bf16"}
@@ -142,25 +140,28 @@ def relative_time(problem: Problem, tile_m: int, tile_n: int, ctas: int) -> floa
     return float(waves * work)
 
 
+_TYPICAL_LAYOUTS = {"dsd": ("nn", "tn"), "dds": ("nn", "nt"), "sdd": ("nn", "nt", "tn")}
+"""What contiguous operands lead to, forward and backward."""
+
+
 def typical_problems(
-    dtypes: tuple[str, ...], blocks: tuple[int, ...], extents: tuple[int, ...]
+    dtypes: tuple[str, ...], blocks: tuple[int, ...], extent: int = 4096
 ) -> Iterator[Problem]:
-    """Problems that stand for what programs ask: square blocks, all layouts, 4096 x 4096."""
+    """Problems that stand for what programs ask: square blocks in a 4096 x 4096 matrix."""
     for dtype in dtypes:
-        for op in ("dsd", "dds", "sdd"):
+        for op, layouts in _TYPICAL_LAYOUTS.items():
             for block in blocks:
-                for layout in LAYOUTS:
-                    for extent in extents if op != "sdd" else extents[-1:]:
-                        yield Problem(
-                            op=op,
-                            device="cuda",
-                            dtype=dtype,
-                            block=(block, block),
-                            layout=layout,
-                            aligned=True,
-                            rows=4096,
-                            cols=4096,
-                            nnz=max(1, (4096 // block) ** 2 // 4),
-                            extent=extent,
-                            batch=1,
-                        )
+                for layout in layouts:
+                    yield Problem(
+                        op=op,
+                        device="cuda",
+                        dtype=dtype,
+                        block=(block, block),
+                        layout=layout,
+                        aligned=True,
+                        rows=4096,
+                        cols=4096,
+                        nnz=max(1, (4096 // block) ** 2 // 4),
+                        extent=extent,
+                        batch=1,
+                    )

@@ -170,10 +170,11 @@ def _shared_memory(problem: Problem, tile: Tile) -> int:
 
 
 def default_variants(target: str) -> Iterator[Variant]:
-    """What calls choose: square blocks, many columns, and in bf16 few ones too."""
+    """What calls choose for square blocks; for bf16 with few columns too."""
     for problem in (
-        *typical_problems(("bf16",), _BLOCKS, (16, 4096)),
-        *typical_problems(("f16", "tf32"), _BLOCKS, (4096,)),
+        *typical_problems(("bf16",), _BLOCKS),
+        *typical_problems(("bf16",), (32, 128), extent=16),
+        *typical_problems(("f16", "tf32"), (32, 128)),
     ):
         for candidate in candidates(problem, target):
             if candidate.refused is None:

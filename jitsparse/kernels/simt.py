@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from jitsparse.jit import Candidate, Template, Variant
 from jitsparse.jit.template import Context
 from jitsparse.kernels.cuda import (
-    BLOCKS,
     cuda_template,
     knobs,
     op_block,
@@ -53,10 +52,11 @@ def _tiles(problem: Problem) -> list[tuple[int, int]]:
 
 
 def default_variants(target: str) -> Iterator[Variant]:
-    """What calls choose where ``mma`` has no kernel: float64, float32, and blocks of 8."""
+    """What calls choose where ``mma`` has no kernel: float32, float64, and blocks of 8."""
     for problem in (
-        *typical_problems(("f32", "f64"), BLOCKS, (4096,)),
-        *typical_problems(("f16", "bf16"), (8,), (4096,)),
+        *typical_problems(("f32",), (8, 32, 128)),
+        *typical_problems(("f64",), (32,)),
+        *typical_problems(("bf16",), (8,)),
     ):
         yield candidates(problem, target)[0].variant
 

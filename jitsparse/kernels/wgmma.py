@@ -106,7 +106,7 @@ def _refusal(problem: Problem, target: str) -> str | None:
 
 def default_variants(target: str) -> Iterator[Variant]:
     """What calls choose for square blocks and many columns."""
-    for problem in typical_problems(_DTYPES, _BLOCKS, (4096,)):
+    for problem in typical_problems(_DTYPES, _BLOCKS):
         first = candidates(problem, target)[0]
         if first.refused is None:
             yield first.variant
