@@ -6,6 +6,8 @@
 
 namespace jitsparse::cpu {
 
+constexpr int64 kLine = 64;  // bytes
+
 // A dense output. TRANSPOSED: its contiguous axis is the rows of a tile; `ld` is the stride of the
 // other axis.
 template <class T, bool TRANSPOSED> struct OutView {
@@ -13,22 +15,12 @@ template <class T, bool TRANSPOSED> struct OutView {
   int64 rows, cols, ld;
   const T* bias;  // one element a row of a tile, or null
   int64 activation;
-  bool stream;    // whether to write whole vectors past the caches, where they allow it
+  bool past_caches;  // where whole cache lines are written
 
-  // Whether all vectors that begin a multiple of a vector from the start can be written like this.
-  template <int N> bool streams() const {
-    constexpr int64 kBytes = N * sizeof(T);
-    if constexpr (sizeof(T) != sizeof(Acc<T>) || kBytes != kVecBytes) return false;
-    return stream && reinterpret_cast<unsigned long>(data) % kBytes == 0 && ld * sizeof(T) % kBytes == 0;
+  bool whole_lines() const {
+    return reinterpret_cast<unsigned long>(data) % kLine == 0 && ld * int64(sizeof(T)) % kLine == 0;
   }
 };
-
-template <int N, class T> JITSPARSE_INLINE void store_or_stream(T* p, Vec<Acc<T>, N> v, bool past) {
-  if constexpr (sizeof(T) == sizeof(Acc<T>) && N == kLanes<Acc<T>>) {
-    if (past) return stream<N>(p, v);
-  }
-  store<N>(p, v);
-}
 
 // Adds the bias and applies the activation to `rows` x `cols` sums, in place; cols fill vectors.
 template <class T>
@@ -44,46 +36,62 @@ __attribute__((noinline)) void apply_epilogue(Acc<T>* tile, const T* bias, int64
   }
 }
 
-// Writes the part of a ROWS x COLS tile at (row0, col0) that lies inside the output.
-template <int ROWS, int COLS, class T, bool TRANSPOSED>
-inline void write_tile(const OutView<T, TRANSPOSED>& to, int64 row0, int64 col0, Acc<T>* tile) {
+template <class V> JITSPARSE_INLINE void write(void* p, V v, bool past_caches) {
+  if (past_caches) {
+    stream(p, v);
+  } else {
+    __builtin_memcpy(p, &v, sizeof v);
+  }
+}
+
+// Writes the part of a ROWS x width tile at (row0, col0) that lies inside the output; width fills vectors.
+template <int ROWS, class T, bool TRANSPOSED>
+inline void write_tile(const OutView<T, TRANSPOSED>& to, int64 row0, int64 col0, Acc<T>* tile, int64 width) {
   using A = Acc<T>;
   constexpr int L = kLanes<A>;
   const int64 rows = to.rows - row0 < ROWS ? to.rows - row0 : ROWS;
-  const int64 cols = to.cols - col0 < COLS ? to.cols - col0 : COLS;
+  const int64 cols = to.cols - col0 < width ? to.cols - col0 : width;
   if (to.bias || to.activation) {
-    apply_epilogue<T>(tile, to.bias ? to.bias + row0 : nullptr, rows, COLS, to.activation);
+    apply_epilogue<T>(tile, to.bias ? to.bias + row0 : nullptr, rows, width, to.activation);
   }
   if constexpr (!TRANSPOSED) {
-    const bool past = to.template streams<L>();
+    const bool lines = col0 * sizeof(T) % kLine == 0 && cols * sizeof(T) % kLine == 0;
+    const bool past = to.past_caches && lines && to.whole_lines();
     for (int64 r = 0; r < rows; ++r) {
       T* out = to.data + (row0 + r) * to.ld + col0;
-      if (cols == COLS) {
-        JITSPARSE_UNROLL
-        for (int c = 0; c < COLS; c += L) store_or_stream<L>(out + c, load<L>(tile + r * COLS + c), past);
-      } else {
-        for (int c = 0; c < cols; c += L) store_first<L>(out + c, load<L>(tile + r * COLS + c), cols - c);
-      }
+      int64 c = 0;
+      for (; c + L <= cols; c += L) write(out + c, to_stored<T, L>(load<L>(tile + r * width + c)), past);
+      if (c < cols) store_first<L>(out + c, load<L>(tile + r * width + c), cols - c);
     }
   } else {
-    constexpr int S = min(L, ROWS);
-    const bool past = to.template streams<S>();
-    for (int c = 0; c < cols; c += S) {
-      for (int r = 0; r < rows; r += S) {
-        Vec<A, S> square[S];
+    // In squares, side by side where it takes several to fill a cache line.
+    constexpr int S = min(L, ROWS), kBeside = max(1, min(ROWS, kLine / sizeof(T)) / S), kRun = S * kBeside;
+    const bool past = to.past_caches && kRun * sizeof(T) == kLine && row0 * sizeof(T) % kLine == 0 && to.whole_lines();
+    for (int64 c = 0; c < cols; c += S) {
+      for (int64 r = 0; r < rows; r += kRun) {
+        Stored<T, S> runs[S][kBeside];
         JITSPARSE_UNROLL
-        for (int i = 0; i < S; ++i) square[i] = load<S>(tile + (r + i) * COLS + c);
-        transpose<S / 2, A, S>(square);
+        for (int q = 0; q < kBeside; ++q) {
+          Vec<A, S> square[S];
+          JITSPARSE_UNROLL
+          for (int i = 0; i < S; ++i) square[i] = load<S>(tile + (r + q * S + i) * width + c);
+          transpose<S / 2, A, S>(square);
+          JITSPARSE_UNROLL
+          for (int i = 0; i < S; ++i) runs[i][q] = to_stored<T, S>(square[i]);
+        }
         T* const out = to.data + (col0 + c) * to.ld + row0 + r;
-        const bool inside = c + S <= cols && r + S <= rows;
-        T edge[S * S];
-        T* const target = inside ? out : edge;
-        const int64 stride = inside ? to.ld : S;
-        JITSPARSE_UNROLL
-        for (int i = 0; i < S; ++i) store_or_stream<S>(target + i * stride, square[i], past && inside);
-        if (inside) continue;
-        for (int64 i = 0; i < S && c + i < cols; ++i) {
-          for (int64 j = 0; j < S && r + j < rows; ++j) out[i * to.ld + j] = edge[i * S + j];
+        if (c + S <= cols && r + kRun <= rows) {
+          JITSPARSE_UNROLL
+          for (int i = 0; i < S; ++i) {
+            JITSPARSE_UNROLL
+            for (int q = 0; q < kBeside; ++q) write(out + i * to.ld + q * S, runs[i][q], past);
+          }
+        } else {
+          T edge[S][kRun];
+          __builtin_memcpy(edge, runs, sizeof edge);
+          for (int64 i = 0; i < S && c + i < cols; ++i) {
+            for (int64 j = 0; j < kRun && r + j < rows; ++j) out[i * to.ld + j] = edge[i][j];
+          }
         }
       }
     }

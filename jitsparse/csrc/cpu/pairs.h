@@ -1,8 +1,10 @@
 // Packing for AMX. Its tiles take 16-bit elements in pairs of neighbours along k, so that a pair is
 // one 32-bit element to everything here.
 //
-//   left tile    row: one w (a row of the left matrix),      along it: pairs of k
-//   right tile   row: one pair of k,                         along it: w (a column of the right matrix)
+//   left tile    M x K: row by row, K / 2 pairs each
+//   right tile   K x N: a row of N elements for each of K / 2 pairs of k
+//
+// A row of tiles along k is counted in steps. What lies outside the matrix becomes zero.
 #pragma once
 
 #include "cpu/pack.h"
@@ -11,10 +13,41 @@ namespace jitsparse::cpu {
 
 using Pair = unsigned;
 
-// Packs SIZE w's times SIZE pairs of k, from (k, w) on; what lies outside the matrix becomes zero.
-// LEFT: rows of the result are w's. `stride`, in pairs, is from one row to the next.
+// Where tile number `tile` of a step stands, in pairs.
+struct TileStrides {
+  int64 tile, step;
+};
+
+// Pairs the N elements from `even` on with those from `odd` on.
+template <int N> JITSPARSE_INLINE void interleave(const BFloat16* even, const BFloat16* odd, Pair* to) {
+  Vec<unsigned short, N> e, o;
+  __builtin_memcpy(&e, even, sizeof e);
+  __builtin_memcpy(&o, odd, sizeof o);
+  const Vec<Pair, N> pairs = __builtin_convertvector(e, Vec<Pair, N>) | __builtin_convertvector(o, Vec<Pair, N>) << 16;
+  __builtin_memcpy(to, &pairs, sizeof pairs);
+}
+
+// The same for 2 N elements, which make two vectors: these are two instructions.
+template <int N>
+JITSPARSE_INLINE void interleave_two(const BFloat16* even, const BFloat16* odd, Pair* first, Pair* second) {
+  using Halves = Vec<unsigned short, 2 * N>;
+  Halves e, o, low, high;
+  __builtin_memcpy(&e, even, sizeof e);
+  __builtin_memcpy(&o, odd, sizeof o);
+  JITSPARSE_UNROLL
+  for (int i = 0; i < 2 * N; ++i) {
+    low[i] = static_cast<unsigned short>(i / 2 + i % 2 * 2 * N);
+    high[i] = static_cast<unsigned short>(low[i] + N);
+  }
+  const Halves a = __builtin_shuffle(e, o, low), b = __builtin_shuffle(e, o, high);
+  __builtin_memcpy(first, &a, sizeof a);
+  __builtin_memcpy(second, &b, sizeof b);
+}
+
+// SIZE w's times SIZE pairs of k, from (k, w) on, inside the matrix or not. LEFT: rows of the result
+// are w's. `stride`, in pairs, is from one row to the next.
 template <int SIZE, bool LEFT, bool K_CONTIGUOUS>
-inline void pack_pairs(const DenseView<BFloat16, K_CONTIGUOUS>& from, int64 k, int64 w, Pair* to, int64 stride) {
+inline void pack_square(const DenseView<BFloat16, K_CONTIGUOUS>& from, int64 k, int64 w, Pair* to, int64 stride) {
   const BFloat16* source = from.at(k, w);
   int64 ld = from.ld;
   BFloat16 edge[2 * SIZE * SIZE];
@@ -36,15 +69,80 @@ inline void pack_pairs(const DenseView<BFloat16, K_CONTIGUOUS>& from, int64 k, i
     if constexpr (K_CONTIGUOUS) {
       __builtin_memcpy(&rows[i], source + i * ld, sizeof rows[i]);
     } else {
-      Vec<unsigned short, SIZE> even, odd;
-      __builtin_memcpy(&even, source + 2 * i * ld, sizeof even);
-      __builtin_memcpy(&odd, source + (2 * i + 1) * ld, sizeof odd);
-      rows[i] = __builtin_convertvector(even, Vec<Pair, SIZE>) | __builtin_convertvector(odd, Vec<Pair, SIZE>) << 16;
+      interleave<SIZE>(source + 2 * i * ld, source + (2 * i + 1) * ld, reinterpret_cast<Pair*>(&rows[i]));
     }
   }
   if constexpr (LEFT != K_CONTIGUOUS) transpose<SIZE / 2, Pair, SIZE>(rows);
   JITSPARSE_UNROLL
   for (int i = 0; i < SIZE; ++i) __builtin_memcpy(to + i * stride, &rows[i], sizeof rows[i]);
+}
+
+// Right tiles: `steps` x `tiles` of them, from (k, w) on. Where w is the contiguous axis, whole rows are
+// read and not squares, in which every row may begin on another page.
+template <int N, int K, bool K_CONTIGUOUS>
+inline void pack_right(const DenseView<BFloat16, K_CONTIGUOUS>& from, int64 k, int64 steps, int64 w, int64 tiles,
+                       Pair* to, TileStrides strides) {
+  constexpr int S = min(N, K / 2);
+  if (!K_CONTIGUOUS && k + steps * K <= from.depth && w + tiles * N <= from.width) {
+    for (int64 p = 0; p < steps * (K / 2); ++p) {
+      const BFloat16 *even = from.at(k + 2 * p, w), *odd = even + from.ld;
+      Pair* row = to + p / (K / 2) * strides.step + p % (K / 2) * N;
+      int64 tile = 0;
+      for (; tile + 2 <= tiles; tile += 2, even += 2 * N, odd += 2 * N, row += 2 * strides.tile) {
+        interleave_two<N>(even, odd, row, row + strides.tile);
+      }
+      if (tile < tiles) interleave<N>(even, odd, row);
+    }
+    return;
+  }
+  for (int64 tile = 0; tile < tiles; ++tile) {
+    for (int64 step = 0; step < steps; ++step) {
+      Pair* const at = to + tile * strides.tile + step * strides.step;
+      for (int p = 0; p < K / 2; p += S) {
+        for (int n = 0; n < N; n += S) {
+          pack_square<S, false>(from, k + step * K + 2 * p, w + tile * N + n, at + p * N + n, N);
+        }
+      }
+    }
+  }
+}
+
+// Left tiles: `steps` x TILES of them, likewise.
+template <int M, int K, int TILES, bool K_CONTIGUOUS>
+inline void pack_left(const DenseView<BFloat16, K_CONTIGUOUS>& from, int64 k, int64 steps, int64 w, Pair* to,
+                      TileStrides strides) {
+  constexpr int S = min(M, K / 2);
+  if (!K_CONTIGUOUS && k + steps * K <= from.depth && w + TILES * M <= from.width) {
+    for (int64 step = 0; step < steps; ++step) {
+      Pair rows[K / 2][TILES * M];
+      for (int p = 0; p < K / 2; ++p) {
+        const BFloat16 *even = from.at(k + step * K + 2 * p, w), *odd = even + from.ld;
+        if constexpr (TILES % 2 == 0) {
+          for (int t = 0; t < TILES * M; t += 2 * M) interleave_two<M>(even + t, odd + t, rows[p] + t, rows[p] + t + M);
+        } else {
+          for (int t = 0; t < TILES * M; t += M) interleave<M>(even + t, odd + t, rows[p] + t);
+        }
+      }
+      for (int t = 0; t < TILES * M; t += S) {
+        Pair* const at = to + t / M * strides.tile + step * strides.step + t % M * (K / 2);
+        for (int p = 0; p < K / 2; p += S) {
+          Vec<Pair, S> square[S];
+          JITSPARSE_UNROLL
+          for (int i = 0; i < S; ++i) __builtin_memcpy(&square[i], &rows[p + i][t], sizeof square[i]);
+          transpose<S / 2, Pair, S>(square);
+          JITSPARSE_UNROLL
+          for (int i = 0; i < S; ++i) __builtin_memcpy(at + i * (K / 2) + p, &square[i], sizeof square[i]);
+        }
+      }
+    }
+    return;
+  }
+  for (int t = 0; t < TILES * M; t += S) {
+    for (int64 step = 0; step < steps; ++step) {
+      Pair* const at = to + t / M * strides.tile + step * strides.step + t % M * (K / 2);
+      for (int p = 0; p < K / 2; p += S) pack_square<S, true>(from, k + step * K + 2 * p, w + t, at + p, K / 2);
+    }
+  }
 }
 
 }  // namespace jitsparse::cpu

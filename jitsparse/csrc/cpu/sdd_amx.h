@@ -21,6 +21,10 @@ class SddAmx {
   static constexpr int kLeftTile = kM * kK / 2;   // their sizes, in pairs
   static constexpr int kRightTile = kK / 2 * kN;
   static constexpr int kTiles = BLOCK_COLS / kN;  // in a row of a block
+  // Rows of A and columns of B that are packed at a time, as in sdd.h.
+  static constexpr int kLines = 128;
+  static constexpr int kLeftRows = LEFT_K_CONTIGUOUS ? BLOCK_ROWS : max(kLines, BLOCK_ROWS);
+  static constexpr int kRightCols = RIGHT_K_CONTIGUOUS ? BLOCK_COLS : max(kLines, BLOCK_COLS);
   static_assert(BLOCK_ROWS % (TILE_ROWS * kM) == 0, "the tiles must not cross block rows");
   using Registers = TileRegisters<TILE_ROWS, TILE_COLS>;
 
@@ -47,14 +51,14 @@ class SddAmx {
 
  private:
   explicit SddAmx(const SddArgs& args) : args_(args), index_(args.index, args.rows, args.cols, args.nnz) {
-    const int64 width = index_.C * kTiles;
+    const int64 width = div_up(args.cols, kRightCols) * (kRightCols / kN);  // in tiles
     steps_ = kDeepest;
     while (steps_ > kShallowest && width * steps_ * kRightTile * int64(sizeof(Pair)) > kSliceBytes) steps_ /= 2;
     if (div_up(args.k, kK) < steps_) steps_ = div_up(args.k, kK);
     right_bytes_ = Scratch::round_up(width * steps_ * kRightTile * sizeof(Pair));
     sums_offset_ = 2 * right_bytes_;
     shared_bytes_ = sums_offset_ + Scratch::round_up(args.nnz * kBlock * sizeof(float));
-    left_bytes_ = Scratch::round_up(BLOCK_ROWS / kM * steps_ * kLeftTile * sizeof(Pair));
+    left_bytes_ = Scratch::round_up(kLeftRows / kM * steps_ * kLeftTile * sizeof(Pair));
   }
 
   // One barrier a slice is enough: a thread that is ahead packs into the other of two buffers.
@@ -70,9 +74,11 @@ class SddAmx {
       for (int64 k = 0; k < args_.k; k += steps_ * kK) {
         const int64 left_over = div_up(args_.k - k, kK), steps = left_over < steps_ ? left_over : steps_;
         Pair* const right = reinterpret_cast<Pair*>(shared + (second ? right_bytes_ : 0));
-        const int64 tiles = index_.C * kTiles;
-        for (int64 tile = tiles * rank / size; tile < tiles * (rank + 1) / size; ++tile) {
-          pack_right(b, k, steps, tile * kN, right + tile * steps_ * kRightTile);
+        const int64 parts = div_up(args_.cols, kRightCols);
+        for (int64 part = parts * rank / size; part < parts * (rank + 1) / size; ++part) {
+          const int64 c = part * kRightCols;
+          pack_right<kN, kK>(b, k, steps, c, kRightCols / kN, right + c / kN * steps_ * kRightTile,
+                             {steps_ * kRightTile, kRightTile});
         }
         barrier(size);
         multiply_slice(a, k, steps, begin, end, add, right, left, sums);
@@ -84,31 +90,20 @@ class SddAmx {
     finish(begin, end, sums);
   }
 
-  // kN columns from w on, as [step][pair of k][column].
-  static void pack_right(const Right& b, int64 k, int64 steps, int64 w, Pair* to) {
-    for (int64 step = 0; step < steps; ++step, to += kRightTile) {
-      for (int p = 0; p < kK / 2; p += kN) pack_pairs<kN, false>(b, k + step * kK + 2 * p, w, to + p * kN, kN);
-    }
-  }
-
-  // A block row, as [tile][step][row][pair of k].
-  static void pack_left(const Left& a, int64 k, int64 steps, int64 w, Pair* to) {
-    for (int r = 0; r < BLOCK_ROWS; r += kM) {
-      for (int64 step = 0; step < steps; ++step, to += kLeftTile) {
-        for (int p = 0; p < kK / 2; p += kM) pack_pairs<kM, true>(a, k + step * kK + 2 * p, w + r, to + p, kK / 2);
-      }
-    }
-  }
-
   void multiply_slice(const Left& a, int64 k, int64 steps, int64 begin, int64 end, bool add, const Pair* right,
                       Pair* left, float* sums) const {
+    int64 packed = -1;
     for (int64 z = begin; z < end;) {
       const int64 row = index_.row()[z], row_end = index_.crow()[row + 1], stop = row_end < end ? row_end : end;
-      pack_left(a, k, steps, row * BLOCK_ROWS, left);
+      const int64 part = row * BLOCK_ROWS / kLeftRows, offset = row * BLOCK_ROWS % kLeftRows / kM;
+      if (part != packed) {
+        packed = part;
+        pack_left<kM, kK, kLeftRows / kM>(a, k, steps, part * kLeftRows, left, {steps * kLeftTile, kLeftTile});
+      }
       const int64 tiles = (stop - z) * kTiles;
       for (int64 tile = 0; tile < tiles; tile += TILE_COLS) {
         for (int r = 0; r < BLOCK_ROWS / kM; r += TILE_ROWS) {
-          multiply_tiles<TILE_COLS>(tiles - tile, left + r * steps * kLeftTile, right, steps, z, tile, r * kM, add, sums);
+          multiply_tiles<TILE_COLS>(tiles - tile, left + (offset + r) * steps * kLeftTile, right, steps, z, tile, r * kM, add, sums);
         }
       }
       z = stop;

@@ -55,7 +55,7 @@ class Spmm {
       product.plan_.for_share(rank, size, [&](int64 batch, int64 first, int64 width, int64 from, int64 to) {
         product.multiply_strip(batch, first, width, from, to, mine);
       });
-      if (product.stream_) stream_fence();
+      if (product.past_caches_) stream_fence();
     });
     return kOk;
   }
@@ -80,7 +80,7 @@ class Spmm {
     plan_ = {args.batch, vectors, widest, FLIPPED ? index_.C : index_.R, row_ptr_, kDepth};
     panels_bytes_ = widest * vector_bytes;
     tile_bytes_ = kRows * TILE_COLS * kVecBytes;
-    stream_ = args.batch * m_ * args.n * int64(sizeof(T)) / threads > kL2Bytes;
+    past_caches_ = args.batch * m_ * args.n * int64(sizeof(T)) / threads > kL2Bytes;
     scratch_bytes_ = Scratch::round_up(panels_bytes_ + tile_bytes_ + block_cols_);
   }
 
@@ -95,7 +95,7 @@ class Spmm {
     const Dense dense{static_cast<const T*>(args_.dense) + batch * args_.dense_batch_stride, k_, args_.n,
                       args_.dense_ld};
     const Out out{static_cast<T*>(args_.out) + batch * args_.out_batch_stride, m_, args_.n, args_.out_ld,
-                  static_cast<const T*>(args_.bias), args_.activation, stream_};
+                  static_cast<const T*>(args_.bias), args_.activation, past_caches_};
     for (int64 row = from; row < to; ++row) {
       for (int64 z = row_ptr_[row]; z < row_ptr_[row + 1]; ++z) {
         const int64 c = col_[z];
@@ -137,7 +137,7 @@ class Spmm {
       for (int r = 0; r < kRows; r += TILE_ROWS) multiply_run<V>(z, stop, z > begin, r, panels, tile + r * V * kL);
       z = stop;
     } while (z < end);
-    write_tile<kRows, V * kL>(out, row * kRows, first * kL, tile);
+    write_tile<kRows>(out, row * kRows, first * kL, tile, V * kL);
   }
 
   // Sets the tile to, or adds to it, rows r .. r + TILE_ROWS of the blocks begin .. end times their panels.
@@ -204,7 +204,7 @@ class Spmm {
   const int64 block_cols_;
   StripPlan plan_;
   int64 panels_bytes_, tile_bytes_, scratch_bytes_;
-  bool stream_;
+  bool past_caches_;
 };
 
 }  // namespace jitsparse::cpu

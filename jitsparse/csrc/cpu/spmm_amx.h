@@ -29,18 +29,19 @@ class SpmmAmx {
   static constexpr int kSteps = kDepth / kK;
   static constexpr int kN = 16;               // columns of a right tile
   static constexpr int kRightTile = kK / 2 * kN;  // its size, in pairs
-  static_assert(kRows % (TILE_ROWS * kM) == 0, "the tiles must not cross block rows");
+  static constexpr int kTileRows = TILE_ROWS * kM;
+  static_assert(kRows % kTileRows == 0, "the tiles must not cross block rows");
   using Registers = TileRegisters<TILE_ROWS, TILE_COLS>;
 
-  static constexpr int64 kStripTiles = 8;       // of 16 columns, in a strip
-  static constexpr int64 kStripBytes = 1 << 20; // in more, a strip becomes narrower
+  // Of 16 columns, in a strip: as in spmm.h, strips are as wide as leaves their panels in the L2 cache.
+  static constexpr int64 kWidestTiles = 8;
 
  public:
   static int run(const SpmmArgs& args) {
     if (!request_tiles()) return kNoTileRegisters;
     const double work = double(args.nnz) * kBlock * double(args.n) * double(args.batch);
     const int threads = useful_threads(args.context, work / 16);  // 16 times the rate of vectors
-    SpmmAmx product(args);
+    SpmmAmx product(args, threads);
     const Scratch scratch(product.values_bytes_ + threads * product.scratch_bytes_);
     if (!scratch) return kOutOfMemory;
     if (FLIPPED) product.values_ = reinterpret_cast<BFloat16*>(scratch.at(0));
@@ -55,12 +56,13 @@ class SpmmAmx {
         product.multiply_strip(batch, first, width, from, to, mine);
       });
       tile_release();
+      if (product.past_caches_) stream_fence();
     });
     return kOk;
   }
 
  private:
-  explicit SpmmAmx(const SpmmArgs& args)
+  SpmmAmx(const SpmmArgs& args, int64 threads)
       : args_(args),
         index_(args.index, args.rows, args.cols, args.nnz),
         values_(static_cast<const BFloat16*>(args.values)),
@@ -70,12 +72,18 @@ class SpmmAmx {
         col_(FLIPPED ? index_.row_t() : index_.col()),
         block_cols_(FLIPPED ? index_.R : index_.C) {
     const int64 tiles = div_up(args.n, kN), column_bytes = block_cols_ * kSteps * kRightTile * sizeof(Pair);
-    int64 widest = tiles < kStripTiles ? tiles : kStripTiles;
-    while (widest > TILE_COLS && column_bytes * widest > kStripBytes) widest -= TILE_COLS;
+    int64 widest = kWidestTiles;
+    while (widest > TILE_COLS && column_bytes * widest > kL2Bytes) widest -= TILE_COLS;
+    // Rather a strip for every thread than a cut through one, where both parts pack its panels.
+    const int64 fair = div_up(div_up(tiles * args.batch, threads), TILE_COLS) * TILE_COLS;
+    if (fair < widest) widest = fair;
+    if (tiles < widest) widest = tiles;
     plan_ = {args.batch, tiles, widest, FLIPPED ? index_.C : index_.R, row_ptr_, kDepth};
     values_bytes_ = FLIPPED ? Scratch::round_up(args.nnz * kBlock * sizeof(BFloat16)) : 0;
     panels_bytes_ = column_bytes * widest;
-    scratch_bytes_ = Scratch::round_up(panels_bytes_ + block_cols_);
+    sums_bytes_ = kTileRows * widest * kN * sizeof(float);
+    scratch_bytes_ = Scratch::round_up(panels_bytes_ + sums_bytes_ + block_cols_);
+    past_caches_ = args.batch * m_ * args.n * int64(sizeof(BFloat16)) / threads > kL2Bytes;
   }
 
   // This thread's share of the blocks, in column order, transposed: [row of op(S)][pair].
@@ -86,7 +94,7 @@ class SpmmAmx {
       const DenseView<BFloat16, false> block{stored, kDepth, kRows, kRows};
       for (int r = 0; r < kRows; r += S) {
         for (int d = 0; d < kDepth; d += 2 * S) {
-          pack_pairs<S, true>(block, d, r, to + (z * kBlock + r * kDepth + d) / 2, kDepth / 2);
+          pack_square<S, true>(block, d, r, to + (z * kBlock + r * kDepth + d) / 2, kDepth / 2);
         }
       }
     }
@@ -94,53 +102,44 @@ class SpmmAmx {
 
   void multiply_strip(int64 batch, int64 first, int64 width, int64 from, int64 to, char* scratch) const {
     Pair* const panels = reinterpret_cast<Pair*>(scratch);
-    char* const packed = scratch + panels_bytes_;
+    float* const sums = reinterpret_cast<float*>(scratch + panels_bytes_);
+    char* const packed = scratch + panels_bytes_ + sums_bytes_;
     __builtin_memset(packed, 0, block_cols_);
     const DenseView<BFloat16, DENSE_K_CONTIGUOUS> dense{
         static_cast<const BFloat16*>(args_.dense) + batch * args_.dense_batch_stride, k_, args_.n, args_.dense_ld};
     const OutView<BFloat16, OUT_TRANSPOSED> out{static_cast<BFloat16*>(args_.out) + batch * args_.out_batch_stride,
                                                 m_, args_.n, args_.out_ld,
                                                 static_cast<const BFloat16*>(args_.bias), args_.activation,
-                                                /*stream=*/false};
+                                                past_caches_};
     for (int64 row = from; row < to; ++row) {
       const int64 begin = row_ptr_[row], end = row_ptr_[row + 1];
       for (int64 z = begin; z < end; ++z) {
         const int64 c = col_[z];
         if (packed[c]) continue;
         packed[c] = 1;
-        pack_panel(dense, c, first, width, panels);
+        pack_right<kN, kK>(dense, c * kDepth, kSteps, first * kN, width, panels + c * kSteps * width * kRightTile,
+                           {kRightTile, width * kRightTile});
       }
-      for (int64 tile = 0; tile < width; tile += TILE_COLS) {
-        for (int r = 0; r < kRows; r += TILE_ROWS * kM) {
-          multiply_tiles<TILE_COLS>(begin, end, r, panels, tile, width, [&](float* sums, auto columns) {
-            write_tile<TILE_ROWS * kM, columns * kN>(out, row * kRows + r, (first + tile) * kN, sums);
-          });
+      if (row + 1 < to) {
+        for (int64 z = row_ptr_[row + 1]; z < row_ptr_[row + 2]; ++z) {
+          if (!packed[col_[z]]) prefetch(dense, col_[z] * kDepth, kDepth, first * kN, width * kN);
         }
+      }
+      // The sums of all the strip's columns first, so that whole runs of memory are written.
+      for (int r = 0; r < kRows; r += kTileRows) {
+        for (int64 tile = 0; tile < width; tile += TILE_COLS) {
+          multiply_tiles<TILE_COLS>(begin, end, r, panels, tile, width, sums + tile * kN);
+        }
+        write_tile<kTileRows>(out, row * kRows + r, first * kN, sums, width * kN);
       }
     }
   }
 
-  // The part of block column c that lies in the strip, as [step][tile][pair of k][column].
-  void pack_panel(const DenseView<BFloat16, DENSE_K_CONTIGUOUS>& dense, int64 c, int64 first, int64 width,
-                  Pair* panels) const {
-    constexpr int S = kK / 2;  // pairs of a step
-    Pair* to = panels + c * kSteps * width * kRightTile;
-    for (int step = 0; step < kSteps; ++step) {
-      for (int64 tile = 0; tile < width; ++tile, to += kRightTile) {
-        for (int w = 0; w < kN; w += S) {
-          pack_pairs<S, false>(dense, c * kDepth + step * kK, (first + tile) * kN + w, to + w, kN);
-        }
-      }
-    }
-  }
-
-  // Multiplies rows r .. r + TILE_ROWS kM of the blocks begin .. end by N tiles of their panels, and
-  // hands the sums to finish(sums, N), row after row.
-  template <int N, class Finish>
-  void multiply_tiles(int64 begin, int64 end, int r, const Pair* panels, int64 tile, int64 width,
-                      const Finish& finish) const {
+  // Sums of rows r .. r + kTileRows of the blocks begin .. end times N tiles of their panels.
+  template <int N>
+  void multiply_tiles(int64 begin, int64 end, int r, const Pair* panels, int64 tile, int64 width, float* sums) const {
     if constexpr (N > 1) {
-      if (width - tile < N) return multiply_tiles<N - 1>(begin, end, r, panels, tile, width, finish);
+      if (width - tile < N) return multiply_tiles<N - 1>(begin, end, r, panels, tile, width, sums);
     }
     for_constants<TILE_ROWS * N>([](auto t) { tile_zero<Registers::sum(t / N, t % N)>(); });
     for (int64 z = begin; z < end; ++z) {
@@ -158,12 +157,10 @@ class SpmmAmx {
         });
       }
     }
-    alignas(64) float sums[TILE_ROWS * kM * N * kN];
     for_constants<TILE_ROWS * N>([&](auto t) {
-      float* const to = sums + t / N * kM * N * kN + t % N * kN;
-      tile_store<Registers::sum(t / N, t % N)>(to, N * kN * sizeof(float));
+      float* const to = sums + t / N * kM * width * kN + t % N * kN;
+      tile_store<Registers::sum(t / N, t % N)>(to, width * kN * sizeof(float));
     });
-    finish(sums, Constant<N>{});
   }
 
   const SpmmArgs& args_;
@@ -173,7 +170,8 @@ class SpmmAmx {
   const int32 *const row_ptr_, *const col_;
   const int64 block_cols_;
   StripPlan plan_;
-  int64 values_bytes_, panels_bytes_, scratch_bytes_;
+  int64 values_bytes_, panels_bytes_, sums_bytes_, scratch_bytes_;
+  bool past_caches_;
 };
 
 }  // namespace jitsparse::cpu

@@ -43,6 +43,13 @@ constexpr int max(int a, int b) { return a > b ? a : b; }
 // -- conversions: one vector of 16-bit patterns to floats, and back with round to nearest even ----
 
 template <int N> JITSPARSE_INLINE Vec<float, N> widen(BFloat16, Vec<unsigned short, N> h) {
+#if defined(__AVX2__)
+  if constexpr (N == 8 || (N == 16 && kVecBytes == 64)) {
+    Vec<unsigned, N> u;
+    asm("vpmovzxwd %1, %0" : "=v"(u) : "vm"(h));
+    return (Vec<float, N>)(u << 16);
+  }
+#endif
   return (Vec<float, N>)(__builtin_convertvector(h, Vec<unsigned, N>) << 16);
 }
 
@@ -57,7 +64,7 @@ template <int N> JITSPARSE_INLINE Vec<float, N> widen(Float16, Vec<unsigned shor
 #if defined(__F16C__)
   if constexpr (N == 8 || (N == 16 && kVecBytes == 64)) {
     Vec<float, N> f;
-    asm("vcvtph2ps %1, %0" : "=v"(f) : "v"(h));
+    asm("vcvtph2ps %1, %0" : "=v"(f) : "vm"(h));
     return f;
   }
 #endif
@@ -94,40 +101,51 @@ template <int N> JITSPARSE_INLINE Vec<unsigned short, N> narrow(Float16, Vec<flo
 
 // -- loads and stores, as vectors of the accumulator type -----------------------------------------
 
-template <int N, class T> JITSPARSE_INLINE Vec<Acc<T>, N> load(const T* p) {
+// A vector as it lies in memory.
+template <class T, int N> struct StoredOf { using type = Vec<T, N>; };
+template <int N> struct StoredOf<Float16, N> { using type = Vec<unsigned short, N>; };
+template <int N> struct StoredOf<BFloat16, N> { using type = Vec<unsigned short, N>; };
+template <class T, int N> using Stored = typename StoredOf<T, N>::type;
+
+template <class T, int N> JITSPARSE_INLINE Vec<Acc<T>, N> from_stored(Stored<T, N> v) {
   if constexpr (sizeof(T) == 2) {
-    Vec<unsigned short, N> h;
-    __builtin_memcpy(&h, p, sizeof h);
-    return widen<N>(T{}, h);
+    return widen<N>(T{}, v);
   } else {
-    Vec<T, N> v;
-    __builtin_memcpy(&v, p, sizeof v);
     return v;
   }
 }
 
-template <int N, class T> JITSPARSE_INLINE void store(T* p, Vec<Acc<T>, N> v) {
+template <class T, int N> JITSPARSE_INLINE Stored<T, N> to_stored(Vec<Acc<T>, N> v) {
   if constexpr (sizeof(T) == 2) {
-    const Vec<unsigned short, N> h = narrow<N>(T{}, v);
-    __builtin_memcpy(p, &h, sizeof h);
+    return narrow<N>(T{}, v);
   } else {
-    __builtin_memcpy(p, &v, sizeof v);
+    return v;
   }
 }
 
-// Stores a whole vector past the caches, which saves reading the memory that it overwrites and keeps
-// the caches for other data. `p` is on a vector's boundary. The data is for all threads to see after
-// stream_fence().
-template <int N, class T> JITSPARSE_INLINE void stream(T* p, Vec<Acc<T>, N> v) {
-#if defined(__SSE__)
-  static_assert(sizeof v == kVecBytes && sizeof(T) == sizeof(Acc<T>));
-#if defined(__AVX__)
-  asm volatile("vmovntps %1, %0" : "=m"(*(Vec<T, N>*)p) : "v"(v));
+template <int N, class T> JITSPARSE_INLINE Vec<Acc<T>, N> load(const T* p) {
+  Stored<T, N> v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return from_stored<T, N>(v);
+}
+
+template <int N, class T> JITSPARSE_INLINE void store(T* p, Vec<Acc<T>, N> v) {
+  const Stored<T, N> stored = to_stored<T, N>(v);
+  __builtin_memcpy(p, &stored, sizeof stored);
+}
+
+// Stores a vector past the caches, which saves reading the memory that it overwrites and keeps the
+// caches for other data. `p` is aligned to the vector, and the rest of its cache line is to be written
+// like this right after it or before. The data is for all threads to see after stream_fence().
+template <class V> JITSPARSE_INLINE void stream(void* p, V v) {
+#if defined(__AVX512VL__)
+  asm volatile("vmovntps %1, %0" : "=m"(*static_cast<V*>(p)) : "v"(v));
+#elif defined(__AVX__)
+  asm volatile("vmovntps %1, %0" : "=m"(*static_cast<V*>(p)) : "x"(v));
+#elif defined(__SSE__)
+  asm volatile("movntps %1, %0" : "=m"(*static_cast<V*>(p)) : "x"(v));
 #else
-  asm volatile("movntps %1, %0" : "=m"(*(Vec<T, N>*)p) : "x"(v));
-#endif
-#else
-  store<N>(p, v);
+  __builtin_memcpy(p, &v, sizeof v);
 #endif
 }
 
