@@ -171,15 +171,17 @@ def _shared_memory(problem: Problem, tile: Tile) -> int:
 
 def default_variants(target: str) -> Iterator[Variant]:
     """What calls choose for square blocks; for bf16 with few columns too."""
-    for problem in (
+    problems = (
         *typical_problems(("bf16",), _BLOCKS),
         *typical_problems(("bf16",), (32, 128), extent=16),
         *typical_problems(("f16", "tf32"), (32, 128)),
-    ):
-        for candidate in candidates(problem, target):
-            if candidate.refused is None:
-                yield candidate.variant
-                break
+    )
+    legal = (
+        [each.variant for each in candidates(problem, target) if each.refused is None]
+        for problem in problems
+    )
+    # An sdd has the same tile for every extent.
+    yield from dict.fromkeys(variants[0] for variants in legal if variants)
 
 
 def template(variant: Variant) -> Template:
