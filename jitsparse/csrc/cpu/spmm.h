@@ -37,6 +37,9 @@ class Spmm {
   // as leave their panels in the L1 cache.
   static constexpr int64 kRun =
       kRows == TILE_ROWS ? 1 << 30 : max(1, kL1Bytes / (kDepth * TILE_COLS * kVecBytes));
+  // Block columns that are packed at a time: where k is the contiguous axis of B, a few cache lines of
+  // each of its rows.
+  static constexpr int64 kPart = DENSE_K_CONTIGUOUS ? max(1, 128 / kDepth) : 1;
   // Strips are as wide as leaves their panels in the L2 cache, so that the blocks of a row, which pass
   // through it once a strip, are in the L1 cache for all but its first columns.
   static constexpr int64 kWidestTiles = 4;
@@ -84,6 +87,11 @@ class Spmm {
     scratch_bytes_ = Scratch::round_up(panels_bytes_ + tile_bytes_ + block_cols_);
   }
 
+  int64 blocks_of(int64 part) const {
+    const int64 left_over = block_cols_ - part * kPart;
+    return left_over < kPart ? left_over : kPart;
+  }
+
   // Block rows from .. to of the strip of `width` vectors of columns that begins at vector `first`.
   void multiply_strip(int64 batch, int64 first, int64 width, int64 from, int64 to, char* scratch) const {
     A* const panels = reinterpret_cast<A*>(scratch);
@@ -98,17 +106,17 @@ class Spmm {
                   static_cast<const T*>(args_.bias), args_.activation, past_caches_};
     for (int64 row = from; row < to; ++row) {
       for (int64 z = row_ptr_[row]; z < row_ptr_[row + 1]; ++z) {
-        const int64 c = col_[z];
-        if (packed[c]) continue;
-        packed[c] = 1;
+        const int64 part = col_[z] / kPart;
+        if (packed[part]) continue;
+        packed[part] = 1;
         for (int64 v = 0; v < width; v += TILE_COLS) {
-          pack_panel<TILE_COLS>(width - v, dense, c, first + v, panels_at(v));
+          pack_part<TILE_COLS>(width - v, dense, part, first + v, panels_at(v));
         }
       }
-      if (row + 1 < to) {
-        for (int64 z = row_ptr_[row + 1]; z < row_ptr_[row + 2]; ++z) {
-          if (!packed[col_[z]]) prefetch(dense, col_[z] * kDepth, kDepth, first * kL, width * kL);
-        }
+      // The next row's new parts are on their way while this row is multiplied.
+      for (int64 z = row_ptr_[row + 1]; row + 1 < to && z < row_ptr_[row + 2]; ++z) {
+        const int64 part = col_[z] / kPart;
+        if (!packed[part]) prefetch(dense, part * kPart * kDepth, blocks_of(part) * kDepth, first * kL, width * kL);
       }
       for (int64 v = 0; v < width; v += TILE_COLS) {
         multiply_row<TILE_COLS>(width - v, row, panels_at(v), tile, first + v, out);
@@ -116,12 +124,13 @@ class Spmm {
     }
   }
 
-  // Columns of block column c, as many as a register tile has but no more than `width` vectors.
-  template <int V> void pack_panel(int64 width, const Dense& dense, int64 c, int64 first, A* panels) const {
+  // As many columns of a part as a register tile has, but no more than `width` vectors.
+  template <int V> void pack_part(int64 width, const Dense& dense, int64 part, int64 first, A* panels) const {
     if constexpr (V > 1) {
-      if (width < V) return pack_panel<V - 1>(width, dense, c, first, panels);
+      if (width < V) return pack_part<V - 1>(width, dense, part, first, panels);
     }
-    pack<V * kL, V * kL, kDepth>(dense, c * kDepth, kDepth, first * kL, panels + c * (kDepth * V * kL), 0);
+    const int64 row = part * kPart * kDepth;
+    pack<V * kL, V * kL, kDepth>(dense, row, blocks_of(part) * kDepth, first * kL, panels + row * (V * kL), 0);
   }
 
   // The same columns of a block row of C.

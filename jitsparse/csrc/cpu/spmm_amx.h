@@ -33,6 +33,8 @@ class SpmmAmx {
   static_assert(kRows % kTileRows == 0, "the tiles must not cross block rows");
   using Registers = TileRegisters<TILE_ROWS, TILE_COLS>;
 
+  // Block columns that are packed at a time, as in spmm.h.
+  static constexpr int64 kPart = DENSE_K_CONTIGUOUS ? max(1, 128 / kDepth) : 1;
   // Of 16 columns, in a strip: as in spmm.h, strips are as wide as leaves their panels in the L2 cache.
   static constexpr int64 kWidestTiles = 8;
 
@@ -100,6 +102,11 @@ class SpmmAmx {
     }
   }
 
+  int64 blocks_of(int64 part) const {
+    const int64 left_over = block_cols_ - part * kPart;
+    return left_over < kPart ? left_over : kPart;
+  }
+
   void multiply_strip(int64 batch, int64 first, int64 width, int64 from, int64 to, char* scratch) const {
     Pair* const panels = reinterpret_cast<Pair*>(scratch);
     float* const sums = reinterpret_cast<float*>(scratch + panels_bytes_);
@@ -114,16 +121,16 @@ class SpmmAmx {
     for (int64 row = from; row < to; ++row) {
       const int64 begin = row_ptr_[row], end = row_ptr_[row + 1];
       for (int64 z = begin; z < end; ++z) {
-        const int64 c = col_[z];
-        if (packed[c]) continue;
-        packed[c] = 1;
-        pack_right<kN, kK>(dense, c * kDepth, kSteps, first * kN, width, panels + c * kSteps * width * kRightTile,
-                           {kRightTile, width * kRightTile});
+        const int64 part = col_[z] / kPart;
+        if (packed[part]) continue;
+        packed[part] = 1;
+        pack_right<kN, kK>(dense, part * kPart * kDepth, blocks_of(part) * kSteps, first * kN, width,
+                           panels + part * kPart * kSteps * width * kRightTile, {kRightTile, width * kRightTile});
       }
-      if (row + 1 < to) {
-        for (int64 z = row_ptr_[row + 1]; z < row_ptr_[row + 2]; ++z) {
-          if (!packed[col_[z]]) prefetch(dense, col_[z] * kDepth, kDepth, first * kN, width * kN);
-        }
+      // The next row's new parts are on their way while this row is multiplied.
+      for (int64 z = end; row + 1 < to && z < row_ptr_[row + 2]; ++z) {
+        const int64 part = col_[z] / kPart;
+        if (!packed[part]) prefetch(dense, part * kPart * kDepth, blocks_of(part) * kDepth, first * kN, width * kN);
       }
       // The sums of all the strip's columns first, so that whole runs of memory are written.
       for (int r = 0; r < kRows; r += kTileRows) {
