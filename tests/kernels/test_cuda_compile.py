@@ -51,6 +51,7 @@ def translation_unit(variants: list[Variant]) -> str:
     return "\n".join([*includes, *bodies])
 
 
+@pytest.mark.timeout(1500)  # two minutes on two free cores, and many more on shared ones
 @pytest.mark.parametrize("target", TARGETS)
 def test_default_table_compiles_without_spills_or_warnings(
     target: str, nvcc: Path, tmp_path: Path
