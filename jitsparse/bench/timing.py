@@ -2,7 +2,7 @@
 
 The contestants take turns in one process, so that clock changes, other users of the machine and
 memory placement meet all of them alike. A sample is long enough for its clock, and the median of
-the samples is reported.
+the samples is reported; a ratio is the median of the ratios within a turn.
 
 CPU: ``perf_counter`` around enough calls to last a millisecond.
 
@@ -36,19 +36,27 @@ SLEEP_CYCLES = 2_500_000
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds a call.
+    """Seconds a call, one sample a turn.
 
     Attributes:
-        median: of all samples.
-        fastest: the best sample.
-        slowest: the worst sample.
-        samples: how many were taken.
+        samples: in the order in which they were taken.
     """
 
-    median: float
-    fastest: float
-    slowest: float
-    samples: int
+    samples: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """Of all samples."""
+        return statistics.median(self.samples)
+
+    def times_faster_than(self, other: Timing) -> float:
+        """Median over the turns of the other's time over this one's.
+
+        The samples of one turn lie milliseconds apart, so a machine that slows down for a while
+        slows both of them, where it would move the quotient of two medians.
+        """
+        pairs = zip(other.samples, self.samples, strict=True)
+        return statistics.median(theirs / ours for theirs, ours in pairs)
 
 
 def interleave(
@@ -69,7 +77,7 @@ def interleave(
     Example:
         >>> x = torch.ones(64, 64)
         >>> timing = interleave({"mm": lambda i: x @ x}, torch.device("cpu"), seconds=0.01)["mm"]
-        >>> timing.fastest <= timing.median <= timing.slowest
+        >>> min(timing.samples) <= timing.median <= max(timing.samples)
         True
     """
     sample = _sample_cuda if device.type == "cuda" else _sample_cpu
@@ -87,10 +95,7 @@ def interleave(
             break
         for name, call in calls.items():
             samples[name].append(sample(call, counts[name], turn * counts[name]))
-    return {
-        name: Timing(statistics.median(taken), min(taken), max(taken), len(taken))
-        for name, taken in samples.items()
-    }
+    return {name: Timing(tuple(taken)) for name, taken in samples.items()}
 
 
 def copies_beyond_l2(bytes_each: int, device: torch.device) -> int:

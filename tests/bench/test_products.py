@@ -80,7 +80,7 @@ def test_patterns_have_about_the_density_asked_for(pattern: str, density: float)
 
 def test_the_arithmetic_of_a_row() -> None:
     timings = {
-        name: Timing(seconds, seconds, seconds, 7)
+        name: Timing((seconds,) * 7)
         for name, seconds in ((OURS, 1e-3), (DENSE, 2e-3), (TORCH_BSR, 5e-3))
     }
     of = case("dsd", size=(1000, 1000, 1000), density=0.25)

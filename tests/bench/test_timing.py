@@ -29,7 +29,15 @@ def test_the_median_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     values = iter([1.0, 9.0, 2.0, 3.0, 1.0, 8.0, 4.0, 5.0])
     monkeypatch.setattr(timing, "_sample_cpu", lambda call, count, first: next(values))
     result = timing.interleave({"x": lambda i: None}, CPU, seconds=0.0)["x"]
-    assert result == timing.Timing(median=4.0, fastest=1.0, slowest=9.0, samples=7)
+    assert result == timing.Timing((9.0, 2.0, 3.0, 1.0, 8.0, 4.0, 5.0))
+    assert result.median == 4.0
+
+
+def test_a_ratio_is_taken_turn_by_turn() -> None:
+    # The machine is ten times slower in the last turns; the ratio of the medians would be 20.
+    ours = timing.Timing((1.0, 1.0, 1.0, 10.0, 10.0))
+    theirs = timing.Timing((2.0, 2.0, 20.0, 20.0, 20.0))
+    assert ours.times_faster_than(theirs) == 2.0
 
 
 def test_short_calls_fill_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
