@@ -50,7 +50,6 @@ struct SddArgs {
 #endif
 
 constexpr int64 div_up(int64 a, int64 b) { return (a + b - 1) / b; }
-constexpr int64 align4(int64 x) { return (x + 3) / 4 * 4; }
 
 // The packed index of a pattern with R x C blocks of which Z are stored; mirrors
 // jitsparse/schedule.py, which documents each part.
@@ -76,7 +75,7 @@ struct IndexView {
   JITSPARSE_HD const int32* row_t() const { return ccol() + C + 1; }               // Z
   JITSPARSE_HD const int32* perm() const { return row_t() + Z; }                   // Z
   // panels of 128 rows, then of 128 columns (CUDA only); the steps are 16-byte aligned
-  JITSPARSE_HD const int32* row_steps() const { return base + align4_(R + 1 + Z + Z + C + 1 + Z + Z); }   // 4 Z
+  JITSPARSE_HD const int32* row_steps() const { return base + align4(R + 1 + Z + Z + C + 1 + Z + Z); }   // 4 Z
   JITSPARSE_HD const int32* col_steps() const { return row_steps() + 4 * Z; }      // 4 Z
   JITSPARSE_HD const int32* row_panel_ptr() const { return col_steps() + 4 * Z; }  // row panels + 1
   JITSPARSE_HD const int32* col_panel_ptr() const { return row_panel_ptr() + row_panels() + 1; }
@@ -84,7 +83,7 @@ struct IndexView {
   JITSPARSE_HD const int32* col_panel_blocks() const { return row_panel_blocks() + Z; }              // Z
 
  private:
-  static JITSPARSE_HD int64 align4_(int64 x) { return (x + 3) / 4 * 4; }
+  static JITSPARSE_HD int64 align4(int64 x) { return (x + 3) / 4 * 4; }
 };
 
 }  // namespace jitsparse
