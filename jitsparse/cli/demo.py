@@ -14,7 +14,9 @@ __all__ = ["command"]
 
 def command(
     steps: int = typer.Option(
-        0, min=0, help="Optimiser steps of each model; 0: 120 on a CPU, 600 on a GPU."
+        0,
+        min=0,
+        help="Optimiser steps of each model; 0: 120 on a CPU, 600 on a GPU, fewer if slow.",
     ),
     device: str = typer.Option("auto", help="auto, cpu or cuda."),
     seed: int = typer.Option(0, help="Of initial weights, patterns and batches."),

@@ -21,13 +21,19 @@ from jitsparse.nn import BlockSparseLinear
 
 __all__ = ["Demo"]
 
+TRAINING_SECONDS = 75.0
+"""Where the default number of steps would take longer, fewer are taken."""
+
+MIN_STEPS = 20
+
 
 class Demo:
     """One run: build, :meth:`warm_up`, :meth:`train`, then read the figures.
 
     Args:
         device: where to train.
-        steps: optimiser steps of each model; by default what suits the device.
+        steps: optimiser steps of each model; by default what suits the device, and what a slow one
+            can do in :data:`TRAINING_SECONDS`.
         seed: of initial weights, patterns and batches.
         config: sizes of the models; by default what suits the device.
     """
@@ -43,6 +49,7 @@ class Demo:
         self.device = device
         self.seed = seed
         self.config = config or MODELS[device.type]
+        self._fixed_steps = steps is not None
         settings = SETTINGS[device.type]
         self.settings = settings if steps is None else replace(settings, steps=steps)
         self.corpus = load_corpus()
@@ -62,17 +69,23 @@ class Demo:
         )
 
     def warm_up(self) -> list[jit.Entry]:
-        """Compile what training needs; returns the cache entries of the kernels that were compiled.
+        """Compile what training needs, and set the number of steps if none was asked for.
 
-        Kernels that were in the cache before are not among them and count no compile seconds.
+        Returns:
+            Cache entries of the kernels that were compiled. Those that were in the cache before are
+            not among them and count no compile seconds.
         """
         compiled: list[jit.Entry] = []
+        step_seconds = 0.0
         for name, model in self.models.items():
             before = {entry.path for entry in cache.current().entries()}
-            warm_up(model, self.config, self.settings, self.device)
+            step_seconds += warm_up(model, self.config, self.settings, self.device)
             fresh = [entry for entry in cache.current().entries() if entry.path not in before]
             self._compile_seconds[name] = sum(entry.compile_seconds for entry in fresh)
             compiled += fresh
+        if not self._fixed_steps:
+            possible = max(MIN_STEPS, int(TRAINING_SECONDS / step_seconds))
+            self.settings = replace(self.settings, steps=min(self.settings.steps, possible))
         return sorted(compiled, key=lambda entry: entry.created)
 
     @property

@@ -61,6 +61,20 @@ def test_a_seed_repeats_the_losses(demo: Demo) -> None:
     assert again.runs["sparse"].train_loss == demo.runs["sparse"].train_loss
 
 
+@pytest.mark.parametrize(
+    ("asked", "step_seconds", "taken"),
+    [(None, 0.01, 120), (None, 1.0, 37), (None, 60.0, 20), (90, 60.0, 90)],
+)
+def test_a_slow_machine_takes_fewer_steps(
+    asked: int | None, step_seconds: float, taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Each of the twins takes this long a step, so a pair of steps takes twice as long.
+    monkeypatch.setattr("jitsparse.demo.run.warm_up", lambda *arguments: step_seconds)
+    demo = Demo(device=torch.device("cpu"), steps=asked, config=SMALL)
+    demo.warm_up()
+    assert demo.settings.steps == taken
+
+
 @pytest.mark.gpu
 def test_on_a_gpu() -> None:
     demo = Demo(device=torch.device("cuda"), steps=12, seed=3, config=SMALL)
