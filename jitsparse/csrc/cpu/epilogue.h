@@ -6,8 +6,6 @@
 
 namespace jitsparse::cpu {
 
-constexpr int64 kLine = 64;  // bytes
-
 // A dense output. TRANSPOSED: its contiguous axis is the rows of a tile; `ld` is the stride of the
 // other axis.
 template <class T, bool TRANSPOSED> struct OutView {

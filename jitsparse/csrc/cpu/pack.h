@@ -17,13 +17,13 @@ template <class T, bool K_CONTIGUOUS> struct DenseView {
 // Asks for a part of a matrix ahead of its use.
 template <class T, bool K_CONTIGUOUS>
 inline void prefetch(const DenseView<T, K_CONTIGUOUS>& from, int64 depth0, int64 depth, int64 width0, int64 width) {
-  constexpr int64 kLine = 64 / sizeof(T);
+  constexpr int64 kPerLine = kLine / sizeof(T);
   if (from.depth - depth0 < depth) depth = from.depth - depth0;
   if (from.width - width0 < width) width = from.width - width0;
   const int64 lines = K_CONTIGUOUS ? width : depth, length = K_CONTIGUOUS ? depth : width;
   const T* line = from.at(depth0, width0);
   for (int64 i = 0; i < lines; ++i, line += from.ld) {
-    for (int64 j = 0; j < length; j += kLine) __builtin_prefetch(line + j, /*write=*/0, /*locality: L2=*/2);
+    for (int64 j = 0; j < length; j += kPerLine) __builtin_prefetch(line + j, 0, kIntoL2);
   }
 }
 

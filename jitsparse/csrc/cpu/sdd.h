@@ -35,7 +35,7 @@ class Sdd {
   // Slices are so deep that a tile's sums are loaded and stored rarely, unless B is so wide that its
   // packed slice would not stay in the caches.
   static constexpr int64 kSquare = 16;
-  static constexpr int64 kDeepest = 1024 / sizeof(A), kShallowest = kDeepest / 4;
+  static constexpr int64 kDeepest = 2048 / sizeof(A), kShallowest = kDeepest / 4;
   static constexpr int64 kSliceBytes = 8 << 20;
   // Sums of 16-bit products are kept apart, in float, until the last slice.
   static constexpr bool kSumInPlace = sizeof(T) == sizeof(A);

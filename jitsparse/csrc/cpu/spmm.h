@@ -33,10 +33,10 @@ class Spmm {
   static constexpr int kDepth = FLIPPED ? BLOCK_ROWS : BLOCK_COLS;
   static_assert(kRows % TILE_ROWS == 0, "a register tile must not cross block rows");
 
-  // Blocks of a row that one tile multiplies before the next tile of the row takes its turn: as many
-  // as leave their panels in the L1 cache.
-  static constexpr int64 kRun =
-      kRows == TILE_ROWS ? 1 << 30 : max(1, kL1Bytes / (kDepth * TILE_COLS * kVecBytes));
+  // Blocks of a row that one tile of V vectors multiplies before the next tile of the row takes its turn:
+  // as many as leave their panels in the L1 cache.
+  template <int V>
+  static constexpr int64 kRun = kRows == TILE_ROWS ? 1 << 30 : max(1, kL1Bytes / (kDepth * V * kVecBytes));
   // Block columns that are packed at a time: where k is the contiguous axis of B, a few cache lines of
   // each of its rows.
   static constexpr int64 kPart = DENSE_K_CONTIGUOUS ? max(1, 128 / kDepth) : 1;
@@ -109,22 +109,31 @@ class Spmm {
         const int64 part = col_[z] / kPart;
         if (packed[part]) continue;
         packed[part] = 1;
-        for (int64 v = 0; v < width; v += TILE_COLS) {
-          pack_part<TILE_COLS>(width - v, dense, part, first + v, panels_at(v));
-        }
+        for_tiles(width, [&](int64 v, int64 count) {
+          pack_part<TILE_COLS>(count, dense, part, first + v, panels_at(v));
+        });
       }
       // The next row's new parts are on their way while this row is multiplied.
       for (int64 z = row_ptr_[row + 1]; row + 1 < to && z < row_ptr_[row + 2]; ++z) {
         const int64 part = col_[z] / kPart;
         if (!packed[part]) prefetch(dense, part * kPart * kDepth, blocks_of(part) * kDepth, first * kL, width * kL);
       }
-      for (int64 v = 0; v < width; v += TILE_COLS) {
-        multiply_row<TILE_COLS>(width - v, row, panels_at(v), tile, first + v, out);
-      }
+      for_tiles(width, [&](int64 v, int64 count) {
+        multiply_row<TILE_COLS>(count, row, panels_at(v), tile, first + v, out);
+      });
     }
   }
 
-  // As many columns of a part as a register tile has, but no more than `width` vectors.
+  // Divides a strip into register tiles, as few as there have to be and as equal: body(first, vectors).
+  template <class Body> static void for_tiles(int64 width, const Body& body) {
+    const int64 tiles = div_up(width, TILE_COLS);
+    for (int64 tile = 0; tile < tiles; ++tile) {
+      const int64 first = tile * width / tiles;
+      body(first, (tile + 1) * width / tiles - first);
+    }
+  }
+
+  // `width` vectors of columns of a part, at most as many as a register tile has.
   template <int V> void pack_part(int64 width, const Dense& dense, int64 part, int64 first, A* panels) const {
     if constexpr (V > 1) {
       if (width < V) return pack_part<V - 1>(width, dense, part, first, panels);
@@ -142,7 +151,7 @@ class Spmm {
     const int64 begin = row_ptr_[row], end = row_ptr_[row + 1];
     int64 z = begin;
     do {
-      const int64 stop = end - z < kRun ? end : z + kRun;
+      const int64 stop = end - z < kRun<V> ? end : z + kRun<V>;
       for (int r = 0; r < kRows; r += TILE_ROWS) multiply_run<V>(z, stop, z > begin, r, panels, tile + r * V * kL);
       z = stop;
     } while (z < end);
@@ -161,9 +170,8 @@ class Spmm {
       for (int v = 0; v < V; ++v) sum[i][v] = add ? load<kL>(tile + i * kWidth + v * kL) : Sum{};
     }
     for (int64 z = begin; z < end; ++z) {
-      const int64 block = FLIPPED ? index_.perm()[z] : z;
-      const T* values = static_cast<const T*>(args_.values) + block * (BLOCK_ROWS * BLOCK_COLS) +
-                        (FLIPPED ? r : r * BLOCK_COLS);
+      const T* values = rows_of_block(z, r);
+      if (z + 1 < args_.nnz) prefetch_rows(rows_of_block(z + 1, r), r);
       const A* panel = panels + col_[z] * int64(kDepth * kWidth);
       if constexpr (sizeof(T) == sizeof(A)) {
         multiply_block<V, FLIPPED ? 1 : BLOCK_COLS, FLIPPED ? BLOCK_COLS : 1>(sum, values, panel);
@@ -177,6 +185,23 @@ class Spmm {
     for (int i = 0; i < TILE_ROWS; ++i) {
       JITSPARSE_UNROLL
       for (int v = 0; v < V; ++v) store<kL, A>(tile + i * kWidth + v * kL, sum[i][v]);
+    }
+  }
+
+  // Row r of a block of op(S); FLIPPED, this is a column as stored.
+  const T* rows_of_block(int64 z, int r) const {
+    const int64 block = FLIPPED ? index_.perm()[z] : z;
+    return static_cast<const T*>(args_.values) + block * (BLOCK_ROWS * BLOCK_COLS) + (FLIPPED ? r : r * BLOCK_COLS);
+  }
+
+  // Asks for the rows that a tile will need of the next block. Hardware sees no stream in the order in
+  // which blocks are read, and a few columns of B are bound by it.
+  static JITSPARSE_INLINE void prefetch_rows(const T* values, int r) {
+    constexpr int kPerLine = kLine / sizeof(T);
+    if constexpr (!FLIPPED) {
+      for (int e = 0; e < TILE_ROWS * BLOCK_COLS; e += kPerLine) __builtin_prefetch(values + e, 0, kIntoL2);
+    } else if (r % kPerLine == 0) {
+      for (int d = 0; d < kDepth; ++d) __builtin_prefetch(values + d * BLOCK_COLS, 0, kIntoL2);
     }
   }
 

@@ -31,6 +31,8 @@ constexpr int kVecBytes = 16;
 // data cache, and most of a small L2 cache.
 constexpr int kL1Bytes = 16 << 10;
 constexpr int64 kL2Bytes = 800 << 10;
+constexpr int kLine = 64;    // bytes of a cache line
+constexpr int kIntoL2 = 2;   // the locality of __builtin_prefetch that stands for the L2 cache
 
 template <class A> constexpr int kLanes = kVecBytes / int(sizeof(A));
 
