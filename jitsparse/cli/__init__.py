@@ -20,6 +20,7 @@ app = typer.Typer(
     help="Block-sparse matrices for PyTorch, with kernels compiled on first use.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
 app.command("demo")(demo.command)

@@ -15,9 +15,7 @@ __all__ = ["command"]
 
 
 def command(
-    suite: str = typer.Option(
-        "", help="cpu, portable, patterns or overhead: the tables of docs/performance.md."
-    ),
+    suite: str = typer.Option("", help="A published table: cpu, portable, patterns or overhead."),
     device: str = typer.Option("auto", help="auto, cpu or cuda."),
     op: list[str] = typer.Option([], help="dsd, dds, sdd."),
     dtype: list[str] = typer.Option([], help="f64, f32, tf32, f16, bf16."),

@@ -16,7 +16,7 @@ def command(
     steps: int = typer.Option(
         0,
         min=0,
-        help="Optimiser steps of each model; 0: 120 on a CPU, 600 on a GPU, fewer if slow.",
+        help="Steps of each model; 0: 120 on a CPU, 600 on a GPU, fewer if slow.",
     ),
     device: str = typer.Option("auto", help="auto, cpu or cuda."),
     seed: int = typer.Option(0, help="Of initial weights, patterns and batches."),
