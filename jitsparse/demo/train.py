@@ -71,26 +71,26 @@ class Run:
 def warm_up(
     model: CharTransformer, config: ModelConfig, settings: TrainConfig, device: torch.device
 ) -> float:
-    """Run a forward and backward pass and an evaluation, twice, and forget them.
+    """Run a few forward and backward passes and evaluations, and forget them.
 
     Every kernel that training needs is compiled in the first round, so step times hold no
     compilation.
 
     Returns:
-        Seconds of the second forward and backward pass: about a step.
+        Median seconds of the later forward and backward passes: about a step.
     """
     batch = torch.zeros(settings.batch, config.context, dtype=torch.int64, device=device)
-    seconds = 0.0
-    for _ in range(2):
+    seconds = []
+    for _ in range(4):
         start = time.perf_counter()
         _loss(model, batch, batch).backward()
         model.zero_grad(set_to_none=True)
         _synchronize(device)
-        seconds = time.perf_counter() - start
+        seconds.append(time.perf_counter() - start)
         with torch.no_grad():
             _loss(model, batch, batch)
-    _synchronize(device)
-    return seconds
+        _synchronize(device)
+    return statistics.median(seconds[1:])
 
 
 def train(
