@@ -62,31 +62,31 @@ inline void write_tile(const OutView<T, TRANSPOSED>& to, int64 row0, int64 col0,
       if (c < cols) store_first<L>(out + c, load<L>(tile + r * width + c), cols - c);
     }
   } else {
-    // In squares, side by side where it takes several to fill a cache line.
-    constexpr int S = min(L, ROWS), kBeside = max(1, min(ROWS, kLine / sizeof(T)) / S), kRun = S * kBeside;
-    const bool past = to.past_caches && kRun * sizeof(T) == kLine && row0 * sizeof(T) % kLine == 0 && to.whole_lines();
+    // In squares; of 16-bit elements, of pairs of rows.
+    constexpr int kPair = 4 / min(4, sizeof(T)), S = min(L, ROWS / kPair), kRun = kPair * S;
+    using Column = Vec<Bits<sizeof(T) * kPair>, S>;
+    const bool lines = kRun * sizeof(T) == kLine && row0 * sizeof(T) % kLine == 0;
+    const bool past = to.past_caches && lines && to.whole_lines();
     for (int64 c = 0; c < cols; c += S) {
       for (int64 r = 0; r < rows; r += kRun) {
-        Stored<T, S> runs[S][kBeside];
+        const A* from = tile + r * width + c;
+        Column square[S];
         JITSPARSE_UNROLL
-        for (int q = 0; q < kBeside; ++q) {
-          Vec<A, S> square[S];
-          JITSPARSE_UNROLL
-          for (int i = 0; i < S; ++i) square[i] = load<S>(tile + (r + q * S + i) * width + c);
-          transpose<S / 2, A, S>(square);
-          JITSPARSE_UNROLL
-          for (int i = 0; i < S; ++i) runs[i][q] = to_stored<T, S>(square[i]);
+        for (int i = 0; i < S; ++i, from += kPair * width) {
+          if constexpr (kPair == 2) {
+            square[i] = narrow_pairs<T, S>(load<S>(from), load<S>(from + width));
+          } else {
+            square[i] = (Column)load<S>(from);
+          }
         }
+        transpose(square);
         T* const out = to.data + (col0 + c) * to.ld + row0 + r;
         if (c + S <= cols && r + kRun <= rows) {
           JITSPARSE_UNROLL
-          for (int i = 0; i < S; ++i) {
-            JITSPARSE_UNROLL
-            for (int q = 0; q < kBeside; ++q) write(out + i * to.ld + q * S, runs[i][q], past);
-          }
+          for (int i = 0; i < S; ++i) write(out + i * to.ld, square[i], past);
         } else {
           T edge[S][kRun];
-          __builtin_memcpy(edge, runs, sizeof edge);
+          __builtin_memcpy(edge, square, sizeof edge);
           for (int64 i = 0; i < S && c + i < cols; ++i) {
             for (int64 j = 0; j < kRun && r + j < rows; ++j) out[i * to.ld + j] = edge[i][j];
           }

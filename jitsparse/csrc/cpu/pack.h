@@ -70,7 +70,7 @@ inline void pack(const DenseView<T, K_CONTIGUOUS>& from, int64 depth0, int64 dep
         Vec<A, S> square[S];
         JITSPARSE_UNROLL
         for (int i = 0; i < S; ++i) square[i] = load<S>(source + i * stride);
-        transpose<S / 2, A, S>(square);
+        transpose(square);
         JITSPARSE_UNROLL
         for (int i = 0; i < S; ++i) store<S, A>(at(d + i, w), square[i]);
       }

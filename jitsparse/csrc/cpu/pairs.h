@@ -72,7 +72,7 @@ inline void pack_square(const DenseView<BFloat16, K_CONTIGUOUS>& from, int64 k, 
       interleave<SIZE>(source + 2 * i * ld, source + (2 * i + 1) * ld, reinterpret_cast<Pair*>(&rows[i]));
     }
   }
-  if constexpr (LEFT != K_CONTIGUOUS) transpose<SIZE / 2, Pair, SIZE>(rows);
+  if constexpr (LEFT != K_CONTIGUOUS) transpose(rows);
   JITSPARSE_UNROLL
   for (int i = 0; i < SIZE; ++i) __builtin_memcpy(to + i * stride, &rows[i], sizeof rows[i]);
 }
@@ -129,7 +129,7 @@ inline void pack_left(const DenseView<BFloat16, K_CONTIGUOUS>& from, int64 k, in
           Vec<Pair, S> square[S];
           JITSPARSE_UNROLL
           for (int i = 0; i < S; ++i) __builtin_memcpy(&square[i], &rows[p + i][t], sizeof square[i]);
-          transpose<S / 2, Pair, S>(square);
+          transpose(square);
           JITSPARSE_UNROLL
           for (int i = 0; i < S; ++i) __builtin_memcpy(at + i * (K / 2) + p, &square[i], sizeof square[i]);
         }

@@ -36,6 +36,10 @@ constexpr int kIntoL2 = 2;   // the locality of __builtin_prefetch that stands f
 
 template <class A> constexpr int kLanes = kVecBytes / int(sizeof(A));
 
+template <int BYTES> struct BitsOf { using type = unsigned; };
+template <> struct BitsOf<8> { using type = unsigned long long; };
+template <int BYTES> using Bits = typename BitsOf<BYTES>::type;
+
 template <class E, int N> struct VecOf { typedef E type __attribute__((vector_size(N * sizeof(E)))); };
 template <class E, int N> using Vec = typename VecOf<E, N>::type;
 
@@ -56,6 +60,14 @@ template <int N> JITSPARSE_INLINE Vec<float, N> widen(BFloat16, Vec<unsigned sho
 }
 
 template <int N> JITSPARSE_INLINE Vec<unsigned short, N> narrow(BFloat16, Vec<float, N> f) {
+#if defined(__AVX512BF16__)
+  // Subnormals become zero, as they do in the AMX tiles of the kernels that are compiled with this.
+  if constexpr (N == 8 || N == 16) {
+    Vec<unsigned short, N> h;
+    asm("vcvtneps2bf16 %1, %0" : "=v"(h) : "v"(f));
+    return h;
+  }
+#endif
   const auto u = (Vec<unsigned, N>)f;
   const auto rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
   const auto quiet_nan = (u >> 16) | 0x40;
@@ -99,6 +111,21 @@ template <int N> JITSPARSE_INLINE Vec<unsigned short, N> narrow(Float16, Vec<flo
   const auto ordered = magnitude >= 0x47800000 ? infinite : finite;
   const auto result = (magnitude > 0x7f800000 ? nan : ordered) | ((u >> 16) & 0x8000);
   return __builtin_convertvector(result, Vec<unsigned short, N>);
+}
+
+// Pairs of neighbours, each the bits of one element: low[i] beside high[i].
+template <class T, int N> JITSPARSE_INLINE Vec<unsigned, N> narrow_pairs(Vec<float, N> low, Vec<float, N> high) {
+#if defined(__AVX512BF16__)
+  if constexpr (N == 16 && __is_same(T, BFloat16)) {
+    Vec<unsigned short, 32> halves, order;
+    asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(halves) : "v"(low), "v"(high));
+    JITSPARSE_UNROLL
+    for (int i = 0; i < 32; ++i) order[i] = static_cast<unsigned short>(i / 2 + i % 2 * 16);
+    return (Vec<unsigned, N>)__builtin_shuffle(halves, order);
+  }
+#endif
+  return __builtin_convertvector(narrow<N>(T{}, low), Vec<unsigned, N>) |
+         __builtin_convertvector(narrow<N>(T{}, high), Vec<unsigned, N>) << 16;
 }
 
 // -- loads and stores, as vectors of the accumulator type -----------------------------------------
@@ -174,10 +201,9 @@ template <int N, class T> JITSPARSE_INLINE void store_first(T* p, Vec<Acc<T>, N>
 
 // -- transposition --------------------------------------------------------------------------------
 
-// Transposes N rows of N elements, N = 2 SIZE at the outset: every pair of rows that lie SIZE apart
-// swaps its off-diagonal squares, then likewise at half the size. The masks are constants, so the
-// compiler finds the best instruction for each.
-template <int SIZE, class E, int N> JITSPARSE_INLINE void transpose(Vec<E, N> (&rows)[N]) {
+// Swaps the off-diagonal squares of every pair of rows that lie SIZE apart, then likewise at half the
+// size. The masks are constants, so the compiler finds the best instruction for each.
+template <int SIZE, int N, class V> JITSPARSE_INLINE void swap_squares(V (&rows)[N]) {
   decltype(rows[0] < rows[0]) upper, lower;
   JITSPARSE_UNROLL
   for (int i = 0; i < N; ++i) {
@@ -191,7 +217,10 @@ template <int SIZE, class E, int N> JITSPARSE_INLINE void transpose(Vec<E, N> (&
     rows[i] = __builtin_shuffle(a, b, upper);
     rows[i + SIZE] = __builtin_shuffle(a, b, lower);
   }
-  if constexpr (SIZE > 1) transpose<SIZE / 2, E, N>(rows);
+  if constexpr (SIZE > 1) swap_squares<SIZE / 2>(rows);
 }
+
+// Transposes N rows of N elements.
+template <int N, class V> JITSPARSE_INLINE void transpose(V (&rows)[N]) { swap_squares<N / 2>(rows); }
 
 }  // namespace jitsparse::cpu
