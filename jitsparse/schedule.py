@@ -28,6 +28,22 @@ step's blocks begin in ``row_panel_blocks``, one for each set bit in rising orde
 dense operand once a step instead of once a block is what makes small blocks fast
 (docs/performance.md).
 
+Blocks of 16 and more have parts for the Hopper kernels too, 16-byte aligned but for the last three:
+
+===================  ==========  ===========================================================
+row_panels_sorted    4 P         (panel, first step, end, 0), panels with most steps first
+col_panels_sorted    4 Q
+gather_steps         4 G         like row_steps, of panels of 64 rows (128 if blocks are so high)
+gather_tiles         4 + 4 T     (tiles, most steps of one, 0, 0); (panel, first step, end, 0)
+row_slab_panels      4 P         as row_panels_sorted, where a step is a slab of 64 columns:
+col_slab_panels      4 Q         bit g * s + c of its mask says that row g stores the c-th of
+row_slab_steps       4 min(Z,.)  its s block columns. Absent, with the other slab parts, where
+col_slab_steps       4 min(Z,.)  blocks are 64 or deeper: steps are slabs there.
+gather_blocks        Z           positions in ``values``, in the order of gather_steps
+row_slab_blocks      Z
+col_slab_blocks      Z
+===================  ==========  ===========================================================
+
 Everything is computed with torch operations on the pattern's own device and without reading a value
 back to the host.
 """
@@ -43,6 +59,18 @@ __all__ = ["PANEL", "IndexLayout", "build_index"]
 
 PANEL = 128
 """Rows (or columns) of a panel, in elements: the tile height of the tensor-core kernels."""
+
+SLAB = 64
+"""Depth of a stage of the Hopper kernels, in elements."""
+
+HOPPER_BLOCK = 16
+"""Smallest side of a block that the Hopper kernels take."""
+
+_GATHER_GROUP = 32
+_CTAS = 132
+_FIXED_COLUMNS = 400
+"""Tuned for Hopper: panels whose sdd tiles run at about the same time, CTAs that run at once, and
+what a tile costs beside its columns, in columns."""
 
 
 def div_up(a: int, b: int) -> int:
@@ -67,6 +95,25 @@ class IndexLayout:
     block_size: tuple[int, int]
     panels: bool
 
+    @property
+    def hopper(self) -> bool:
+        """Whether the parts for the Hopper kernels are present."""
+        return self.panels and min(self.block_size) >= HOPPER_BLOCK
+
+    def slabs(self) -> dict[str, tuple[int, int]]:
+        """Sides whose steps are slabs: blocks along the other side, and how many a slab covers."""
+        rows, cols = self.block_size
+        minors = {"row": (self.cols, cols), "col": (self.rows, rows)}
+        return {
+            side: (count, SLAB // size) for side, (count, size) in minors.items() if size < SLAB
+        }
+
+    def gather_shape(self) -> tuple[int, int, int]:
+        """Block rows of an sdd tile, and the fewest and most block columns that it may have."""
+        rows, cols = self.block_size
+        height = max(64, rows)
+        return height // rows, max(1, 128 // cols), (256 if height > 64 else 512) // cols
+
     def parts(self) -> dict[str, tuple[int, int]]:
         """Name to ``(offset, length)``, in the order of the layout."""
         r, c, z = self.rows, self.cols, self.nnz
@@ -87,6 +134,24 @@ class IndexLayout:
             lengths["col_panel_ptr"] = div_up(c, max(1, PANEL // self.block_size[1])) + 1
             lengths["row_panel_blocks"] = z
             lengths["col_panel_blocks"] = z
+        if self.hopper:
+            head = sum(lengths.values())
+            lengths["hopper_padding"] = -head % 4
+            panels = {"row": lengths["row_panel_ptr"] - 1, "col": lengths["col_panel_ptr"] - 1}
+            lengths |= {f"{side}_panels_sorted": 4 * count for side, count in panels.items()}
+            down, fewest, _ = self.gather_shape()
+            gather_panels = div_up(r, down)
+            steps = min(z, gather_panels * c)
+            lengths["gather_steps"] = 4 * steps
+            lengths["gather_tiles"] = 4 * (1 + gather_panels + steps // fewest)
+            slabs = self.slabs()
+            lengths |= {f"{side}_slab_panels": 4 * panels[side] for side in slabs}
+            lengths |= {
+                f"{side}_slab_steps": 4 * min(z, panels[side] * div_up(minors, across))
+                for side, (minors, across) in slabs.items()
+            }
+            lengths["gather_blocks"] = z
+            lengths |= {f"{side}_slab_blocks": z for side in slabs}
         parts, offset = {}, 0
         for name, length in lengths.items():
             parts[name] = (offset, length)
@@ -148,14 +213,33 @@ def build_index(
     put("row_indices_t", row_indices[perm])
     put("perm", perm)
     if layout.panels:
-        for side, major, minor, majors, group in (
-            ("row", row_indices, col64, rows, max(1, PANEL // block_size[0])),
-            ("col", col64, row_indices, cols, max(1, PANEL // block_size[1])),
+        for side, majors, major, minor, extent in (
+            ("row", rows, row_indices, col64, block_size[0]),
+            ("col", cols, col64, row_indices, block_size[1]),
         ):
-            steps, pointers, blocks = _panels(major, minor, majors, group)
-            put(f"{side}_steps", steps)
+            group = max(1, PANEL // extent)
+            steps, pointers, blocks = _panels(major, minor, majors, group, 1)
+            put(f"{side}_steps", steps.flatten())
             put(f"{side}_panel_ptr", pointers)
             put(f"{side}_panel_blocks", blocks)
+            if layout.hopper:
+                put(f"{side}_panels_sorted", _longest_first(pointers).flatten())
+            if layout.hopper and side in layout.slabs():
+                _, across = layout.slabs()[side]
+                steps, pointers, blocks = _panels(major, minor, majors, group, across)
+                put(f"{side}_slab_panels", _longest_first(pointers).flatten())
+                put(
+                    f"{side}_slab_steps", steps.flatten()[: layout.parts()[f"{side}_slab_steps"][1]]
+                )
+                put(f"{side}_slab_blocks", blocks)
+    if layout.hopper:
+        down, fewest, most = layout.gather_shape()
+        steps, pointers, blocks = _panels(row_indices, col64, rows, down, 1)
+        put("gather_steps", steps.flatten()[: layout.parts()["gather_steps"][1]])
+        put("gather_blocks", blocks)
+        room = layout.parts()["gather_tiles"][1] // 4 - 1
+        tiles = _gathers(pointers, range(fewest, most + 1), block_size[1], room)
+        put("gather_tiles", tiles.flatten())
     return index
 
 
@@ -164,26 +248,74 @@ def _pointers(sorted_ids: Tensor, count: int) -> Tensor:
     return torch.searchsorted(sorted_ids, torch.arange(count + 1, device=sorted_ids.device))
 
 
-def _panels(major: Tensor, minor: Tensor, majors: int, group: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Steps ``(4 * Z,)``, panel pointers and block order for panels of ``group`` major indices.
+def _panels(
+    major: Tensor, minor: Tensor, majors: int, down: int, across: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Steps ``(Z, 4)``, panel pointers and block order for panels of ``down`` major indices.
 
-    The number of steps depends on the pattern's values, so the steps fill a prefix of an array of
-    the upper bound Z; the pointers say how long the prefix is, and nothing is read on the host.
+    A step covers ``across`` minor indices; down * across is 32 at most. The number of steps depends
+    on the pattern's values, so the steps fill a prefix of an array of the upper bound Z; the
+    pointers say how long the prefix is, and nothing is read on the host.
     """
     nnz, device = major.numel(), major.device
-    panel, lane = major // group, major % group
-    minors = 1 << 31
-    order = torch.argsort((panel * minors + minor) * group + lane)
-    step_key = (panel * minors + minor)[order]
+    panel, slab = major // down, minor // across
+    bit = major % down * across + minor % across
+    order = torch.argsort((panel * (1 << 31) + slab) * (down * across) + bit)
+    step_key = (panel * (1 << 31) + slab)[order]
     opens = torch.ones(nnz, dtype=torch.bool, device=device)
     opens[1:] = step_key[1:] != step_key[:-1]
     step = torch.cumsum(opens, 0) - 1  # the step each block belongs to
     position = torch.arange(nnz, device=device)
     steps = torch.zeros(nnz, 4, dtype=torch.int64, device=device)
-    steps[:, 0].scatter_(0, step, minor[order])
-    steps[:, 1].scatter_add_(0, step, torch.ones_like(lane) << lane[order])
+    steps[:, 0].scatter_(0, step, slab[order])
+    steps[:, 1].scatter_add_(0, step, torch.ones_like(bit) << bit[order])
+    steps[:, 1].sub_(steps[:, 1] >> 31 << 32)  # the same 32 bits as a signed number
     steps[:, 2].fill_(nnz).scatter_reduce_(0, step, position, "amin")
-    pointers_in_blocks = _pointers(panel[order], -(-majors // group))
+    pointers_in_blocks = _pointers(panel[order], -(-majors // down))
     # Step index of the first block of each panel; past the last block it is the number of steps.
     step_or_end = torch.cat([step, step[-1:] + 1]) if nnz else step.new_zeros(1)
-    return steps.flatten(), step_or_end[pointers_in_blocks], order
+    return steps, step_or_end[pointers_in_blocks], order
+
+
+def _div_up(a: Tensor, b: Tensor) -> Tensor:
+    """Elementwise ``a / b`` rounded up, of positive integers."""
+    return (a + b - 1) // b
+
+
+def _longest_first(pointers: Tensor) -> Tensor:
+    """``(P, 4)``: (panel, first step, end, 0) of each panel, those with most steps first."""
+    begin, end = pointers[:-1], pointers[1:]
+    panel = torch.argsort(begin - end, stable=True)
+    return torch.stack([panel, begin[panel], end[panel], torch.zeros_like(panel)], 1)
+
+
+def _gathers(pointers: Tensor, widths: range, block_cols: int, capacity: int) -> Tensor:
+    """``(1 + capacity, 4)``: the tiles that an sdd computes, each some steps of a panel.
+
+    The first row is (tiles, most steps of one, 0, 0). Each other is (panel, first step, end, 0).
+    A panel's steps are dealt out evenly to as few tiles of a width as can hold them; the width is
+    the one whose tiles, a CTA each, are done first.
+    """
+    device = pointers.device
+    count = pointers[1:] - pointers[:-1]
+    if not capacity:
+        return torch.zeros(1, 4, dtype=torch.int64, device=device)
+    width = torch.arange(widths.start, widths.stop, device=device)
+    rounds = (_div_up(count, width[:, None]).sum(1) + (_CTAS - 1)) // _CTAS
+    width = width[torch.argmin(rounds * (width * block_cols + _FIXED_COLUMNS))]
+    parts = _div_up(count, width)
+    ends = torch.cumsum(parts, 0)
+    tile = torch.arange(capacity, device=device)
+    panel = torch.searchsorted(ends, tile, right=True).clamp_(max=parts.numel() - 1)
+    part = tile - (ends - parts)[panel]
+    many = parts[panel].clamp_(min=1)
+    first = pointers[panel] + count[panel] * part // many
+    end = pointers[panel] + count[panel] * (part + 1) // many
+    tiles = torch.stack([panel, first, end, torch.zeros_like(end)], 1)
+    # Tiles that run at the same time should read the same rows and columns: the panels of a group
+    # go through their parts together.
+    key = (panel // _GATHER_GROUP * capacity + part) * _GATHER_GROUP + panel % _GATHER_GROUP
+    order = torch.argsort(torch.where(tile < ends[-1], key, torch.iinfo(torch.int64).max))
+    head = torch.zeros(1, 4, dtype=tiles.dtype, device=device)
+    head[0, 0], head[0, 1] = ends[-1], width
+    return torch.cat([head, tiles[order]])

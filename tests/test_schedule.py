@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jitsparse as js
-from jitsparse.schedule import PANEL, IndexLayout, build_index
+from jitsparse.schedule import HOPPER_BLOCK, PANEL, SLAB, IndexLayout, build_index
 
 Blocks = list[tuple[int, int]]
 
@@ -27,23 +27,53 @@ def naive(blocks: Blocks, rows: int, cols: int) -> dict[str, list[int]]:
 
 
 def naive_panels(
-    blocks: Blocks, majors: int, group: int
-) -> tuple[list[tuple[int, int, int, int]], list[int], list[int]]:
+    blocks: Blocks, majors: int, down: int, across: int = 1
+) -> tuple[list[list[int]], list[int], list[int]]:
     """Steps, panel pointers and block order for (major, minor) blocks."""
-    steps: list[tuple[int, int, int, int]] = []
+    steps: list[list[int]] = []
     pointers, order = [0], []
-    for panel in range(-(-majors // group)):
-        members = {
-            (minor, major % group): z
-            for z, (major, minor) in enumerate(blocks)
-            if major // group == panel
-        }
-        for minor in sorted({minor for minor, _ in members}):
-            lanes = sorted(lane for m, lane in members if m == minor)
-            steps.append((minor, sum(1 << lane for lane in lanes), len(order), 0))
-            order += [members[minor, lane] for lane in lanes]
+    for panel in range(-(-majors // down)):
+        members: dict[int, dict[int, int]] = {}
+        for z, (major, minor) in enumerate(blocks):
+            if major // down == panel:
+                bit = major % down * across + minor % across
+                members.setdefault(minor // across, {})[bit] = z
+        for slab, bits in sorted(members.items()):
+            mask = sum(1 << bit for bit in bits)
+            steps.append([slab, mask - (mask >> 31 << 32), len(order), 0])
+            order += [bits[bit] for bit in sorted(bits)]
         pointers.append(len(steps))
     return steps, pointers, order
+
+
+def longest_first(pointers: list[int]) -> list[list[int]]:
+    panels = [
+        [panel, *bounds, 0]
+        for panel, bounds in enumerate(zip(pointers, pointers[1:], strict=False))
+    ]
+    return sorted(panels, key=lambda words: words[1] - words[2])
+
+
+def rows_of_four(layout: IndexLayout, index: torch.Tensor, part: str) -> list[list[int]]:
+    offset, _ = layout.parts()[part]
+    assert offset % 4 == 0, "read as 16-byte words"
+    return layout.view(index, part).view(-1, 4).tolist()
+
+
+def check_gathers(layout: IndexLayout, index: torch.Tensor, blocks: Blocks) -> None:
+    """The tiles of an sdd hold every step once, of one panel each and no more than allowed."""
+    down, fewest, most = layout.gather_shape()
+    steps, pointers, order = naive_panels(blocks, layout.rows, down)
+    assert rows_of_four(layout, index, "gather_steps")[: len(steps)] == steps
+    assert layout.view(index, "gather_blocks").tolist() == order
+    (count, widest, *_), *tiles = rows_of_four(layout, index, "gather_tiles")
+    seen = sorted((first, end, panel) for panel, first, end, _ in tiles[:count])
+    assert [step for first, end, _ in seen for step in range(first, end)] == list(range(len(steps)))
+    for first, end, panel in seen:
+        assert first < end <= first + widest
+        assert pointers[panel] <= first
+        assert end <= pointers[panel + 1]
+    assert not blocks or fewest <= widest <= most
 
 
 def check(mask: torch.Tensor, block_size: tuple[int, int]) -> None:
@@ -57,17 +87,28 @@ def check(mask: torch.Tensor, block_size: tuple[int, int]) -> None:
     for name, expected in naive(blocks, rows, cols).items():
         assert layout.view(index, name).tolist() == expected, name
     sides = {
-        "row": (blocks, rows, block_size[0]),
-        "col": ([b[::-1] for b in blocks], cols, block_size[1]),
+        "row": (blocks, rows, *block_size),
+        "col": ([b[::-1] for b in blocks], cols, *block_size[::-1]),
     }
-    for side, (pairs, majors, extent) in sides.items():
-        steps, pointers, order = naive_panels(pairs, majors, max(1, PANEL // extent))
-        offset, _ = layout.parts()[f"{side}_steps"]
-        assert offset % 4 == 0, "a step is read as one 16-byte load"
-        got = layout.view(index, f"{side}_steps").view(-1, 4)[: len(steps)].tolist()
-        assert got == [list(step) for step in steps], side
+    for side, (pairs, majors, extent, depth) in sides.items():
+        down = max(1, PANEL // extent)
+        steps, pointers, order = naive_panels(pairs, majors, down)
+        assert rows_of_four(layout, index, f"{side}_steps")[: len(steps)] == steps, side
         assert layout.view(index, f"{side}_panel_ptr").tolist() == pointers, side
         assert layout.view(index, f"{side}_panel_blocks").tolist() == order, side
+        if min(block_size) < HOPPER_BLOCK:
+            assert f"{side}_panels_sorted" not in layout.parts()
+            continue
+        panels = rows_of_four(layout, index, f"{side}_panels_sorted")
+        assert panels == longest_first(pointers), side
+        if depth < SLAB:
+            steps, pointers, order = naive_panels(pairs, majors, down, SLAB // depth)
+            assert rows_of_four(layout, index, f"{side}_slab_steps")[: len(steps)] == steps, side
+            panels = rows_of_four(layout, index, f"{side}_slab_panels")
+            assert panels == longest_first(pointers), side
+            assert layout.view(index, f"{side}_slab_blocks").tolist() == order, side
+    if min(block_size) >= HOPPER_BLOCK:
+        check_gathers(layout, index, blocks)
     # Without panels the index is the beginning of the same.
     plain = build_index(pattern.crow_indices, pattern.col_indices, cols, block_size, panels=False)
     head = IndexLayout(rows, cols, len(blocks), block_size, panels=False)
@@ -115,8 +156,17 @@ def test_parts_lie_where_the_header_says() -> None:
         "col_panel_ptr": (98, 6),
         "row_panel_blocks": (104, 7),
         "col_panel_blocks": (111, 7),
+        "hopper_padding": (118, 2),
+        "row_panels_sorted": (120, 4),
+        "col_panels_sorted": (124, 20),
+        "gather_steps": (144, 28),
+        "gather_tiles": (172, 40),
+        "col_slab_panels": (212, 20),
+        "col_slab_steps": (232, 28),
+        "gather_blocks": (260, 7),
+        "col_slab_blocks": (267, 7),
     }
-    assert layout.size == 118
+    assert layout.size == 274
 
 
 @pytest.mark.parametrize("panels", [False, True])

@@ -49,7 +49,7 @@ struct SddArgs {
 #define JITSPARSE_HD inline
 #endif
 
-constexpr int64 div_up(int64 a, int64 b) { return (a + b - 1) / b; }
+constexpr JITSPARSE_HD int64 div_up(int64 a, int64 b) { return (a + b - 1) / b; }
 
 // The packed index of a pattern with R x C blocks of which Z are stored; mirrors
 // jitsparse/schedule.py, which documents each part.
@@ -82,7 +82,36 @@ struct IndexView {
   JITSPARSE_HD const int32* row_panel_blocks() const { return col_panel_ptr() + col_panels() + 1; }  // Z
   JITSPARSE_HD const int32* col_panel_blocks() const { return row_panel_blocks() + Z; }              // Z
 
+  // for Hopper (CUDA only, blocks of 16 and more); all but the last three are 16-byte aligned
+  JITSPARSE_HD const int32* row_panels_sorted() const { return base + align4(col_panel_blocks() + Z - base); }  // 4 row panels
+  JITSPARSE_HD const int32* col_panels_sorted() const { return row_panels_sorted() + 4 * row_panels(); }        // 4 column panels
+
+  // what an sdd tile gathers: a panel of kGatherDown block rows, and so many block columns
+  static constexpr int64 kGatherRows = BLOCK_ROWS > 64 ? BLOCK_ROWS : 64, kGatherDown = kGatherRows / BLOCK_ROWS;
+  static constexpr int64 kGatherFewest = BLOCK_COLS < 128 ? 128 / BLOCK_COLS : 1;
+  static constexpr int64 kGatherMost = (kGatherRows > 64 ? 256 : 512) / BLOCK_COLS;
+  JITSPARSE_HD int64 gather_panels() const { return div_up(R, kGatherDown); }
+  JITSPARSE_HD int64 gather_step_capacity() const { return smaller(Z, gather_panels() * C); }
+  JITSPARSE_HD int64 gather_tile_capacity() const { return gather_panels() + gather_step_capacity() / kGatherFewest; }
+  JITSPARSE_HD const int32* gather_steps() const { return col_panels_sorted() + 4 * col_panels(); }  // 4 each
+  JITSPARSE_HD const int32* gather_tiles() const { return gather_steps() + 4 * gather_step_capacity(); }  // 4, then 4 each
+
+  // panels as above whose steps are slabs of 64 (only where blocks are less deep: else they are the same)
+  static constexpr int64 kRowSlab = BLOCK_COLS < 64 ? 64 / BLOCK_COLS : 0, kColSlab = BLOCK_ROWS < 64 ? 64 / BLOCK_ROWS : 0;
+  JITSPARSE_HD int64 row_slab_capacity() const { return kRowSlab ? smaller(Z, row_panels() * div_up(C, at_least_1(kRowSlab))) : 0; }
+  JITSPARSE_HD int64 col_slab_capacity() const { return kColSlab ? smaller(Z, col_panels() * div_up(R, at_least_1(kColSlab))) : 0; }
+  JITSPARSE_HD const int32* row_slab_panels() const { return gather_tiles() + 4 + 4 * gather_tile_capacity(); }
+  JITSPARSE_HD const int32* col_slab_panels() const { return row_slab_panels() + (kRowSlab ? 4 * row_panels() : 0); }
+  JITSPARSE_HD const int32* row_slab_steps() const { return col_slab_panels() + (kColSlab ? 4 * col_panels() : 0); }
+  JITSPARSE_HD const int32* col_slab_steps() const { return row_slab_steps() + 4 * row_slab_capacity(); }
+
+  JITSPARSE_HD const int32* gather_blocks() const { return col_slab_steps() + 4 * col_slab_capacity(); }      // Z
+  JITSPARSE_HD const int32* row_slab_blocks() const { return gather_blocks() + Z; }                           // Z or none
+  JITSPARSE_HD const int32* col_slab_blocks() const { return row_slab_blocks() + (kRowSlab ? Z : 0); }        // Z or none
+
  private:
+  static constexpr JITSPARSE_HD int64 at_least_1(int64 a) { return a < 1 ? 1 : a; }
+  static JITSPARSE_HD int64 smaller(int64 a, int64 b) { return a < b ? a : b; }
   static JITSPARSE_HD int64 align4(int64 x) { return (x + 3) / 4 * 4; }
 };
 

@@ -1,24 +1,22 @@
-"""Family ``wgmma``: Hopper's warpgroup tensor cores, for blocks of 64 and 128.
+"""Family ``wgmma``: Hopper's warpgroup tensor cores, fed by its copy engine; blocks of 16 and more.
 
-Knobs: ``b`` block, ``l`` layout, ``t`` tile (rows x columns x depth of a pipeline stage), ``g``
-warpgroups across the tile, ``s`` stages of the pipeline, ``c`` CTAs that an SM should hold.
-
-A tile is one block row high. Measurements are in docs/performance.md.
+Knobs: ``b`` block, ``l`` layout; of dsd and dds also ``t`` tile (rows x columns x depth of a
+pipeline stage) and ``g`` warpgroups one below the other (1: side by side). An sdd's tiles are as
+wide as suits its pattern, which the index decides. Measurements are in docs/performance.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from jitsparse.jit import Candidate, Template, Variant
 from jitsparse.jit.template import Context
 from jitsparse.kernels.cuda import (
     cuda_template,
+    is_k_contiguous,
     knobs,
     op_block,
     operand_context,
-    relative_time,
     typical_problems,
 )
 from jitsparse.kernels.problem import Problem
@@ -26,66 +24,51 @@ from jitsparse.kernels.problem import Problem
 __all__ = ["candidates", "default_variants", "rank", "template"]
 
 _DTYPES = ("bf16", "f16")
-_BLOCKS = (64, 128)
-_NARROWEST = 128
-
-
-@dataclass(frozen=True)
-class Tile:
-    """One way to divide the work: columns of a tile and the values of the knobs g, s and c."""
-
-    columns: int
-    groups: int
-    stages: int
-    ctas: int
-
-    def variant(self, problem: Problem, target: str) -> Variant:
-        """The variant of a problem that works like this."""
-        values = knobs(
-            problem,
-            t=(_height(problem), self.columns, 64),
-            g=(self.groups,),
-            s=(self.stages,),
-            c=(self.ctas,),
-        )
-        return Variant(problem.op, "wgmma", target, problem.dtype, values)
-
-
-# By the height of a block, as the kernel sees it.
-_SPMM_TILES = {
-    64: (Tile(256, 2, 4, 1), Tile(128, 1, 4, 2)),
-    128: (Tile(256, 1, 4, 1), Tile(128, 1, 3, 2)),
-}
-# The deep pipeline of one CTA an SM is for patterns with fewer blocks than the GPU has SMs.
-_SDD_TILES = {
-    64: (Tile(128, 1, 4, 2),),
-    128: (Tile(256, 1, 4, 1), Tile(128, 1, 3, 2), Tile(128, 1, 4, 1)),
-}
+_BLOCKS = (16, 32, 64, 128)
+_TILE = (128, 256)
+_NARROWEST = 192
+"""Columns of the dense operand from which a tile of 256 is better than the narrower ones of mma."""
 
 
 def rank(problem: Problem) -> int:
-    """Before ``mma`` where a tile is filled; after it where its narrower tiles fit better."""
-    return 0 if problem.op == "sdd" or problem.extent >= _NARROWEST else 2
+    """Before ``mma`` where it is faster, else after it."""
+    if problem.op == "sdd":
+        # Of a right operand that lies along its columns, a block column of 16 is 32 bytes a row,
+        # and the copy engine takes as long for those as for 128.
+        slow = problem.layout[1] == "n" and problem.block[1] == 16
+        return 2 if slow else 0
+    return 0 if problem.extent >= _NARROWEST else 2
 
 
 def candidates(problem: Problem, target: str) -> list[Candidate]:
     """Variants for a problem, best first; refused ones with their reason."""
-    table = _SDD_TILES if problem.op == "sdd" else _SPMM_TILES
-    tiles = sorted(
-        table.get(_height(problem), table[64]),
-        key=lambda tile: relative_time(problem, _height(problem), tile.columns, tile.ctas),
-    )
-    found = []
-    for tile in tiles:
-        variant = tile.variant(problem, target)
-        found.append(Candidate(variant, template(variant), _refusal(problem, target)))
-    return found
-
-
-def _height(problem: Problem) -> int:
     if problem.op == "sdd":
-        return problem.block[0]
-    return op_block(problem.op, problem.block, problem.layout)[0]
+        variants = [Variant("sdd", "wgmma", target, problem.dtype, knobs(problem))]
+    else:
+        variants = [
+            Variant(
+                problem.op,
+                "wgmma",
+                target,
+                problem.dtype,
+                knobs(problem, t=(*_TILE, slab), g=(groups,)),
+            )
+            for slab, groups in _stages(problem)
+        ]
+    refused = _refusal(problem, target)
+    return [Candidate(variant, template(variant), refused) for variant in variants]
+
+
+def _stages(problem: Problem) -> list[tuple[int, int]]:
+    """Depth of a stage and warpgroups one below the other, best first."""
+    height, depth = op_block(problem.op, problem.block, problem.layout)
+    groups = 2 if height <= 32 else 1
+    if depth != 32:
+        return [(64, groups)]
+    # A slab of one block column loads nothing for nothing. Where the dense operand lies along k, its
+    # rows are 64 bytes then, and the copy engine takes as long for those as for 128.
+    deep, shallow = (64, groups), (32, groups)
+    return [deep, shallow] if is_k_contiguous(problem.op, problem.layout) else [shallow, deep]
 
 
 def _refusal(problem: Problem, target: str) -> str | None:
@@ -95,7 +78,7 @@ def _refusal(problem: Problem, target: str) -> str | None:
         return f"dtype {problem.dtype}: this family multiplies {' and '.join(_DTYPES)}"
     if not set(problem.block) <= set(_BLOCKS):
         block = "x".join(map(str, problem.block))
-        return f"block {block}: both sides must be {' or '.join(map(str, _BLOCKS))}"
+        return f"block {block}: both sides must be at least {_BLOCKS[0]}"
     if not problem.aligned:
         return (
             "an operand is not 16-byte aligned: pointers, strides and contiguous extents of the "
@@ -119,9 +102,9 @@ def template(variant: Variant) -> Template:
 
 def context(variant: Variant) -> Context:
     """The names that the templates use."""
+    if variant.op == "sdd":
+        return operand_context(variant)
     return operand_context(variant) | {
-        "tile_n": variant.ints("t")[1],
-        "groups_n": variant.ints("g")[0],
-        "stages": variant.ints("s")[0],
-        "min_ctas": variant.ints("c")[0],
+        "slab": variant.ints("t")[2],
+        "groups_m": variant.ints("g")[0],
     }

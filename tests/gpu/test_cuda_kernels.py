@@ -122,3 +122,39 @@ def call(
         a = cases.dense((BATCH, ROWS, EXTENT), layout[0], **make)
         b = cases.dense((BATCH, EXTENT, COLS), layout[1], **make)
         cases.check_sdd(js.sdd(a, b, stored.pattern), a, b, products=products)
+
+
+@pytest.mark.parametrize("block", [(16, 16), (32, 32), (64, 64), (128, 128), (32, 128)], ids=str)
+@pytest.mark.parametrize("op", registry.OPS)
+def test_ctas_that_take_tile_after_tile(op: str, block: tuple[int, int]) -> None:
+    """More tiles than the GPU has multiprocessors, of all lengths, with panels that are empty."""
+    generator = torch.Generator().manual_seed(1)
+    grid = -(-5000 // block[0]), -(-4104 // block[1])
+    density = torch.rand(grid[0], 1, generator=generator) ** 4
+    density[grid[0] // 2 :] *= torch.rand(grid[0] - grid[0] // 2, 1, generator=generator) < 0.5
+    mask = torch.rand(grid, generator=generator) < density
+    mask[grid[0] // 4 : grid[0] // 3] = False
+    pattern = js.Pattern.from_mask(mask, block, (5000, 4104)).to("cuda")
+    values = torch.randn((pattern.nnz_blocks, *block), generator=generator)
+    stored = js.BlockSparse(values.to("cuda", torch.bfloat16), pattern)
+    make = dict(strided="packed", dtype=torch.bfloat16, device="cuda", generator=generator)
+    for layout in LAYOUTS:
+        if op == "sdd":
+            a = cases.dense((2, 5000, 520), layout[0], **make)
+            b = cases.dense((2, 520, 4104), layout[1], **make)
+            got = js.sdd(a, b, pattern)
+            cases.check_sdd(got, a, b)
+            again = js.sdd(a, b, pattern)
+            assert torch.equal(got.values, again.values)
+            continue
+        if op == "dsd":
+            a = stored.T if layout[0] == "t" else stored
+            b = cases.dense((a.shape[1], 3208), layout[1], **make)
+            got, again = js.dsd(a, b), js.dsd(a, b)
+            cases.check_product(got, a.to_dense(), b)
+        else:
+            b = stored.T if layout[1] == "t" else stored
+            a = cases.dense((3208, b.shape[0]), layout[0], **make)
+            got, again = js.dds(a, b), js.dds(a, b)
+            cases.check_product(got, a, b.to_dense())
+        assert torch.equal(got, again)

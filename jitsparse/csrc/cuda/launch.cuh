@@ -7,14 +7,26 @@
 
 namespace jitsparse {
 
-template <typename Kernel, typename Args, int MIN_CTAS>
-__global__ void __launch_bounds__(Kernel::kThreads, MIN_CTAS) kernel_entry(const __grid_constant__ Args args) {
-  Kernel::run(args);
+template <typename Kernel, typename Params, int MIN_CTAS>
+__global__ void __launch_bounds__(Kernel::kThreads, MIN_CTAS) kernel_entry(const __grid_constant__ Params params) {
+  Kernel::run(params);
 }
 
-template <typename Kernel, int MIN_CTAS, typename Args>
-int launch(const Args& args) {
-  auto* entry = kernel_entry<Kernel, Args, MIN_CTAS>;
+// Streaming multiprocessors of the current device.
+inline int multiprocessors() {
+  static int known[64];
+  int device = 0, count = 0;
+  cudaGetDevice(&device);
+  if (device < 64 && known[device]) return known[device];
+  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  if (device < 64) known[device] = count;
+  return count;
+}
+
+// `params` is what the kernel is given: `args`, or for kernels that use the copy engine `args` and its tensor maps.
+template <typename Kernel, int MIN_CTAS, typename Params, typename Args>
+int enqueue(const Params& params, const Args& args) {
+  auto* entry = kernel_entry<Kernel, Params, MIN_CTAS>;
   // More than 48 KB of dynamic shared memory has to be asked for, once a device.
   if constexpr (Kernel::kSharedBytes > 48 * 1024) {
     static bool ready[64];
@@ -30,8 +42,21 @@ int launch(const Args& args) {
   const int64 grid = Kernel::grid(args);
   if (grid == 0) return cudaSuccess;
   if (grid > 0x7fffffff) return cudaErrorInvalidConfiguration;
-  entry<<<unsigned(grid), Kernel::kThreads, Kernel::kSharedBytes, reinterpret_cast<cudaStream_t>(args.context)>>>(args);
+  entry<<<unsigned(grid), Kernel::kThreads, Kernel::kSharedBytes, reinterpret_cast<cudaStream_t>(args.context)>>>(params);
   return cudaGetLastError();
+}
+
+template <typename Kernel, int MIN_CTAS, typename Args>
+int launch(const Args& args) {
+  return enqueue<Kernel, MIN_CTAS>(args, args);
+}
+
+// For kernels whose Params carry tensor maps.
+template <typename Kernel, typename Args>
+int launch_with_maps(const Args& args) {
+  typename Kernel::Params params;
+  if (cudaError_t error = Kernel::prepare(args, params)) return error;
+  return enqueue<Kernel, /*MIN_CTAS=*/1>(params, args);
 }
 
 }  // namespace jitsparse

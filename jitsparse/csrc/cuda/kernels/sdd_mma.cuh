@@ -16,7 +16,7 @@ struct SddMma {
   static constexpr int WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
   static constexpr int kAhead = STAGES - 1;
   using Pipeline = SddPipeline<Element, BLOCK_ROWS, BLOCK_COLS, LEFT_K_CONTIGUOUS, RIGHT_K_CONTIGUOUS, TILE_M, TILE_N, TILE_K,
-                               kThreads, STAGES, kAhead, /*MAX_COLUMNS=*/256>;
+                               kThreads, STAGES, kAhead>;
   static constexpr int kColumns = Pipeline::kColumns;
   static_assert(WARP_M % BLOCK_ROWS == 0 || BLOCK_ROWS % WARP_M == 0, "a warp holds whole blocks or a part of one");
   static_assert(WARP_N % BLOCK_COLS == 0 || BLOCK_COLS % WARP_N == 0, "a warp holds whole blocks or a part of one");
@@ -81,7 +81,7 @@ struct SddMma {
     const int thread = threadIdx.x, lane = thread % 32, warp = __shfl_sync(~0u, thread / 32, 0);
     const int warp_m = warp / WARPS_N, warp_n = warp % WARPS_N;
     const TileCoordinates tile =
-        grouped_order<kGroupedPanels>(blockIdx.x, Pipeline::panels(args), Pipeline::column_tiles(args));
+        grouped_order(blockIdx.x, Pipeline::panels(args), Pipeline::column_tiles(args), kGroupedPanels);
     if (!Pipeline::find_columns(args, tile.row, tile.column, columns, thread)) return;
 
     // The blocks of this warp: bit g of masks[u] says that row g of its rows stores its column u.

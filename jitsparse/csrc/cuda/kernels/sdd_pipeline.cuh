@@ -11,9 +11,9 @@
 
 namespace jitsparse {
 
-// AHEAD and MAX_COLUMNS as in spmm_pipeline.cuh.
+// AHEAD as in spmm_pipeline.cuh.
 template <typename Element_, int BLOCK_ROWS, int BLOCK_COLS, bool LEFT_K_CONTIGUOUS, bool RIGHT_K_CONTIGUOUS, int TILE_M,
-          int TILE_N, int TILE_K, int THREADS, int STAGES, int AHEAD, int MAX_COLUMNS>
+          int TILE_N, int TILE_K, int THREADS, int STAGES, int AHEAD>
 struct SddPipeline {
   using Element = Element_;
   using Storage = typename Element::Storage;
@@ -23,17 +23,14 @@ struct SddPipeline {
   static_assert(kGroup == 1 || TILE_M == 128, "the packed index holds panels of 128 rows");
 
   static constexpr bool kScalar = sizeof(Storage) == 4;  // operands that ldmatrix cannot transpose
-  static constexpr int kLeftSpan = TILE_M < MAX_COLUMNS ? TILE_M : MAX_COLUMNS;
-  static constexpr int kRightSpan = TILE_N < MAX_COLUMNS ? TILE_N : MAX_COLUMNS;
-  using LeftTile = SharedTile<Element, LEFT_K_CONTIGUOUS ? TILE_M : TILE_K, LEFT_K_CONTIGUOUS ? TILE_K : kLeftSpan,
+  using LeftTile = SharedTile<Element, LEFT_K_CONTIGUOUS ? TILE_M : TILE_K, LEFT_K_CONTIGUOUS ? TILE_K : TILE_M,
                               kScalar && !LEFT_K_CONTIGUOUS>;
   // The gathered block columns are tiles of their own where they lie one below the other.
-  using RightTile = SharedTile<Element, RIGHT_K_CONTIGUOUS ? BLOCK_COLS : TILE_K, RIGHT_K_CONTIGUOUS ? TILE_K : kRightSpan,
+  using RightTile = SharedTile<Element, RIGHT_K_CONTIGUOUS ? BLOCK_COLS : TILE_K, RIGHT_K_CONTIGUOUS ? TILE_K : TILE_N,
                                kScalar && !RIGHT_K_CONTIGUOUS>;
-  static constexpr int kLeftTiles = LEFT_K_CONTIGUOUS ? 1 : TILE_M / kLeftSpan;
-  static constexpr int kRightTiles = RIGHT_K_CONTIGUOUS ? kColumns : TILE_N / kRightSpan;
+  static constexpr int kRightTiles = RIGHT_K_CONTIGUOUS ? kColumns : 1;
 
-  static constexpr int kLeftBytes = kLeftTiles * LeftTile::kBytes;
+  static constexpr int kLeftBytes = LeftTile::kBytes;
   static constexpr int kStageBytes = kLeftBytes + kRightTiles * RightTile::kBytes;
   static constexpr int kBytes = STAGES * kStageBytes;
 
@@ -74,7 +71,7 @@ struct SddPipeline {
     return static_cast<Storage*>(args.out) + position * (BLOCK_ROWS * BLOCK_COLS);
   }
 
-  using LeftCopy = TileCopy<LeftTile, kLeftTiles, THREADS>;
+  using LeftCopy = TileCopy<LeftTile, 1, THREADS>;
   using RightCopy = TileCopy<RightTile, kRightTiles, THREADS>;
   static constexpr int kSize = sizeof(Storage);
 
@@ -106,9 +103,8 @@ struct SddPipeline {
       right_batch = args.right_batch_stride * kSize;
 #pragma unroll
       for (int i = 0; i < RightCopy::kTiles; ++i) {
-        const int in_tile = right_copy.tile(i) * kRightSpan + right_copy.column;  // where rows run along the columns
-        const int4 column = columns[RIGHT_K_CONTIGUOUS ? right_copy.tile(i) : in_tile / BLOCK_COLS];
-        const int64 at = int64(column.x) * BLOCK_COLS + (RIGHT_K_CONTIGUOUS ? 0 : in_tile % BLOCK_COLS);
+        const int4 column = columns[RIGHT_K_CONTIGUOUS ? right_copy.tile(i) : right_copy.column / BLOCK_COLS];
+        const int64 at = int64(column.x) * BLOCK_COLS + (RIGHT_K_CONTIGUOUS ? 0 : right_copy.column % BLOCK_COLS);
         right_inside[i] = column.y ? inside(args.cols, at, BLOCK_COLS) : 0;
         right[i] = static_cast<const char*>(args.right) +
                    (at * (RIGHT_K_CONTIGUOUS ? args.right_ld : 1) + right_copy.first_row * args.right_ld +
@@ -141,12 +137,9 @@ struct SddPipeline {
    private:
     // `left_at` and `right_at` bytes from where the thread's copies begin; k_left of the inner axis remain.
     __device__ __forceinline__ void fetch(int64 left_at, int64 right_at, int k_left, unsigned buffer) const {
-#pragma unroll
-      for (int i = 0; i < LeftCopy::kTiles; ++i) {
-        if (!left_copy.has(i)) continue;
-        const int beside = left_copy.tile(i) * kLeftSpan;
-        const bool column_inside = LEFT_K_CONTIGUOUS ? left_copy.column < k_left : beside + left_copy.column < rows;
-        left_copy.start(buffer, i, left + left_at + (LEFT_K_CONTIGUOUS ? 0 : beside * kSize), left_stride, [&](int row) {
+      if (left_copy.has(0)) {
+        const bool column_inside = left_copy.column < (LEFT_K_CONTIGUOUS ? k_left : rows);
+        left_copy.start(buffer, 0, left + left_at, left_stride, [&](int row) {
           return column_inside && row < (LEFT_K_CONTIGUOUS ? rows : k_left);
         });
       }

@@ -1,83 +1,228 @@
-// Dense x dense at the blocks of a pattern, on Hopper's warpgroup tensor cores (sm_90a). sdd_pipeline.cuh brings the
-// operands; the order of the main loop is that of spmm_wgmma.cuh.
+// Dense x dense at the blocks of a pattern on Hopper (sm_90a): bulk copies feed wgmma through a ring of stages; persistent
+// CTAs.
+//
+// A tile is a panel of 64 or 128 rows and some of the block columns that any row of the panel stores, gathered side by side:
+// each is copied on its own, and in shared memory they are one wide operand. The list of tiles is part of the index.
 #pragma once
 
 #include "../../abi.h"
+#include "../ptx/register_budget.cuh"
+#include "../ptx/tma.cuh"
 #include "../ptx/wgmma.cuh"
-#include "../tile/order.cuh"
+#include "../tensor_map.cuh"
+#include "../tile/element.cuh"
+#include "../tile/ring.cuh"
 #include "../tile/store_tile.cuh"
-#include "../tile/warpgroup.cuh"
-#include "sdd_pipeline.cuh"
 
 namespace jitsparse {
 
-template <typename Element, int BLOCK_ROWS, int BLOCK_COLS, bool LEFT_K_CONTIGUOUS, bool RIGHT_K_CONTIGUOUS, int TILE_N,
-          int GROUPS_N, int STAGES>
+template <typename Element, int BLOCK_ROWS, int BLOCK_COLS, bool LEFT_K_CONTIGUOUS, bool RIGHT_K_CONTIGUOUS>
 struct SddWgmma {
-  static constexpr int TILE_M = BLOCK_ROWS, TILE_K = 64;
-  static constexpr int GROUPS_M = TILE_M / 64;  // warpgroups down and across the tile
-  static constexpr int kThreads = 128 * GROUPS_M * GROUPS_N;
-  static constexpr int GROUP_N = TILE_N / GROUPS_N;
-  static constexpr int kAhead = STAGES - 2;
-  using Pipeline = SddPipeline<Element, BLOCK_ROWS, BLOCK_COLS, LEFT_K_CONTIGUOUS, RIGHT_K_CONTIGUOUS, TILE_M, TILE_N, TILE_K,
-                               kThreads, STAGES, kAhead, /*MAX_COLUMNS=*/64>;
-  using Product = WarpgroupProduct<Element, GROUP_N, LEFT_K_CONTIGUOUS, RIGHT_K_CONTIGUOUS, TILE_K>;
+  using Index = IndexView<BLOCK_ROWS, BLOCK_COLS>;
+  using Storage = typename Element::Storage;
+  static constexpr int kTileM = Index::kGatherRows, kSlab = 64;
+  static constexpr int kColumns = Index::kGatherMost;
+  static_assert(kColumns <= 32, "one lane copies one block column");
 
-  // A warp has 16 rows of each of its blocks, or of a part of one.
-  static constexpr int kPartN = GROUP_N < BLOCK_COLS ? GROUP_N : BLOCK_COLS;
-  static constexpr int kWarpColumns = GROUP_N / kPartN;
+  // Two warpgroups, of 64 rows and up to 256 columns each: one below the other if blocks are 128 high, else side by side.
+  static constexpr int kConsumers = 2, kGroupsM = kTileM / 64, kGroupsN = kConsumers / kGroupsM;
+  static constexpr int kGroupN = 256;
+  static constexpr int kProducers = 4;  // warps, each with its share of the block columns
+  static constexpr int kThreads = 128 * (kConsumers + 1);
+
+  static constexpr int kLeftBytes = kTileM * kSlab * 2, kColumnBytes = BLOCK_COLS * kSlab * 2;
+  // A block column that runs along n is copied in pieces of at most 64 columns, the width of the swizzle.
+  static constexpr int kSpan = BLOCK_COLS < 64 ? BLOCK_COLS : 64;
+  static constexpr int kRightRowBytes = RIGHT_K_CONTIGUOUS ? 128 : kSpan * 2;
+  static constexpr int kSpanBytes = kSpan * kSlab * 2;
+
+  static constexpr int kPartN = 16;  // columns that a warp stages at once on their way out
   using Staged = StagedTile<Element, 16, kPartN, false>;
+  // The widest tile of the pattern decides how many stages there are.
+  static constexpr int kRingBytes = (kGroupsM > 1 ? 4 : 3) * (kLeftBytes + Index::kGatherMost * kColumnBytes), kMostStages = 8;
+  static constexpr int kStagedAt = kRingBytes;
+  static constexpr int kBarriersAt = kStagedAt + kConsumers * 4 * Staged::kBytes;
+  static constexpr int kSharedBytes = kBarriersAt + kMostStages * 16 + 1024;  // to begin at a multiple of 1024
+  static_assert(kSharedBytes <= 232448, "fits an SM");
 
-  static constexpr int kStagedBytes = kThreads / 32 * Staged::kBytes;
-  static constexpr int kColumnsAt = Pipeline::kBytes > kStagedBytes ? Pipeline::kBytes : kStagedBytes;
-  static constexpr int kSharedBytes = kColumnsAt + Pipeline::kColumns * 16 + 1024;  // to begin at a multiple of 1024
-  static constexpr int kGroupedPanels = 16;
+  struct Params {
+    SddArgs args;
+    CUtensorMap left, right;
+  };
 
-  static __device__ __forceinline__ void run(const SddArgs& args) {
+  struct Tiles {
+    const int4* tiles;  // (panel, first step, end, 0)
+    const int4* steps;  // (block column, mask of the panel's rows, first position, 0)
+    const int* positions;
+    int count;
+    int stages, stage_bytes;  // of the ring
+
+    __device__ __forceinline__ explicit Tiles(const SddArgs& args) {
+      const Index index(args.index, args.rows, args.cols, args.nnz);
+      const int4* list = reinterpret_cast<const int4*>(index.gather_tiles());
+      const int4 head = __ldg(list);
+      count = head.x;
+      stage_bytes = kLeftBytes + head.y * kColumnBytes;
+      stages = kRingBytes / stage_bytes < kMostStages ? kRingBytes / stage_bytes : kMostStages;
+      tiles = list + 1;
+      steps = reinterpret_cast<const int4*>(index.gather_steps());
+      positions = index.gather_blocks();
+    }
+  };
+
+  static __device__ __forceinline__ void run(const Params& params) {
     extern __shared__ unsigned char unaligned[];
     unsigned char* shared = unaligned + (-__cvta_generic_to_shared(unaligned) & 1023);
-    int4* columns = reinterpret_cast<int4*>(shared + kColumnsAt);
-    const int thread = threadIdx.x, lane = thread % 32, warp = __shfl_sync(~0u, thread / 32, 0);
-    const int group_m = warp / 4 / GROUPS_N, group_n = warp / 4 % GROUPS_N;
-    const TileCoordinates tile =
-        grouped_order<kGroupedPanels>(blockIdx.x, Pipeline::panels(args), Pipeline::column_tiles(args));
-    if (!Pipeline::find_columns(args, tile.row, tile.column, columns, thread)) return;
-
-    typename Pipeline::Stream stream(args, tile.row, columns, shared, thread);
-    stream.start();
-    const unsigned left_offset = group_m * 64 * 128;
-    const unsigned right_offset = Pipeline::kLeftBytes + group_n * GROUP_N * 128;
-    unsigned filled = stream.buffers, free = stream.buffers + kAhead * Pipeline::kStageBytes;
-    typename Product::Accumulators c = {};
-    for (int stage = 0; stage < stream.stage_count; ++stage) {
-      ptx::cp_async_wait<kAhead - 1>();
-      ptx::fence_proxy_async();
-      __syncthreads();
-      Product::start(c, filled + left_offset, filled + right_offset);
-      ptx::wgmma_wait<1>();
-      stream.advance(stage + kAhead, free);
-      filled = stream.next(filled);
-      free = stream.next(free);
-    }
-    Product::finish(c);
-    ptx::cp_async_wait<0>();
+    const unsigned base = unsigned(__cvta_generic_to_shared(shared));
+    const StageBarriers barriers(base + kBarriersAt, kMostStages);
+    if (threadIdx.x == 0) barriers.init(kMostStages, kProducers, kConsumers);
     __syncthreads();
-
-    auto* staged = reinterpret_cast<typename Element::Storage*>(shared + warp * Staged::kBytes);
-    const int in_block = (group_m * 64 + warp % 4 * 16) * BLOCK_COLS + group_n * GROUP_N % BLOCK_COLS;
-#pragma unroll
-    for (int u = 0; u < kWarpColumns; ++u) {
-      const int4 column = columns[group_n * GROUP_N / BLOCK_COLS + u];
-      if (column.y == 0) continue;
-      auto* out = Pipeline::block_of(args, column, 0) + in_block;
-      __syncwarp();
-      Staged::write(staged, reinterpret_cast<float(&)[1][kPartN / 8][4]>(c[0][u * (kPartN / 8)]), lane);
-      __syncwarp();
-      Staged::copy_out(staged, out, BLOCK_COLS, 16, kPartN, lane);
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+    const Tiles tiles(params.args);
+    if (warp >= kConsumers * 4) {
+      ptx::give_registers_back<40>();
+      produce(params, tiles, base, barriers, warp - kConsumers * 4, lane);
+    } else {
+      ptx::take_registers<232>();
+      consume(params, tiles, shared, base, barriers, warp, lane);
     }
   }
 
-  static int64 grid(const SddArgs& args) { return Pipeline::grid(args); }
+  static __device__ __forceinline__ void produce(const Params& params, const Tiles& tiles, unsigned base,
+                                                 const StageBarriers& barriers, int warp, int lane) {
+    const int batches = int(params.args.batch), k_extent = int(params.args.k);
+    const int mine = lane * kProducers + warp;  // block column of the tile
+    RingPosition ring;
+    for (int t = blockIdx.x; t < tiles.count; t += gridDim.x) {
+      const int4 tile = __ldg(tiles.tiles + t);
+      const int columns = tile.z - tile.y;
+      const int column = mine < columns ? __ldg(&tiles.steps[tile.y + mine].x) * BLOCK_COLS : 0;
+      const int bytes = (warp == 0 ? kLeftBytes : 0) + (columns - warp + kProducers - 1) / kProducers * kColumnBytes;
+      for (int batch = 0; batch < batches; ++batch) {
+        for (int k = 0; k < k_extent; k += kSlab) {
+          const unsigned stage = base + ring.stage * tiles.stage_bytes, copies = barriers.copies(ring.stage);
+          barriers.wait_empty(ring.stage, ring.round);
+          // Every warp arrives, even with nothing to copy: so none falls behind by two rounds.
+          if (lane == 0) ptx::mbarrier_arrive_expect(copies, bytes);
+          __syncwarp();
+          if (warp == 0 && lane == 0) load_left(params, stage, copies, tile.x * kTileM, k, batch);
+          if (mine < columns) load_right(params, stage + kLeftBytes + mine * kColumnBytes, copies, column, k, batch);
+          ring.next(tiles.stages);
+        }
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void load_left(const Params& params, unsigned to, unsigned copies, int row, int k, int batch) {
+    if constexpr (LEFT_K_CONTIGUOUS) {
+      ptx::tma_load_3d(to, &params.left, copies, k, row, batch);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kTileM; i += 64) ptx::tma_load_3d(to + i * kSlab * 2, &params.left, copies, row + i, k, batch);
+    }
+  }
+
+  static __device__ __forceinline__ void load_right(const Params& params, unsigned to, unsigned copies, int column, int k,
+                                                    int batch) {
+    if constexpr (RIGHT_K_CONTIGUOUS) {
+      ptx::tma_load_3d(to, &params.right, copies, k, column, batch);
+    } else {
+#pragma unroll
+      for (int i = 0; i < BLOCK_COLS; i += kSpan) {
+        ptx::tma_load_3d(to + i / kSpan * kSpanBytes, &params.right, copies, column + i, k, batch);
+      }
+    }
+  }
+
+  static constexpr int kHalf = 128;  // columns of one wgmma
+  using Accumulators = float[kGroupN / 8][4];
+
+  static __device__ __forceinline__ void consume(const Params& params, const Tiles& tiles, unsigned char* shared, unsigned base,
+                                                 const StageBarriers& barriers, int warp, int lane) {
+    const int stages = int(div_up(params.args.k, kSlab) * params.args.batch);
+    const int group = warp / 4, group_m = group / kGroupsN, group_n = group % kGroupsN;
+    const bool speaks = warp % 4 == 0 && lane == 0;
+    auto* staged = reinterpret_cast<Storage*>(shared + kStagedAt + warp * Staged::kBytes);
+    RingPosition ring;
+    for (int t = blockIdx.x; t < tiles.count; t += gridDim.x) {
+      const int4 tile = __ldg(tiles.tiles + t);
+      // The warpgroup's steps.
+      const int half = kGroupsN > 1 ? (tile.z - tile.y + 1) / 2 : 0;
+      const int begin = tile.y + group_n * half, end = kGroupsN > 1 && group_n == 0 ? tile.y + half : tile.z;
+      Accumulators c = {};
+      int previous = -1;
+      for (int i = 0; i < stages; ++i) {
+        barriers.wait_full(ring.stage, ring.round);
+        multiply(c, base + ring.stage * tiles.stage_bytes, group_m, begin - tile.y, end - begin);
+        ptx::wgmma_wait<1>();
+        if (previous >= 0 && speaks) barriers.release(previous);
+        previous = ring.stage;
+        ring.next(tiles.stages);
+      }
+      ptx::wgmma_wait<0>();
+      if (speaks) barriers.release(previous);
+      keep_in_order(c);
+      store(params.args, tiles, begin, end, c, staged, group_m * 64 + warp % 4 * 16, lane);
+    }
+  }
+
+  static __device__ __forceinline__ void multiply(Accumulators& c, unsigned stage, int group_m, int first,
+                                                  int count) {
+    const uint64 left = ptx::wgmma_descriptor<128>(stage + group_m * 64 * kSlab * 2, 64 * kSlab * 2, 1024);
+    const uint64 right = ptx::wgmma_descriptor<kRightRowBytes>(stage + kLeftBytes + first * kColumnBytes, kSpanBytes,
+                                                               8 * kRightRowBytes);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int n = 0; n < kGroupN; n += kHalf) {
+      if (n >= count * BLOCK_COLS) continue;
+#pragma unroll
+      for (int k = 0; k < kSlab; k += 16) {
+        Element::template wgmma<!LEFT_K_CONTIGUOUS, !RIGHT_K_CONTIGUOUS>(
+            reinterpret_cast<float(&)[kHalf / 2]>(c[n / 8]), ptx::moved(left, k * (LEFT_K_CONTIGUOUS ? 2 : 128)),
+            ptx::moved(right, n * kSlab * 2 + k * (RIGHT_K_CONTIGUOUS ? 2 : kRightRowBytes)));
+      }
+    }
+    ptx::wgmma_commit();
+  }
+
+  // A warp has 16 rows of every block column of its warpgroup: a part of one block row.
+  static __device__ __forceinline__ void store(const SddArgs& args, const Tiles& tiles, int begin, int end,
+                                               Accumulators& c, Storage* staged, int row, int lane) {
+    const int down = row / BLOCK_ROWS, in_block = row % BLOCK_ROWS * BLOCK_COLS;
+#pragma unroll
+    for (int u = 0; u < kGroupN / BLOCK_COLS; ++u) {
+      if (begin + u >= end) break;
+      const int4 column = __ldg(tiles.steps + begin + u);
+      if (!(column.y >> down & 1)) continue;
+      const int64 position = __ldg(tiles.positions + column.z + __popc(column.y & ((1 << down) - 1)));
+      Storage* out = static_cast<Storage*>(args.out) + position * (BLOCK_ROWS * BLOCK_COLS) + in_block;
+#pragma unroll
+      for (int n = 0; n < BLOCK_COLS; n += kPartN) {
+        __syncwarp();
+        Staged::write(staged, reinterpret_cast<float(&)[1][kPartN / 8][4]>(c[(u * BLOCK_COLS + n) / 8]), lane);
+        __syncwarp();
+        Staged::copy_out(staged, out + n, BLOCK_COLS, 16, kPartN, lane);
+      }
+    }
+  }
+
+  static cudaError_t prepare(const SddArgs& args, Params& params) {
+    params.args = args;
+    const MatrixShape left = LEFT_K_CONTIGUOUS ? MatrixShape{args.k, args.rows, args.batch, args.left_ld, args.left_batch_stride}
+                                               : MatrixShape{args.rows, args.k, args.batch, args.left_ld, args.left_batch_stride};
+    if (auto error = encode_map(&params.left, args.left, left, {64, LEFT_K_CONTIGUOUS ? kTileM : 64})) return error;
+    const MatrixShape right =
+        RIGHT_K_CONTIGUOUS ? MatrixShape{args.k, args.cols, args.batch, args.right_ld, args.right_batch_stride}
+                           : MatrixShape{args.cols, args.k, args.batch, args.right_ld, args.right_batch_stride};
+    return encode_map(&params.right, args.right, right,
+                      RIGHT_K_CONTIGUOUS ? Box{64, BLOCK_COLS} : Box{kSpan, 64});
+  }
+
+  static int64 grid(const SddArgs& args) {
+    const Index index(args.index, args.rows, args.cols, args.nnz);
+    const int64 most = index.gather_tile_capacity(), sms = multiprocessors();
+    return most < sms ? most : sms;
+  }
 };
 
 }  // namespace jitsparse

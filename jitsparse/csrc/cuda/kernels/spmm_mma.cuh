@@ -16,7 +16,7 @@ struct SpmmMma {
   static constexpr int WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
   static constexpr int kAhead = STAGES - 1;
   using Pipeline = SpmmPipeline<Element, BLOCK_ROWS, BLOCK_COLS, FLIPPED, DENSE_K_CONTIGUOUS, TILE_M, TILE_N, TILE_K,
-                                kThreads, STAGES, kAhead, /*MAX_COLUMNS=*/256>;
+                                kThreads, STAGES, kAhead>;
   using BlockTile = typename Pipeline::BlockTile;
   using DenseTile = typename Pipeline::DenseTile;
   static constexpr int kBlockM = Pipeline::kBlockM, kGroup = Pipeline::kGroup;
@@ -71,7 +71,7 @@ struct SpmmMma {
     const int thread = threadIdx.x, lane = thread % 32, warp = __shfl_sync(~0u, thread / 32, 0);
     const int warp_m = warp / WARPS_N, warp_n = warp % WARPS_N;
     const TileCoordinates tile =
-        grouped_order<kGroupedPanels>(blockIdx.x, Pipeline::panels(args), Pipeline::column_tiles(args));
+        grouped_order(blockIdx.x, Pipeline::panels(args), Pipeline::column_tiles(args), kGroupedPanels);
     const int64 first_m = tile.row * TILE_M, first_n = tile.column * TILE_N;
 
     typename Pipeline::Stream stream(args, tile.row, first_n, tile.batch, shared, thread);

@@ -14,10 +14,9 @@
 
 namespace jitsparse {
 
-// AHEAD: how many stages are in flight while one is multiplied. MAX_COLUMNS: elements that a row of a tile in
-// shared memory may have; a wider operand lies in several tiles side by side.
+// AHEAD: how many stages are in flight while one is multiplied.
 template <typename Element_, int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CONTIGUOUS, int TILE_M,
-          int TILE_N, int TILE_K, int THREADS, int STAGES, int AHEAD, int MAX_COLUMNS>
+          int TILE_N, int TILE_K, int THREADS, int STAGES, int AHEAD>
 struct SpmmPipeline {
   using Element = Element_;
   using Storage = typename Element::Storage;
@@ -36,16 +35,12 @@ struct SpmmPipeline {
   static_assert(kSlots * kGroup <= 32, "one warp fetches a stage's block positions");
 
   static constexpr bool kScalar = sizeof(Storage) == 4;  // operands that ldmatrix cannot transpose
-  static constexpr int kBlockSpan = kBlockM < MAX_COLUMNS ? kBlockM : MAX_COLUMNS;
-  static constexpr int kDenseSpan = TILE_N < MAX_COLUMNS ? TILE_N : MAX_COLUMNS;
-  using BlockTile = SharedTile<Element, FLIPPED ? kSlotK : kBlockM, FLIPPED ? kBlockSpan : kSlotK, kScalar && FLIPPED>;
-  using DenseTile = SharedTile<Element, DENSE_K_CONTIGUOUS ? TILE_N : kSlotK, DENSE_K_CONTIGUOUS ? kSlotK : kDenseSpan,
+  using BlockTile = SharedTile<Element, FLIPPED ? kSlotK : kBlockM, FLIPPED ? kBlockM : kSlotK, kScalar && FLIPPED>;
+  using DenseTile = SharedTile<Element, DENSE_K_CONTIGUOUS ? TILE_N : kSlotK, DENSE_K_CONTIGUOUS ? kSlotK : TILE_N,
                                kScalar && !DENSE_K_CONTIGUOUS>;
-  static constexpr int kBlockTiles = FLIPPED ? kBlockM / kBlockSpan : 1;            // of one block
-  static constexpr int kDenseTiles = DENSE_K_CONTIGUOUS ? 1 : TILE_N / kDenseSpan;  // of one slot
 
-  static constexpr int kBlockBytes = kSlots * kGroup * kBlockTiles * BlockTile::kBytes;
-  static constexpr int kStageBytes = kBlockBytes + kSlots * kDenseTiles * DenseTile::kBytes;
+  static constexpr int kBlockBytes = kSlots * kGroup * BlockTile::kBytes;
+  static constexpr int kStageBytes = kBlockBytes + kSlots * DenseTile::kBytes;
   // Steps are fetched two depths of the pipeline before their data and read until it is consumed; block positions
   // one depth before.
   static_assert(2 * AHEAD + STAGES <= 16, "the rings hold what is in flight");
@@ -139,8 +134,8 @@ struct SpmmPipeline {
     }
   }
 
-  using BlockCopy = TileCopy<BlockTile, kSlots * kGroup * kBlockTiles, THREADS>;
-  using DenseCopy = TileCopy<DenseTile, kSlots * kDenseTiles, THREADS>;
+  using BlockCopy = TileCopy<BlockTile, kSlots * kGroup, THREADS>;
+  using DenseCopy = TileCopy<DenseTile, kSlots, THREADS>;
   static constexpr int kSize = sizeof(Storage);
   static constexpr int kBlockPitch = (FLIPPED ? kBlockM : kBlockK) * kSize;
 
@@ -182,11 +177,11 @@ struct SpmmPipeline {
     unsigned steps[DenseCopy::kTiles];
 #pragma unroll
     for (int i = 0; i < BlockCopy::kTiles; ++i) {
-      positions[i] = block_copy.has(i) ? rings.position(stage, 0, 0)[block_copy.tile(i) / kBlockTiles] : -1;
+      positions[i] = block_copy.has(i) ? rings.position(stage, 0, 0)[block_copy.tile(i)] : -1;
     }
 #pragma unroll
     for (int i = 0; i < DenseCopy::kTiles; ++i) {
-      steps[i] = dense_copy.has(i) ? rings.step(stage, dense_copy.tile(i) / kDenseTiles)->x : 0;
+      steps[i] = dense_copy.has(i) ? rings.step(stage, dense_copy.tile(i))->x : 0;
     }
 
     const int part = stage % kParts;
@@ -194,8 +189,7 @@ struct SpmmPipeline {
 #pragma unroll
     for (int i = 0; i < BlockCopy::kTiles; ++i) {
       if (positions[i] < 0) continue;
-      const int beside = block_copy.tile(i) % kBlockTiles * kBlockSpan * kSize;
-      block_copy.start(buffer, i, blocks + int64(positions[i]) * (kBlockM * kBlockK * kSize) + beside, kBlockPitch);
+      block_copy.start(buffer, i, blocks + int64(positions[i]) * (kBlockM * kBlockK * kSize), kBlockPitch);
     }
     const char* dense = from.dense + part * from.dense_part;
     const int last_step = from.last_step - part * kSlotK;
@@ -204,10 +198,8 @@ struct SpmmPipeline {
       if (!dense_copy.has(i)) continue;
       // A slot past the last step has block column 0 and is copied for nothing, which costs less than asking.
       const bool whole = steps[i] < from.whole_steps;
-      const int beside = dense_copy.tile(i) % kDenseTiles * kDenseSpan;
-      const bool column_inside = DENSE_K_CONTIGUOUS ? whole || dense_copy.column < last_step
-                                                    : beside + dense_copy.column < from.columns;
-      dense_copy.start(buffer + kBlockBytes, i, dense + steps[i] * from.dense_step + beside * kSize, from.dense_stride,
+      const bool column_inside = DENSE_K_CONTIGUOUS ? whole || dense_copy.column < last_step : dense_copy.column < from.columns;
+      dense_copy.start(buffer + kBlockBytes, i, dense + steps[i] * from.dense_step, from.dense_stride,
                        [&](int row) {
                          return column_inside && (DENSE_K_CONTIGUOUS ? row < from.columns : whole || row < last_step);
                        });

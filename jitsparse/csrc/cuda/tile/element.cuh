@@ -18,9 +18,10 @@ struct Bf16 {
   static __device__ __forceinline__ void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     ptx::mma_m16n8k16_bf16(c, a, b0, b1);
   }
-  template <int TRANSPOSE_A, int TRANSPOSE_B>
-  static __device__ __forceinline__ void wgmma(float (&c)[64], uint64 a, uint64 b) {
-    ptx::wgmma_m64n128k16_bf16<TRANSPOSE_A, TRANSPOSE_B>(c, a, b);
+  // m64nNk16, where c has N / 2 registers a thread.
+  template <int TRANSPOSE_A, int TRANSPOSE_B, int REGISTERS>
+  static __device__ __forceinline__ void wgmma(float (&c)[REGISTERS], uint64 a, uint64 b) {
+    ptx::wgmma_bf16<TRANSPOSE_A, TRANSPOSE_B>(c, a, b);
   }
 };
 
@@ -35,9 +36,10 @@ struct F16 {
   static __device__ __forceinline__ void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     ptx::mma_m16n8k16_f16(c, a, b0, b1);
   }
-  template <int TRANSPOSE_A, int TRANSPOSE_B>
-  static __device__ __forceinline__ void wgmma(float (&c)[64], uint64 a, uint64 b) {
-    ptx::wgmma_m64n128k16_f16<TRANSPOSE_A, TRANSPOSE_B>(c, a, b);
+  // m64nNk16, where c has N / 2 registers a thread.
+  template <int TRANSPOSE_A, int TRANSPOSE_B, int REGISTERS>
+  static __device__ __forceinline__ void wgmma(float (&c)[REGISTERS], uint64 a, uint64 b) {
+    ptx::wgmma_f16<TRANSPOSE_A, TRANSPOSE_B>(c, a, b);
   }
 };
 

@@ -1,0 +1,55 @@
+// A ring of stages in shared memory, filled by bulk copies and emptied by warpgroups.
+#pragma once
+
+#include "../ptx/mbarrier.cuh"
+
+namespace jitsparse {
+
+// Two mbarriers a stage, which all threads of a CTA see at the same addresses.
+struct StageBarriers {
+  unsigned full, empty;
+
+  // `shared` has room for two barriers for each of `most` stages.
+  __device__ __forceinline__ StageBarriers(unsigned shared, int most) : full(shared), empty(shared + most * 8) {}
+
+  // By one thread, before all others come. `producers` arrive when they have asked for their bytes of a stage, `consumers`
+  // release it.
+  __device__ __forceinline__ void init(int most, int producers, int consumers) const {
+    for (int i = 0; i < most; ++i) {
+      ptx::mbarrier_init(full + i * 8, producers);
+      ptx::mbarrier_init(empty + i * 8, consumers);
+    }
+    ptx::fence_mbarrier_init();
+  }
+
+  __device__ __forceinline__ unsigned copies(int stage) const { return full + stage * 8; }
+  // The parity of a stage's phase flips with every round of the ring. A fresh barrier counts as emptied.
+  __device__ __forceinline__ void wait_empty(int stage, unsigned round) const { ptx::mbarrier_wait(empty + stage * 8, ~round & 1); }
+  __device__ __forceinline__ void wait_full(int stage, unsigned round) const { ptx::mbarrier_wait(full + stage * 8, round & 1); }
+  __device__ __forceinline__ void release(int stage) const { ptx::mbarrier_arrive(empty + stage * 8); }
+};
+
+// Where a thread is in the ring.
+struct RingPosition {
+  int stage = 0;
+  unsigned round = 0;
+
+  __device__ __forceinline__ void next(int stages) {
+    if (++stage == stages) {
+      stage = 0;
+      ++round;
+    }
+  }
+};
+
+// Accumulators are written behind the compiler's back until wgmma_wait<0>; reading them must not move before it.
+template <int ROWS, int COLUMNS>
+__device__ __forceinline__ void keep_in_order(float (&c)[ROWS][COLUMNS]) {
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i) {
+#pragma unroll
+    for (int j = 0; j < COLUMNS; ++j) asm volatile("" : "+f"(c[i][j])::"memory");
+  }
+}
+
+}  // namespace jitsparse
