@@ -28,18 +28,21 @@ step's blocks begin in ``row_panel_blocks``, one for each set bit in rising orde
 dense operand once a step instead of once a block is what makes small blocks fast
 (docs/performance.md).
 
-Blocks of 16 and more have parts for the Hopper kernels too, 16-byte aligned but for the last three:
+Blocks of 16 and more have parts for the Hopper kernels too, 16-byte aligned but for the last four:
 
 ===================  ==========  ===========================================================
 row_panels_sorted    4 P         (panel, first step, end, 0), panels with most steps first
 col_panels_sorted    4 Q
-gather_steps         4 G         like row_steps, of panels of 64 rows (128 if blocks are so high)
-gather_tiles         4 + 4 T     (tiles, most steps of one, 0, 0); (panel, first step, end, 0)
+row_gather_steps     4 G         like row_steps, of panels of 64 rows (128 if blocks are so high)
+row_gather_tiles     4 + 4 T     (tiles, most steps of one, 0, 0); (panel, first step, end, 0)
+col_gather_steps                 likewise of panels of columns; both are absent, with their blocks,
+col_gather_tiles                 where blocks have 64 rows or more
 row_slab_panels      4 P         as row_panels_sorted, where a step is a slab of 64 columns:
 col_slab_panels      4 Q         bit g * s + c of its mask says that row g stores the c-th of
 row_slab_steps       4 min(Z,.)  its s block columns. Absent, with the other slab parts, where
 col_slab_steps       4 min(Z,.)  blocks are 64 or deeper: steps are slabs there.
-gather_blocks        Z           positions in ``values``, in the order of gather_steps
+row_gather_blocks    Z           positions in ``values``, in the order of row_gather_steps
+col_gather_blocks    Z
 row_slab_blocks      Z
 col_slab_blocks      Z
 ===================  ==========  ===========================================================
@@ -78,6 +81,34 @@ def div_up(a: int, b: int) -> int:
 
 
 @dataclass(frozen=True)
+class Gather:
+    """Shape of an sdd's tiles: a panel along one side, blocks gathered along the other.
+
+    Attributes:
+        down: blocks of a panel.
+        panels, minors: panels, and blocks along the other side.
+        fewest, most: of those that a tile may gather.
+        block: their size in elements.
+    """
+
+    down: int
+    panels: int
+    minors: int
+    fewest: int
+    most: int
+    block: int
+
+    @staticmethod
+    def of(majors: int, minors: int, major_block: int, minor_block: int) -> Gather:
+        """Of a grid of ``majors`` x ``minors`` blocks, the panel along the first."""
+        height = max(64, major_block)
+        down = height // major_block
+        most = (256 if height > 64 else 512) // minor_block
+        fewest = max(1, 128 // minor_block)
+        return Gather(down, div_up(majors, down), minors, fewest, most, minor_block)
+
+
+@dataclass(frozen=True)
 class IndexLayout:
     """Offsets of the parts of a packed index.
 
@@ -108,11 +139,13 @@ class IndexLayout:
             side: (count, SLAB // size) for side, (count, size) in minors.items() if size < SLAB
         }
 
-    def gather_shape(self) -> tuple[int, int, int]:
-        """Block rows of an sdd tile, and the fewest and most block columns that it may have."""
+    def gathers(self) -> dict[str, Gather]:
+        """Sides along which an sdd's tiles have their panel."""
         rows, cols = self.block_size
-        height = max(64, rows)
-        return height // rows, max(1, 128 // cols), (256 if height > 64 else 512) // cols
+        gathers = {"row": Gather.of(self.rows, self.cols, rows, cols)}
+        if rows < SLAB:
+            gathers["col"] = Gather.of(self.cols, self.rows, cols, rows)
+        return gathers
 
     def parts(self) -> dict[str, tuple[int, int]]:
         """Name to ``(offset, length)``, in the order of the layout."""
@@ -139,18 +172,18 @@ class IndexLayout:
             lengths["hopper_padding"] = -head % 4
             panels = {"row": lengths["row_panel_ptr"] - 1, "col": lengths["col_panel_ptr"] - 1}
             lengths |= {f"{side}_panels_sorted": 4 * count for side, count in panels.items()}
-            down, fewest, _ = self.gather_shape()
-            gather_panels = div_up(r, down)
-            steps = min(z, gather_panels * c)
-            lengths["gather_steps"] = 4 * steps
-            lengths["gather_tiles"] = 4 * (1 + gather_panels + steps // fewest)
+            gathers = self.gathers()
+            for side, gather in gathers.items():
+                steps = min(z, gather.panels * gather.minors)
+                lengths[f"{side}_gather_steps"] = 4 * steps
+                lengths[f"{side}_gather_tiles"] = 4 * (1 + gather.panels + steps // gather.fewest)
             slabs = self.slabs()
             lengths |= {f"{side}_slab_panels": 4 * panels[side] for side in slabs}
             lengths |= {
                 f"{side}_slab_steps": 4 * min(z, panels[side] * div_up(minors, across))
                 for side, (minors, across) in slabs.items()
             }
-            lengths["gather_blocks"] = z
+            lengths |= {f"{side}_gather_blocks": z for side in gathers}
             lengths |= {f"{side}_slab_blocks": z for side in slabs}
         parts, offset = {}, 0
         for name, length in lengths.items():
@@ -232,14 +265,14 @@ def build_index(
                     f"{side}_slab_steps", steps.flatten()[: layout.parts()[f"{side}_slab_steps"][1]]
                 )
                 put(f"{side}_slab_blocks", blocks)
-    if layout.hopper:
-        down, fewest, most = layout.gather_shape()
-        steps, pointers, blocks = _panels(row_indices, col64, rows, down, 1)
-        put("gather_steps", steps.flatten()[: layout.parts()["gather_steps"][1]])
-        put("gather_blocks", blocks)
-        room = layout.parts()["gather_tiles"][1] // 4 - 1
-        tiles = _gathers(pointers, range(fewest, most + 1), block_size[1], room)
-        put("gather_tiles", tiles.flatten())
+            if layout.hopper and side in layout.gathers():
+                gather = layout.gathers()[side]
+                steps, pointers, blocks = _panels(major, minor, majors, gather.down, 1)
+                lengths = {name: length for name, (_, length) in layout.parts().items()}
+                put(f"{side}_gather_steps", steps.flatten()[: lengths[f"{side}_gather_steps"]])
+                put(f"{side}_gather_blocks", blocks)
+                room = lengths[f"{side}_gather_tiles"] // 4 - 1
+                put(f"{side}_gather_tiles", _gathers(pointers, gather, room).flatten())
     return index
 
 
@@ -289,7 +322,7 @@ def _longest_first(pointers: Tensor) -> Tensor:
     return torch.stack([panel, begin[panel], end[panel], torch.zeros_like(panel)], 1)
 
 
-def _gathers(pointers: Tensor, widths: range, block_cols: int, capacity: int) -> Tensor:
+def _gathers(pointers: Tensor, gather: Gather, capacity: int) -> Tensor:
     """``(1 + capacity, 4)``: the tiles that an sdd computes, each some steps of a panel.
 
     The first row is (tiles, most steps of one, 0, 0). Each other is (panel, first step, end, 0).
@@ -300,9 +333,9 @@ def _gathers(pointers: Tensor, widths: range, block_cols: int, capacity: int) ->
     count = pointers[1:] - pointers[:-1]
     if not capacity:
         return torch.zeros(1, 4, dtype=torch.int64, device=device)
-    width = torch.arange(widths.start, widths.stop, device=device)
+    width = torch.arange(gather.fewest, gather.most + 1, device=device)
     rounds = (_div_up(count, width[:, None]).sum(1) + (_CTAS - 1)) // _CTAS
-    width = width[torch.argmin(rounds * (width * block_cols + _FIXED_COLUMNS))]
+    width = width[torch.argmin(rounds * (width * gather.block + _FIXED_COLUMNS))]
     parts = _div_up(count, width)
     ends = torch.cumsum(parts, 0)
     tile = torch.arange(capacity, device=device)
@@ -315,7 +348,8 @@ def _gathers(pointers: Tensor, widths: range, block_cols: int, capacity: int) ->
     # Tiles that run at the same time should read the same rows and columns: the panels of a group
     # go through their parts together.
     key = (panel // _GATHER_GROUP * capacity + part) * _GATHER_GROUP + panel % _GATHER_GROUP
-    order = torch.argsort(torch.where(tile < ends[-1], key, torch.iinfo(torch.int64).max))
+    key = torch.where(tile < ends[-1], key, torch.iinfo(torch.int64).max)
+    order = torch.argsort(key, stable=True)
     head = torch.zeros(1, 4, dtype=tiles.dtype, device=device)
     head[0, 0], head[0, 1] = ends[-1], width
     return torch.cat([head, tiles[order]])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -47,10 +49,7 @@ def naive_panels(
 
 
 def longest_first(pointers: list[int]) -> list[list[int]]:
-    panels = [
-        [panel, *bounds, 0]
-        for panel, bounds in enumerate(zip(pointers, pointers[1:], strict=False))
-    ]
+    panels = [[panel, *bounds, 0] for panel, bounds in enumerate(itertools.pairwise(pointers))]
     return sorted(panels, key=lambda words: words[1] - words[2])
 
 
@@ -60,20 +59,21 @@ def rows_of_four(layout: IndexLayout, index: torch.Tensor, part: str) -> list[li
     return layout.view(index, part).view(-1, 4).tolist()
 
 
-def check_gathers(layout: IndexLayout, index: torch.Tensor, blocks: Blocks) -> None:
+def check_gathers(layout: IndexLayout, index: torch.Tensor, side: str, blocks: Blocks) -> None:
     """The tiles of an sdd hold every step once, of one panel each and no more than allowed."""
-    down, fewest, most = layout.gather_shape()
-    steps, pointers, order = naive_panels(blocks, layout.rows, down)
-    assert rows_of_four(layout, index, "gather_steps")[: len(steps)] == steps
-    assert layout.view(index, "gather_blocks").tolist() == order
-    (count, widest, *_), *tiles = rows_of_four(layout, index, "gather_tiles")
+    gather = layout.gathers()[side]
+    majors = layout.rows if side == "row" else layout.cols
+    steps, pointers, order = naive_panels(blocks, majors, gather.down)
+    assert rows_of_four(layout, index, f"{side}_gather_steps")[: len(steps)] == steps
+    assert layout.view(index, f"{side}_gather_blocks").tolist() == order
+    (count, widest, *_), *tiles = rows_of_four(layout, index, f"{side}_gather_tiles")
     seen = sorted((first, end, panel) for panel, first, end, _ in tiles[:count])
     assert [step for first, end, _ in seen for step in range(first, end)] == list(range(len(steps)))
     for first, end, panel in seen:
         assert first < end <= first + widest
         assert pointers[panel] <= first
         assert end <= pointers[panel + 1]
-    assert not blocks or fewest <= widest <= most
+    assert not blocks or gather.fewest <= widest <= gather.most
 
 
 def check(mask: torch.Tensor, block_size: tuple[int, int]) -> None:
@@ -101,14 +101,14 @@ def check(mask: torch.Tensor, block_size: tuple[int, int]) -> None:
             continue
         panels = rows_of_four(layout, index, f"{side}_panels_sorted")
         assert panels == longest_first(pointers), side
+        if side == "row" or block_size[0] < SLAB:
+            check_gathers(layout, index, side, pairs)
         if depth < SLAB:
             steps, pointers, order = naive_panels(pairs, majors, down, SLAB // depth)
             assert rows_of_four(layout, index, f"{side}_slab_steps")[: len(steps)] == steps, side
             panels = rows_of_four(layout, index, f"{side}_slab_panels")
             assert panels == longest_first(pointers), side
             assert layout.view(index, f"{side}_slab_blocks").tolist() == order, side
-    if min(block_size) >= HOPPER_BLOCK:
-        check_gathers(layout, index, blocks)
     # Without panels the index is the beginning of the same.
     plain = build_index(pattern.crow_indices, pattern.col_indices, cols, block_size, panels=False)
     head = IndexLayout(rows, cols, len(blocks), block_size, panels=False)
@@ -159,14 +159,17 @@ def test_parts_lie_where_the_header_says() -> None:
         "hopper_padding": (118, 2),
         "row_panels_sorted": (120, 4),
         "col_panels_sorted": (124, 20),
-        "gather_steps": (144, 28),
-        "gather_tiles": (172, 40),
-        "col_slab_panels": (212, 20),
-        "col_slab_steps": (232, 28),
-        "gather_blocks": (260, 7),
-        "col_slab_blocks": (267, 7),
+        "row_gather_steps": (144, 28),
+        "row_gather_tiles": (172, 40),
+        "col_gather_steps": (212, 28),
+        "col_gather_tiles": (240, 28),
+        "col_slab_panels": (268, 20),
+        "col_slab_steps": (288, 28),
+        "row_gather_blocks": (316, 7),
+        "col_gather_blocks": (323, 7),
+        "col_slab_blocks": (330, 7),
     }
-    assert layout.size == 274
+    assert layout.size == 337
 
 
 @pytest.mark.parametrize("panels", [False, True])

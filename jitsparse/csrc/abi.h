@@ -51,6 +51,17 @@ struct SddArgs {
 
 constexpr JITSPARSE_HD int64 div_up(int64 a, int64 b) { return (a + b - 1) / b; }
 
+// A tile of an sdd: a panel along one side of the pattern, and block columns (or rows) gathered along the other.
+template <int PANEL_BLOCK, int GATHERED_BLOCK>
+struct GatherShape {
+  static constexpr int64 kPanel = PANEL_BLOCK > 64 ? PANEL_BLOCK : 64, kDown = kPanel / PANEL_BLOCK;
+  static constexpr int64 kFewest = GATHERED_BLOCK < 128 ? 128 / GATHERED_BLOCK : 1;
+  static constexpr int64 kMost = (kPanel > 64 ? 256 : 512) / GATHERED_BLOCK;
+  static JITSPARSE_HD int64 panels(int64 majors) { return div_up(majors, kDown); }
+  static JITSPARSE_HD int64 tiles(int64 majors, int64 steps) { return panels(majors) + steps / kFewest; }  // at most
+  static JITSPARSE_HD int64 tiles_size(int64 majors, int64 steps) { return 4 + 4 * tiles(majors, steps); }
+};
+
 // The packed index of a pattern with R x C blocks of which Z are stored; mirrors
 // jitsparse/schedule.py, which documents each part.
 template <int BLOCK_ROWS, int BLOCK_COLS>
@@ -82,31 +93,38 @@ struct IndexView {
   JITSPARSE_HD const int32* row_panel_blocks() const { return col_panel_ptr() + col_panels() + 1; }  // Z
   JITSPARSE_HD const int32* col_panel_blocks() const { return row_panel_blocks() + Z; }              // Z
 
-  // for Hopper (CUDA only, blocks of 16 and more); all but the last three are 16-byte aligned
+  // for Hopper (CUDA only, blocks of 16 and more); all but the last four are 16-byte aligned
   JITSPARSE_HD const int32* row_panels_sorted() const { return base + align4(col_panel_blocks() + Z - base); }  // 4 row panels
   JITSPARSE_HD const int32* col_panels_sorted() const { return row_panels_sorted() + 4 * row_panels(); }        // 4 column panels
 
-  // what an sdd tile gathers: a panel of kGatherDown block rows, and so many block columns
-  static constexpr int64 kGatherRows = BLOCK_ROWS > 64 ? BLOCK_ROWS : 64, kGatherDown = kGatherRows / BLOCK_ROWS;
-  static constexpr int64 kGatherFewest = BLOCK_COLS < 128 ? 128 / BLOCK_COLS : 1;
-  static constexpr int64 kGatherMost = (kGatherRows > 64 ? 256 : 512) / BLOCK_COLS;
-  JITSPARSE_HD int64 gather_panels() const { return div_up(R, kGatherDown); }
-  JITSPARSE_HD int64 gather_step_capacity() const { return smaller(Z, gather_panels() * C); }
-  JITSPARSE_HD int64 gather_tile_capacity() const { return gather_panels() + gather_step_capacity() / kGatherFewest; }
-  JITSPARSE_HD const int32* gather_steps() const { return col_panels_sorted() + 4 * col_panels(); }  // 4 each
-  JITSPARSE_HD const int32* gather_tiles() const { return gather_steps() + 4 * gather_step_capacity(); }  // 4, then 4 each
+  // what an sdd tile gathers: a panel of block rows, and so many block columns
+  using RowGather = GatherShape<BLOCK_ROWS, BLOCK_COLS>;
+  JITSPARSE_HD int64 row_gather_steps_capacity() const { return smaller(Z, RowGather::panels(R) * C); }
+  JITSPARSE_HD const int32* row_gather_steps() const { return col_panels_sorted() + 4 * col_panels(); }  // 4 each
+  JITSPARSE_HD const int32* row_gather_tiles() const { return row_gather_steps() + 4 * row_gather_steps_capacity(); }
+  // or a panel of block columns and block rows (only for blocks of fewer than 64 rows)
+  using ColGather = GatherShape<BLOCK_COLS, BLOCK_ROWS>;
+  static constexpr bool kColGather = BLOCK_ROWS < 64;
+  JITSPARSE_HD int64 col_gather_steps_capacity() const { return kColGather ? smaller(Z, ColGather::panels(C) * R) : 0; }
+  JITSPARSE_HD const int32* col_gather_steps() const {
+    return row_gather_tiles() + RowGather::tiles_size(R, row_gather_steps_capacity());
+  }
+  JITSPARSE_HD const int32* col_gather_tiles() const { return col_gather_steps() + 4 * col_gather_steps_capacity(); }
 
   // panels as above whose steps are slabs of 64 (only where blocks are less deep: else they are the same)
   static constexpr int64 kRowSlab = BLOCK_COLS < 64 ? 64 / BLOCK_COLS : 0, kColSlab = BLOCK_ROWS < 64 ? 64 / BLOCK_ROWS : 0;
   JITSPARSE_HD int64 row_slab_capacity() const { return kRowSlab ? smaller(Z, row_panels() * div_up(C, at_least_1(kRowSlab))) : 0; }
   JITSPARSE_HD int64 col_slab_capacity() const { return kColSlab ? smaller(Z, col_panels() * div_up(R, at_least_1(kColSlab))) : 0; }
-  JITSPARSE_HD const int32* row_slab_panels() const { return gather_tiles() + 4 + 4 * gather_tile_capacity(); }
+  JITSPARSE_HD const int32* row_slab_panels() const { 
+    return col_gather_tiles() + (kColGather ? ColGather::tiles_size(C, col_gather_steps_capacity()) : 0);
+  }
   JITSPARSE_HD const int32* col_slab_panels() const { return row_slab_panels() + (kRowSlab ? 4 * row_panels() : 0); }
   JITSPARSE_HD const int32* row_slab_steps() const { return col_slab_panels() + (kColSlab ? 4 * col_panels() : 0); }
   JITSPARSE_HD const int32* col_slab_steps() const { return row_slab_steps() + 4 * row_slab_capacity(); }
 
-  JITSPARSE_HD const int32* gather_blocks() const { return col_slab_steps() + 4 * col_slab_capacity(); }      // Z
-  JITSPARSE_HD const int32* row_slab_blocks() const { return gather_blocks() + Z; }                           // Z or none
+  JITSPARSE_HD const int32* row_gather_blocks() const { return col_slab_steps() + 4 * col_slab_capacity(); }  // Z
+  JITSPARSE_HD const int32* col_gather_blocks() const { return row_gather_blocks() + Z; }                     // Z or none
+  JITSPARSE_HD const int32* row_slab_blocks() const { return col_gather_blocks() + (kColGather ? Z : 0); }    // Z or none
   JITSPARSE_HD const int32* col_slab_blocks() const { return row_slab_blocks() + (kRowSlab ? Z : 0); }        // Z or none
 
  private:

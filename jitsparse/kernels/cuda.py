@@ -15,6 +15,7 @@ __all__ = [
     "CSRC",
     "LAYOUTS",
     "TEMPLATES",
+    "cpp_bool",
     "cuda_template",
     "is_flipped",
     "is_k_contiguous",
@@ -76,17 +77,18 @@ def operand_context(variant: Variant) -> dict[str, str | int | bool]:
     }
     if variant.op == "sdd":
         return context | {
-            "left_k_contiguous": _cpp(layout[0] == "n"),
-            "right_k_contiguous": _cpp(layout[1] == "t"),
+            "left_k_contiguous": cpp_bool(layout[0] == "n"),
+            "right_k_contiguous": cpp_bool(layout[1] == "t"),
         }
     return context | {
-        "flipped": _cpp(is_flipped(variant.op, layout)),
-        "dense_k_contiguous": _cpp(is_k_contiguous(variant.op, layout)),
-        "out_transposed": _cpp(variant.op == "dds"),
+        "flipped": cpp_bool(is_flipped(variant.op, layout)),
+        "dense_k_contiguous": cpp_bool(is_k_contiguous(variant.op, layout)),
+        "out_transposed": cpp_bool(variant.op == "dds"),
     }
 
 
-def _cpp(value: bool) -> str:
+def cpp_bool(value: bool) -> str:
+    """A template argument."""
     return "true" if value else "false"
 
 

@@ -1,8 +1,9 @@
 """Family ``wgmma``: Hopper's warpgroup tensor cores, fed by its copy engine; blocks of 16 and more.
 
 Knobs: ``b`` block, ``l`` layout; of dsd and dds also ``t`` tile (rows x columns x depth of a
-pipeline stage) and ``g`` warpgroups one below the other (1: side by side). An sdd's tiles are as
-wide as suits its pattern, which the index decides. Measurements are in docs/performance.md.
+pipeline stage) and ``g`` warpgroups one below the other (1: side by side); of sdd ``g``, the side
+along which blocks are gathered. An sdd's tiles are as wide as suits its pattern, which the index
+decides. Measurements are in docs/performance.md.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from jitsparse.jit import Candidate, Template, Variant
 from jitsparse.jit.template import Context
 from jitsparse.kernels.cuda import (
+    cpp_bool,
     cuda_template,
     is_k_contiguous,
     knobs,
@@ -33,17 +35,21 @@ _NARROWEST = 192
 def rank(problem: Problem) -> int:
     """Before ``mma`` where it is faster, else after it."""
     if problem.op == "sdd":
-        # Of a right operand that lies along its columns, a block column of 16 is 32 bytes a row,
-        # and the copy engine takes as long for those as for 128.
-        slow = problem.layout[1] == "n" and problem.block[1] == 16
-        return 2 if slow else 0
+        # An operand gathered in blocks of 16 that do not lie along k is copied 32 bytes a row, for
+        # which the copy engine takes as long as for 128.
+        side = _gathered(problem)[0]
+        narrow = problem.block[0 if side == "rows" else 1] == 16
+        return 2 if narrow and not _lies_along_k(problem, side) else 0
     return 0 if problem.extent >= _NARROWEST else 2
 
 
 def candidates(problem: Problem, target: str) -> list[Candidate]:
     """Variants for a problem, best first; refused ones with their reason."""
     if problem.op == "sdd":
-        variants = [Variant("sdd", "wgmma", target, problem.dtype, knobs(problem))]
+        variants = [
+            Variant("sdd", "wgmma", target, problem.dtype, (*knobs(problem), ("g", side)))
+            for side in _gathered(problem)
+        ]
     else:
         variants = [
             Variant(
@@ -59,14 +65,28 @@ def candidates(problem: Problem, target: str) -> list[Candidate]:
     return [Candidate(variant, template(variant), refused) for variant in variants]
 
 
+def _gathered(problem: Problem) -> list[str]:
+    """Along which side blocks are gathered, best first: the operand there should lie along k."""
+    if problem.block[0] >= 64:
+        return ["cols"]
+    rows_first = _lies_along_k(problem, "rows") and not _lies_along_k(problem, "cols")
+    return ["rows", "cols"] if rows_first else ["cols", "rows"]
+
+
+def _lies_along_k(problem: Problem, side: str) -> bool:
+    """Whether the operand that is gathered along a side lies along the axis summed over."""
+    left, right = problem.layout
+    return left == "n" if side == "rows" else right == "t"
+
+
 def _stages(problem: Problem) -> list[tuple[int, int]]:
     """Depth of a stage and warpgroups one below the other, best first."""
     height, depth = op_block(problem.op, problem.block, problem.layout)
     groups = 2 if height <= 32 else 1
     if depth != 32:
         return [(64, groups)]
-    # A slab of one block column loads nothing for nothing. Where the dense operand lies along k, its
-    # rows are 64 bytes then, and the copy engine takes as long for those as for 128.
+    # A slab of one block column loads nothing for nothing. Where the dense operand lies along k,
+    # its rows are 64 bytes then, and the copy engine takes as long for those as for 128.
     deep, shallow = (64, groups), (32, groups)
     return [deep, shallow] if is_k_contiguous(problem.op, problem.layout) else [shallow, deep]
 
@@ -103,7 +123,7 @@ def template(variant: Variant) -> Template:
 def context(variant: Variant) -> Context:
     """The names that the templates use."""
     if variant.op == "sdd":
-        return operand_context(variant)
+        return operand_context(variant) | {"gather_rows": cpp_bool(variant.knob("g") == "rows")}
     return operand_context(variant) | {
         "slab": variant.ints("t")[2],
         "groups_m": variant.ints("g")[0],

@@ -3,6 +3,10 @@
 //
 // A tile is a panel of 64 or 128 rows and some of the block columns that any row of the panel stores, gathered side by side:
 // each is copied on its own, and in shared memory they are one wide operand. The list of tiles is part of the index.
+//
+// With GATHER_ROWS it is the other way round, and the product is computed transposed: a panel of columns, and block rows
+// gathered. The copy engine takes as long for a row of 32 bytes as for one of 128, so blocks of 16 and 32 want the operand that
+// is gathered to lie along k.
 #pragma once
 
 #include "../../abi.h"
@@ -16,12 +20,17 @@
 
 namespace jitsparse {
 
-template <typename Element, int BLOCK_ROWS, int BLOCK_COLS, bool LEFT_K_CONTIGUOUS, bool RIGHT_K_CONTIGUOUS>
+template <typename Element, int BLOCK_ROWS, int BLOCK_COLS, bool LEFT_K_CONTIGUOUS, bool RIGHT_K_CONTIGUOUS, bool GATHER_ROWS>
 struct SddWgmma {
   using Index = IndexView<BLOCK_ROWS, BLOCK_COLS>;
   using Storage = typename Element::Storage;
-  static constexpr int kTileM = Index::kGatherRows, kSlab = 64;
-  static constexpr int kColumns = Index::kGatherMost;
+  // Along the panel and across it.
+  static constexpr int kBlockP = GATHER_ROWS ? BLOCK_COLS : BLOCK_ROWS, kBlockG = GATHER_ROWS ? BLOCK_ROWS : BLOCK_COLS;
+  static constexpr bool kPanelAlongK = GATHER_ROWS ? RIGHT_K_CONTIGUOUS : LEFT_K_CONTIGUOUS;
+  static constexpr bool kGatheredAlongK = GATHER_ROWS ? LEFT_K_CONTIGUOUS : RIGHT_K_CONTIGUOUS;
+  using Shape = GatherShape<kBlockP, kBlockG>;
+  static constexpr int kTileM = Shape::kPanel, kSlab = 64;
+  static constexpr int kColumns = Shape::kMost;
   static_assert(kColumns <= 32, "one lane copies one block column");
 
   // Two warpgroups, of 64 rows and up to 256 columns each: one below the other if blocks are 128 high, else side by side.
@@ -30,16 +39,16 @@ struct SddWgmma {
   static constexpr int kProducers = 4;  // warps, each with its share of the block columns
   static constexpr int kThreads = 128 * (kConsumers + 1);
 
-  static constexpr int kLeftBytes = kTileM * kSlab * 2, kColumnBytes = BLOCK_COLS * kSlab * 2;
+  static constexpr int kPanelBytes = kTileM * kSlab * 2, kColumnBytes = kBlockG * kSlab * 2;
   // A block column that runs along n is copied in pieces of at most 64 columns, the width of the swizzle.
-  static constexpr int kSpan = BLOCK_COLS < 64 ? BLOCK_COLS : 64;
-  static constexpr int kRightRowBytes = RIGHT_K_CONTIGUOUS ? 128 : kSpan * 2;
+  static constexpr int kSpan = kBlockG < 64 ? kBlockG : 64;
+  static constexpr int kGatheredRowBytes = kGatheredAlongK ? 128 : kSpan * 2;
   static constexpr int kSpanBytes = kSpan * kSlab * 2;
 
   static constexpr int kPartN = 16;  // columns that a warp stages at once on their way out
-  using Staged = StagedTile<Element, 16, kPartN, false>;
+  using Staged = StagedTile<Element, 16, kPartN, GATHER_ROWS>;
   // The widest tile of the pattern decides how many stages there are.
-  static constexpr int kRingBytes = (kGroupsM > 1 ? 4 : 3) * (kLeftBytes + Index::kGatherMost * kColumnBytes), kMostStages = 8;
+  static constexpr int kRingBytes = (kGroupsM > 1 ? 4 : 3) * (kPanelBytes + Shape::kMost * kColumnBytes), kMostStages = 8;
   static constexpr int kStagedAt = kRingBytes;
   static constexpr int kBarriersAt = kStagedAt + kConsumers * 4 * Staged::kBytes;
   static constexpr int kSharedBytes = kBarriersAt + kMostStages * 16 + 1024;  // to begin at a multiple of 1024
@@ -47,7 +56,7 @@ struct SddWgmma {
 
   struct Params {
     SddArgs args;
-    CUtensorMap left, right;
+    CUtensorMap panel, gathered;
   };
 
   struct Tiles {
@@ -59,14 +68,14 @@ struct SddWgmma {
 
     __device__ __forceinline__ explicit Tiles(const SddArgs& args) {
       const Index index(args.index, args.rows, args.cols, args.nnz);
-      const int4* list = reinterpret_cast<const int4*>(index.gather_tiles());
+      const int4* list = reinterpret_cast<const int4*>(GATHER_ROWS ? index.col_gather_tiles() : index.row_gather_tiles());
       const int4 head = __ldg(list);
       count = head.x;
-      stage_bytes = kLeftBytes + head.y * kColumnBytes;
+      stage_bytes = kPanelBytes + head.y * kColumnBytes;
       stages = kRingBytes / stage_bytes < kMostStages ? kRingBytes / stage_bytes : kMostStages;
       tiles = list + 1;
-      steps = reinterpret_cast<const int4*>(index.gather_steps());
-      positions = index.gather_blocks();
+      steps = reinterpret_cast<const int4*>(GATHER_ROWS ? index.col_gather_steps() : index.row_gather_steps());
+      positions = GATHER_ROWS ? index.col_gather_blocks() : index.row_gather_blocks();
     }
   };
 
@@ -96,8 +105,8 @@ struct SddWgmma {
     for (int t = blockIdx.x; t < tiles.count; t += gridDim.x) {
       const int4 tile = __ldg(tiles.tiles + t);
       const int columns = tile.z - tile.y;
-      const int column = mine < columns ? __ldg(&tiles.steps[tile.y + mine].x) * BLOCK_COLS : 0;
-      const int bytes = (warp == 0 ? kLeftBytes : 0) + (columns - warp + kProducers - 1) / kProducers * kColumnBytes;
+      const int column = mine < columns ? __ldg(&tiles.steps[tile.y + mine].x) * kBlockG : 0;
+      const int bytes = (warp == 0 ? kPanelBytes : 0) + (columns - warp + kProducers - 1) / kProducers * kColumnBytes;
       for (int batch = 0; batch < batches; ++batch) {
         for (int k = 0; k < k_extent; k += kSlab) {
           const unsigned stage = base + ring.stage * tiles.stage_bytes, copies = barriers.copies(ring.stage);
@@ -105,31 +114,31 @@ struct SddWgmma {
           // Every warp arrives, even with nothing to copy: so none falls behind by two rounds.
           if (lane == 0) ptx::mbarrier_arrive_expect(copies, bytes);
           __syncwarp();
-          if (warp == 0 && lane == 0) load_left(params, stage, copies, tile.x * kTileM, k, batch);
-          if (mine < columns) load_right(params, stage + kLeftBytes + mine * kColumnBytes, copies, column, k, batch);
+          if (warp == 0 && lane == 0) load_panel(params, stage, copies, tile.x * kTileM, k, batch);
+          if (mine < columns) load_gathered(params, stage + kPanelBytes + mine * kColumnBytes, copies, column, k, batch);
           ring.next(tiles.stages);
         }
       }
     }
   }
 
-  static __device__ __forceinline__ void load_left(const Params& params, unsigned to, unsigned copies, int row, int k, int batch) {
-    if constexpr (LEFT_K_CONTIGUOUS) {
-      ptx::tma_load_3d(to, &params.left, copies, k, row, batch);
+  static __device__ __forceinline__ void load_panel(const Params& params, unsigned to, unsigned copies, int row, int k, int batch) {
+    if constexpr (kPanelAlongK) {
+      ptx::tma_load_3d(to, &params.panel, copies, k, row, batch);
     } else {
 #pragma unroll
-      for (int i = 0; i < kTileM; i += 64) ptx::tma_load_3d(to + i * kSlab * 2, &params.left, copies, row + i, k, batch);
+      for (int i = 0; i < kTileM; i += 64) ptx::tma_load_3d(to + i * kSlab * 2, &params.panel, copies, row + i, k, batch);
     }
   }
 
-  static __device__ __forceinline__ void load_right(const Params& params, unsigned to, unsigned copies, int column, int k,
+  static __device__ __forceinline__ void load_gathered(const Params& params, unsigned to, unsigned copies, int column, int k,
                                                     int batch) {
-    if constexpr (RIGHT_K_CONTIGUOUS) {
-      ptx::tma_load_3d(to, &params.right, copies, k, column, batch);
+    if constexpr (kGatheredAlongK) {
+      ptx::tma_load_3d(to, &params.gathered, copies, k, column, batch);
     } else {
 #pragma unroll
-      for (int i = 0; i < BLOCK_COLS; i += kSpan) {
-        ptx::tma_load_3d(to + i / kSpan * kSpanBytes, &params.right, copies, column + i, k, batch);
+      for (int i = 0; i < kBlockG; i += kSpan) {
+        ptx::tma_load_3d(to + i / kSpan * kSpanBytes, &params.gathered, copies, column + i, k, batch);
       }
     }
   }
@@ -168,60 +177,66 @@ struct SddWgmma {
 
   static __device__ __forceinline__ void multiply(Accumulators& c, unsigned stage, int group_m, int first,
                                                   int count) {
-    const uint64 left = ptx::wgmma_descriptor<128>(stage + group_m * 64 * kSlab * 2, 64 * kSlab * 2, 1024);
-    const uint64 right = ptx::wgmma_descriptor<kRightRowBytes>(stage + kLeftBytes + first * kColumnBytes, kSpanBytes,
-                                                               8 * kRightRowBytes);
+    const uint64 panel = ptx::wgmma_descriptor<128>(stage + group_m * 64 * kSlab * 2, 64 * kSlab * 2, 1024);
+    const uint64 gathered = ptx::wgmma_descriptor<kGatheredRowBytes>(stage + kPanelBytes + first * kColumnBytes, kSpanBytes,
+                                                                     8 * kGatheredRowBytes);
     ptx::wgmma_fence();
 #pragma unroll
     for (int n = 0; n < kGroupN; n += kHalf) {
-      if (n >= count * BLOCK_COLS) continue;
+      if (n >= count * kBlockG) continue;
 #pragma unroll
       for (int k = 0; k < kSlab; k += 16) {
-        Element::template wgmma<!LEFT_K_CONTIGUOUS, !RIGHT_K_CONTIGUOUS>(
-            reinterpret_cast<float(&)[kHalf / 2]>(c[n / 8]), ptx::moved(left, k * (LEFT_K_CONTIGUOUS ? 2 : 128)),
-            ptx::moved(right, n * kSlab * 2 + k * (RIGHT_K_CONTIGUOUS ? 2 : kRightRowBytes)));
+        Element::template wgmma<!kPanelAlongK, !kGatheredAlongK>(
+            reinterpret_cast<float(&)[kHalf / 2]>(c[n / 8]), ptx::moved(panel, k * (kPanelAlongK ? 2 : 128)),
+            ptx::moved(gathered, n * kSlab * 2 + k * (kGatheredAlongK ? 2 : kGatheredRowBytes)));
       }
     }
     ptx::wgmma_commit();
   }
 
-  // A warp has 16 rows of every block column of its warpgroup: a part of one block row.
-  static __device__ __forceinline__ void store(const SddArgs& args, const Tiles& tiles, int begin, int end,
-                                               Accumulators& c, Storage* staged, int row, int lane) {
-    const int down = row / BLOCK_ROWS, in_block = row % BLOCK_ROWS * BLOCK_COLS;
+  // A warp has 16 rows of every gathered column: a part of one block of each. With GATHER_ROWS they are 16 columns of the block.
+  static __device__ __forceinline__ void store(const SddArgs& args, const Tiles& tiles, int begin, int end, Accumulators& c,
+                                               Storage* staged, int row, int lane) {
+    const int down = row / kBlockP, in_block = row % kBlockP;
 #pragma unroll
-    for (int u = 0; u < kGroupN / BLOCK_COLS; ++u) {
+    for (int u = 0; u < kGroupN / kBlockG; ++u) {
       if (begin + u >= end) break;
       const int4 column = __ldg(tiles.steps + begin + u);
       if (!(column.y >> down & 1)) continue;
       const int64 position = __ldg(tiles.positions + column.z + __popc(column.y & ((1 << down) - 1)));
-      Storage* out = static_cast<Storage*>(args.out) + position * (BLOCK_ROWS * BLOCK_COLS) + in_block;
+      Storage* block = static_cast<Storage*>(args.out) + position * (BLOCK_ROWS * BLOCK_COLS);
 #pragma unroll
-      for (int n = 0; n < BLOCK_COLS; n += kPartN) {
+      for (int n = 0; n < kBlockG; n += kPartN) {
         __syncwarp();
-        Staged::write(staged, reinterpret_cast<float(&)[1][kPartN / 8][4]>(c[(u * BLOCK_COLS + n) / 8]), lane);
+        Staged::write(staged, reinterpret_cast<float(&)[1][kPartN / 8][4]>(c[(u * kBlockG + n) / 8]), lane);
         __syncwarp();
-        Staged::copy_out(staged, out + n, BLOCK_COLS, 16, kPartN, lane);
+        Staged::copy_out(staged, block + (GATHER_ROWS ? n * BLOCK_COLS + in_block : in_block * BLOCK_COLS + n), BLOCK_COLS, 16,
+                         kPartN, lane);
       }
     }
+  }
+
+  static int64 grid(const SddArgs& args) {
+    const Index index(args.index, args.rows, args.cols, args.nnz);
+    const int64 most = GATHER_ROWS ? Shape::tiles(index.C, index.col_gather_steps_capacity())
+                                   : Shape::tiles(index.R, index.row_gather_steps_capacity());
+    const int64 sms = multiprocessors();
+    return most < sms ? most : sms;
   }
 
   static cudaError_t prepare(const SddArgs& args, Params& params) {
     params.args = args;
     const MatrixShape left = LEFT_K_CONTIGUOUS ? MatrixShape{args.k, args.rows, args.batch, args.left_ld, args.left_batch_stride}
                                                : MatrixShape{args.rows, args.k, args.batch, args.left_ld, args.left_batch_stride};
-    if (auto error = encode_map(&params.left, args.left, left, {64, LEFT_K_CONTIGUOUS ? kTileM : 64})) return error;
     const MatrixShape right =
         RIGHT_K_CONTIGUOUS ? MatrixShape{args.k, args.cols, args.batch, args.right_ld, args.right_batch_stride}
                            : MatrixShape{args.cols, args.k, args.batch, args.right_ld, args.right_batch_stride};
-    return encode_map(&params.right, args.right, right,
-                      RIGHT_K_CONTIGUOUS ? Box{64, BLOCK_COLS} : Box{kSpan, 64});
-  }
-
-  static int64 grid(const SddArgs& args) {
-    const Index index(args.index, args.rows, args.cols, args.nnz);
-    const int64 most = index.gather_tile_capacity(), sms = multiprocessors();
-    return most < sms ? most : sms;
+    const Box panel_box = kPanelAlongK ? Box{64, kTileM} : Box{64, 64};
+    const Box gathered_box = kGatheredAlongK ? Box{64, kBlockG} : Box{kSpan, 64};
+    if (auto error = encode_map(&params.panel, GATHER_ROWS ? args.right : args.left, GATHER_ROWS ? right : left, panel_box)) {
+      return error;
+    }
+    return encode_map(&params.gathered, GATHER_ROWS ? args.left : args.right, GATHER_ROWS ? left : right, gathered_box);
   }
 };
 

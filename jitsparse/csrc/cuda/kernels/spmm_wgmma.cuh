@@ -104,8 +104,8 @@ struct SpmmWgmma {
   };
 
   // The tile that a CTA computes in its n-th round. Tiles are listed in groups of panels, with them column after column, so that
-  // those computed at the same time want the same operands. Panels come longest first: the tiles of a round are of about
-  // one length, and the last rounds are short.
+  // those computed at the same time want the same operands. Panels come longest first, and in every other round's columns
+  // shortest first, so that all CTAs have about as much to do.
   struct Tile {
     int rank;  // of its panel in Steps::panels
     int column, batch;
@@ -114,10 +114,14 @@ struct SpmmWgmma {
     __device__ __forceinline__ Tile(const Params& params, int round) {
       const int64 number = int64(round) * gridDim.x + blockIdx.x;
       valid = number < tiles(params.args);
-      const TileCoordinates tile = grouped_order(number, panels(params.args), column_tiles(params.args), params.group);
-      rank = int(tile.row);
+      const int rows = int(panels(params.args));
+      const TileCoordinates tile = grouped_order(number, rows, column_tiles(params.args), params.group);
       column = int(tile.column);
       batch = int(tile.batch);
+      const int first = int(tile.row) / params.group * params.group;
+      const int count = rows - first < params.group ? rows - first : params.group;
+      const int columns = int(gridDim.x) > count ? int(gridDim.x) / count : 1;  // of the group in a round
+      rank = column / columns & 1 ? 2 * first + count - 1 - int(tile.row) : int(tile.row);
     }
   };
 
@@ -399,9 +403,9 @@ struct SpmmWgmma {
 
   static cudaError_t prepare(const SpmmArgs& args, Params& params) {
     params.args = args;
-    // With few rounds a group should be about one, so that its tiles are of one length; with many, larger groups read the
-    // dense operand from DRAM less often. (8 to 64 were tried at 4096 and 8192.)
-    params.group = tiles(args) < 8 * multiprocessors() ? 8 : 32;
+    // Larger groups read the dense operand from DRAM less often, as long as their values stay in L2.
+    const int64 values_of_32_panels = args.nnz * BLOCK_ROWS * BLOCK_COLS * 2 / panels(args) * 32;
+    params.group = values_of_32_panels > 24 << 20 ? 8 : 32;
     const int64 out_inner = OUT_TRANSPOSED ? m(args) : args.n, out_outer = OUT_TRANSPOSED ? args.n : m(args);
     const MatrixShape out = {out_inner, out_outer, args.batch, args.out_ld, args.out_batch_stride};
     if (auto error = encode_map(&params.out, args.out, out, {64, 64})) return error;
