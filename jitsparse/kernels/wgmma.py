@@ -75,8 +75,7 @@ def _gathered(problem: Problem) -> list[str]:
 
 def _lies_along_k(problem: Problem, side: str) -> bool:
     """Whether the operand that is gathered along a side lies along the axis summed over."""
-    left, right = problem.layout
-    return left == "n" if side == "rows" else right == "t"
+    return problem.layout[0] == "n" if side == "rows" else problem.layout[1] == "t"
 
 
 def _stages(problem: Problem) -> list[tuple[int, int]]:
