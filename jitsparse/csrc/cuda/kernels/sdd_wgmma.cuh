@@ -84,7 +84,11 @@ struct SddWgmma {
     unsigned char* shared = unaligned + (-__cvta_generic_to_shared(unaligned) & 1023);
     const unsigned base = unsigned(__cvta_generic_to_shared(shared));
     const StageBarriers barriers(base + kBarriersAt, kMostStages);
-    if (threadIdx.x == 0) barriers.init(kMostStages, kProducers, kConsumers);
+    if (threadIdx.x == 0) {
+      barriers.init(kMostStages, kProducers, kConsumers);
+      ptx::tma_prefetch_map(&params.panel);
+      ptx::tma_prefetch_map(&params.gathered);
+    }
     __syncthreads();
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const Tiles tiles(params.args);

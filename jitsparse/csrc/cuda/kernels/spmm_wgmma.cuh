@@ -137,7 +137,11 @@ struct SpmmWgmma {
     const unsigned base = unsigned(__cvta_generic_to_shared(shared));
     Header* headers = reinterpret_cast<Header*>(shared + kHeadersAt);
     const StageBarriers barriers(base + kBarriersAt, kStages);
-    if (threadIdx.x == 0) barriers.init(kStages, /*producers=*/1, kConsumers);
+    if (threadIdx.x == 0) {
+      barriers.init(kStages, /*producers=*/1, kConsumers);
+      ptx::tma_prefetch_map(&params.dense);
+      ptx::tma_prefetch_map(&params.values);
+    }
     __syncthreads();
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     if (warp >= kConsumers * 4) {
@@ -403,9 +407,11 @@ struct SpmmWgmma {
 
   static cudaError_t prepare(const SpmmArgs& args, Params& params) {
     params.args = args;
-    // Larger groups read the dense operand from DRAM less often, as long as their values stay in L2.
+    // Larger groups read the dense operand from DRAM less often, as long as their values stay in L2. Panels of one block row
+    // differ most in length: with few rounds, a group of them should be about one round. (8 to 64 were measured.)
     const int64 values_of_32_panels = args.nnz * BLOCK_ROWS * BLOCK_COLS * 2 / panels(args) * 32;
-    params.group = values_of_32_panels > 24 << 20 ? 8 : 32;
+    const bool few_rounds = tiles(args) < 8 * multiprocessors();
+    params.group = values_of_32_panels > 24 << 20 || (kDown == 1 && few_rounds) ? 8 : 32;
     const int64 out_inner = OUT_TRANSPOSED ? m(args) : args.n, out_outer = OUT_TRANSPOSED ? args.n : m(args);
     const MatrixShape out = {out_inner, out_outer, args.batch, args.out_ld, args.out_batch_stride};
     if (auto error = encode_map(&params.out, args.out, out, {64, 64})) return error;
