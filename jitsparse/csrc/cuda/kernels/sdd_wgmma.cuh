@@ -35,7 +35,7 @@ struct SddWgmma {
 
   // Two warpgroups, of 64 rows and up to 256 columns each: one below the other if blocks are 128 high, else side by side.
   static constexpr int kConsumers = 2, kGroupsM = kTileM / 64, kGroupsN = kConsumers / kGroupsM;
-  static constexpr int kGroupN = 256;
+  static constexpr int kGroupN = 256, kHalf = 128;  // kHalf: columns of one wgmma
   static constexpr int kProducers = 4;  // warps, each with its share of the block columns
   static constexpr int kThreads = 128 * (kConsumers + 1);
 
@@ -59,6 +59,17 @@ struct SddWgmma {
     CUtensorMap panel, gathered;
   };
 
+  // Block columns of a tile that the first warpgroup multiplies; the second has the rest.
+  static __device__ __forceinline__ int first_half(int columns) { return kGroupsN > 1 ? (columns + 1) / 2 : columns; }
+
+  // Block columns for which a stage needs room: wgmma reads kHalf elements at a time, past the last column too.
+  static __device__ __forceinline__ int room(int columns) {
+    constexpr int kRead = kHalf / kBlockG;
+    const int first = first_half(columns), rest = columns - first;
+    const int first_end = (first + kRead - 1) / kRead * kRead, rest_end = first + (rest + kRead - 1) / kRead * kRead;
+    return first_end > rest_end ? first_end : rest_end;
+  }
+
   struct Tiles {
     const int4* tiles;  // (panel, first step, end, 0)
     const int4* steps;  // (block column, mask of the panel's rows, first position, 0)
@@ -71,7 +82,7 @@ struct SddWgmma {
       const int4* list = reinterpret_cast<const int4*>(GATHER_ROWS ? index.col_gather_tiles() : index.row_gather_tiles());
       const int4 head = __ldg(list);
       count = head.x;
-      stage_bytes = kPanelBytes + head.y * kColumnBytes;
+      stage_bytes = kPanelBytes + room(head.y) * kColumnBytes;
       stages = kRingBytes / stage_bytes < kMostStages ? kRingBytes / stage_bytes : kMostStages;
       tiles = list + 1;
       steps = reinterpret_cast<const int4*>(GATHER_ROWS ? index.col_gather_steps() : index.row_gather_steps());
@@ -147,7 +158,6 @@ struct SddWgmma {
     }
   }
 
-  static constexpr int kHalf = 128;  // columns of one wgmma
   using Accumulators = float[kGroupN / 8][4];
 
   static __device__ __forceinline__ void consume(const Params& params, const Tiles& tiles, unsigned char* shared, unsigned base,
@@ -160,8 +170,8 @@ struct SddWgmma {
     for (int t = blockIdx.x; t < tiles.count; t += gridDim.x) {
       const int4 tile = __ldg(tiles.tiles + t);
       // The warpgroup's steps.
-      const int half = kGroupsN > 1 ? (tile.z - tile.y + 1) / 2 : 0;
-      const int begin = tile.y + group_n * half, end = kGroupsN > 1 && group_n == 0 ? tile.y + half : tile.z;
+      const int middle = tile.y + first_half(tile.z - tile.y);
+      const int begin = group_n == 0 ? tile.y : middle, end = group_n == 0 ? middle : tile.z;
       Accumulators c = {};
       int previous = -1;
       for (int i = 0; i < stages; ++i) {
