@@ -4,6 +4,7 @@ For compute-sanitizer, which slows kernels down so much that comparing results w
 results are compared in test_cuda_kernels.py. No test: run it from this folder, first alone, so that
 compilers are not watched::
 
+    export PYTHONPATH=..
     python sanitize.py
     compute-sanitizer --tool memcheck --kernel-name kns=kernel_entry python sanitize.py
     compute-sanitizer --tool racecheck --kernel-name kns=kernel_entry python sanitize.py
