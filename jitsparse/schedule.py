@@ -333,9 +333,10 @@ def _gathers(pointers: Tensor, gather: Gather, capacity: int) -> Tensor:
     count = pointers[1:] - pointers[:-1]
     if not capacity:
         return torch.zeros(1, 4, dtype=torch.int64, device=device)
-    width = torch.arange(gather.fewest, gather.most + 1, device=device)
-    rounds = (_div_up(count, width[:, None]).sum(1) + (_CTAS - 1)) // _CTAS
-    width = width[torch.argmin(rounds * (width * gather.block + _FIXED_COLUMNS))]
+    widths = torch.arange(gather.fewest, gather.most + 1, device=device)
+    rounds = (_div_up(count, widths[:, None]).sum(1) + (_CTAS - 1)) // _CTAS
+    best = torch.argmin(rounds * (widths * gather.block + _FIXED_COLUMNS))
+    width = widths.take(best)  # widths[best] would read `best` on the host
     parts = _div_up(count, width)
     ends = torch.cumsum(parts, 0)
     tile = torch.arange(capacity, device=device)

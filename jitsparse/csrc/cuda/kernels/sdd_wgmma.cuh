@@ -96,7 +96,7 @@ struct SddWgmma {
     const unsigned base = unsigned(__cvta_generic_to_shared(shared));
     const StageBarriers barriers(base + kBarriersAt, kMostStages);
     if (threadIdx.x == 0) {
-      barriers.init(kMostStages, kProducers, kConsumers);
+      barriers.init(kMostStages, kProducers, kConsumers * 4);
       ptx::tma_prefetch_map(&params.panel);
       ptx::tma_prefetch_map(&params.gathered);
     }
@@ -164,7 +164,6 @@ struct SddWgmma {
                                                  const StageBarriers& barriers, int warp, int lane) {
     const int stages = int(div_up(params.args.k, kSlab) * params.args.batch);
     const int group = warp / 4, group_m = group / kGroupsN, group_n = group % kGroupsN;
-    const bool speaks = warp % 4 == 0 && lane == 0;
     auto* staged = reinterpret_cast<Storage*>(shared + kStagedAt + warp * Staged::kBytes);
     RingPosition ring;
     for (int t = blockIdx.x; t < tiles.count; t += gridDim.x) {
@@ -178,12 +177,12 @@ struct SddWgmma {
         barriers.wait_full(ring.stage, ring.round);
         multiply(c, base + ring.stage * tiles.stage_bytes, group_m, begin - tile.y, end - begin);
         ptx::wgmma_wait<1>();
-        if (previous >= 0 && speaks) barriers.release(previous);
+        if (previous >= 0) barriers.release(previous, lane);
         previous = ring.stage;
         ring.next(tiles.stages);
       }
       ptx::wgmma_wait<0>();
-      if (speaks) barriers.release(previous);
+      barriers.release(previous, lane);
       keep_in_order(c);
       store(params.args, tiles, begin, end, c, staged, group_m * 64 + warp % 4 * 16, lane);
     }

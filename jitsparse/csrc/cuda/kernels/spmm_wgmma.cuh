@@ -138,7 +138,7 @@ struct SpmmWgmma {
     Header* headers = reinterpret_cast<Header*>(shared + kHeadersAt);
     const StageBarriers barriers(base + kBarriersAt, kStages);
     if (threadIdx.x == 0) {
-      barriers.init(kStages, /*producers=*/1, kConsumers);
+      barriers.init(kStages, /*producers=*/1, /*consumers=*/kConsumers * 4);
       ptx::tma_prefetch_map(&params.dense);
       ptx::tma_prefetch_map(&params.values);
     }
@@ -286,12 +286,12 @@ struct SpmmWgmma {
         last = header.last;
         multiply(c, base + ring.stage * kStageBytes, group_m, group_n, header.mask >> group_m * (kGroupSlots % 32));
         ptx::wgmma_wait<1>();
-        if (previous >= 0 && thread == 0) barriers.release(previous);
+        if (previous >= 0) barriers.release(previous, thread % 32);
         previous = ring.stage;
         ring.next(kStages);
       } while (!last);
       ptx::wgmma_wait<0>();
-      if (thread == 0) barriers.release(previous);
+      barriers.release(previous, thread % 32);
       keep_in_order(c);
       const unsigned to = base + kStagedAt + group * kStagedBuffers * kStagedBytes;
       store(params, c, panel * kPanel + group_m * kGroupM, tile.column * kTileN + group_n * kGroupN, tile.batch, to, staged, group,

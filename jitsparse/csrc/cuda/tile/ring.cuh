@@ -12,8 +12,8 @@ struct StageBarriers {
   // `shared` has room for two barriers for each of `most` stages.
   __device__ __forceinline__ StageBarriers(unsigned shared, int most) : full(shared), empty(shared + most * 8) {}
 
-  // By one thread, before all others come. `producers` arrive when they have asked for their bytes of a stage, `consumers`
-  // release it.
+  // By one thread, before all others come. `producers` arrive when they have asked for their bytes of a stage. Every consuming
+  // warp releases it on its own: the warps of a warpgroup are in step only where they multiply.
   __device__ __forceinline__ void init(int most, int producers, int consumers) const {
     for (int i = 0; i < most; ++i) {
       ptx::mbarrier_init(full + i * 8, producers);
@@ -26,7 +26,10 @@ struct StageBarriers {
   // The parity of a stage's phase flips with every round of the ring. A fresh barrier counts as emptied.
   __device__ __forceinline__ void wait_empty(int stage, unsigned round) const { ptx::mbarrier_wait(empty + stage * 8, ~round & 1); }
   __device__ __forceinline__ void wait_full(int stage, unsigned round) const { ptx::mbarrier_wait(full + stage * 8, round & 1); }
-  __device__ __forceinline__ void release(int stage) const { ptx::mbarrier_arrive(empty + stage * 8); }
+  __device__ __forceinline__ void release(int stage, int lane) const {
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(empty + stage * 8);
+  }
 };
 
 // Where a thread is in the ring.
