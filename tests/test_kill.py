@@ -69,7 +69,9 @@ def test_interrupted_while_the_compiler_runs(
     """Ctrl-C is no crash: the builder removes what it had begun."""
     toykernel.write(tmp_path)
     slow, notes = toykernel.compiler(tmp_path / "slow", before="sleep 2")
-    child = toykernel.start(tmp_path, cache_dir, CXX=str(slow))
+    # A shell's background job inherits SIGINT ignored, and Python leaves it so.
+    listen = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    child = toykernel.start(tmp_path, cache_dir, prologue=listen, CXX=str(slow))
     toykernel.release(child)
     wait_for_the_compiler(notes)
     child.send_signal(signal.SIGINT)
