@@ -67,7 +67,8 @@ def link_flags(language: Literal["c++", "cuda"]) -> tuple[str, ...]:
     instead of a library that cannot be mapped.
     """
     common = ("-Wl,--as-needed", "-Wl,-z,defs", "-Wl,-Bsymbolic")
-    return (*common, "-fopenmp") if language == "c++" else common
+    # dlopen is in a library of its own before glibc 2.34.
+    return (*common, "-fopenmp") if language == "c++" else (*common, "-ldl")
 
 
 @functools.cache

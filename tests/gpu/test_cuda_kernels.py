@@ -27,7 +27,10 @@ DTYPES = {
     "f32": torch.float32,
     "f64": torch.float64,
 }
-BLOCKS = ((8, 8), (16, 16), (32, 32), (64, 64), (128, 128), (16, 64), (128, 32), (64, 128))
+BLOCKS = (
+    *((8, 8), (16, 16), (32, 32), (64, 64), (128, 128)),
+    *((16, 64), (64, 16), (128, 32), (64, 128), (128, 16), (32, 16), (16, 128)),
+)
 # Aligned, so that no family stands back; no multiple of a block, so that every edge is met.
 ROWS, COLS, EXTENT, BATCH = 296, 424, 200, 2
 
@@ -158,3 +161,18 @@ def test_ctas_that_take_tile_after_tile(op: str, block: tuple[int, int]) -> None
             got, again = js.dds(a, b), js.dds(a, b)
             cases.check_product(got, a, b.to_dense())
         assert torch.equal(got, again)
+
+
+@pytest.mark.parametrize("block", [16, 128])
+def test_a_broadcast_batch(block: int) -> None:
+    """A dense operand whose batch has stride 0 is read as it is."""
+    generator = torch.Generator().manual_seed(2)
+    pattern = js.Pattern.random((512, 384), block, 0.4, generator=generator).to("cuda")
+    values = torch.randn((pattern.nnz_blocks, block, block), generator=generator)
+    stored = js.BlockSparse(values.to("cuda", torch.bfloat16), pattern)
+    x = torch.randn(384, 256, generator=generator).to("cuda", torch.bfloat16).expand(3, 384, 256)
+    y = torch.randn(256, 512, generator=generator).to("cuda", torch.bfloat16).expand(3, 256, 512)
+    cases.check_product(js.dsd(stored, x), stored.to_dense(), x)
+    cases.check_product(js.dds(y, stored), y, stored.to_dense())
+    right = torch.randn(3, 256, 384, generator=generator).to("cuda", torch.bfloat16)
+    cases.check_sdd(js.sdd(y.mT, right, pattern), y.mT, right)

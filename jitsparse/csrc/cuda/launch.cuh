@@ -12,13 +12,13 @@ __global__ void __launch_bounds__(Kernel::kThreads, MIN_CTAS) kernel_entry(const
   Kernel::run(params);
 }
 
-// Streaming multiprocessors of the current device.
+// Streaming multiprocessors of the current device; 1 if it cannot be asked, which is slow and right.
 inline int multiprocessors() {
   static int known[64];
   int device = 0, count = 0;
-  cudaGetDevice(&device);
+  if (cudaGetDevice(&device) != cudaSuccess) return 1;
   if (device < 64 && known[device]) return known[device];
-  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  if (cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) return 1;
   if (device < 64) known[device] = count;
   return count;
 }

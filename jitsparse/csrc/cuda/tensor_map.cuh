@@ -3,6 +3,7 @@
 
 #include <cuda.h>
 #include <cuda_runtime.h>
+#include <dlfcn.h>
 
 #include "../abi.h"
 
@@ -22,14 +23,16 @@ inline cudaError_t encode_map(CUtensorMap* map, const void* base, const MatrixSh
   using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
                               const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
                               CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-  // Through the runtime, so that the library needs no libcuda and loads where there is none.
+  // From the driver that is already loaded: so the library needs no libcuda where it is linked, and none of the runtime's
+  // functions that came after CUDA 12.0 (a process may bring an older runtime than the compiler's).
   static const Encode encode = [] {
-    void* entry = nullptr;
-    cudaDriverEntryPointQueryResult found;
-    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found);
-    return reinterpret_cast<Encode>(found == cudaDriverEntryPointSuccess ? entry : nullptr);
+    void* driver = dlopen("libcuda.so.1", RTLD_NOW);
+    return reinterpret_cast<Encode>(driver ? dlsym(driver, "cuTensorMapEncodeTiled") : nullptr);
   }();
   if (encode == nullptr) return cudaErrorNotSupported;
+  // Coordinates of a copy are 32-bit.
+  constexpr int64 kMost = 0x7fffffff;
+  if (shape.inner > kMost || shape.outer > kMost || shape.batch > kMost) return cudaErrorInvalidValue;
   const cuuint64_t sizes[3] = {cuuint64_t(shape.inner), cuuint64_t(shape.outer), cuuint64_t(shape.batch)};
   // The stride of an axis of one entry is never used, but must be legal.
   const cuuint64_t row_bytes = cuuint64_t(shape.ld) * 2;

@@ -39,7 +39,8 @@ struct SpmmWgmma {
   static constexpr int kStepK = kParts * SLAB, kSlotK = SLAB / kAcross;
   static constexpr int kDown = kPanel / kBlockM;   // block rows of a panel
   static constexpr int kSlots = kDown * kAcross;   // blocks of a stage, at most; one lane copies each
-  static_assert(kSlots <= 32);
+  static_assert(kSlots <= 32, "a step's mask has 32 bits");
+  static_assert(kAcross == 1 || SLAB == 64, "the index has slabs of 64");
 
   static constexpr int kConsumers = 2;  // warpgroups
   static constexpr int kGroupM = kPanel / GROUPS_M, kGroupN = kTileN * GROUPS_M / kConsumers;
