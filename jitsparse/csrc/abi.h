@@ -115,7 +115,7 @@ struct IndexView {
   static constexpr int64 kRowSlab = BLOCK_COLS < 64 ? 64 / BLOCK_COLS : 0, kColSlab = BLOCK_ROWS < 64 ? 64 / BLOCK_ROWS : 0;
   JITSPARSE_HD int64 row_slab_capacity() const { return kRowSlab ? smaller(Z, row_panels() * div_up(C, at_least_1(kRowSlab))) : 0; }
   JITSPARSE_HD int64 col_slab_capacity() const { return kColSlab ? smaller(Z, col_panels() * div_up(R, at_least_1(kColSlab))) : 0; }
-  JITSPARSE_HD const int32* row_slab_panels() const { 
+  JITSPARSE_HD const int32* row_slab_panels() const {
     return col_gather_tiles() + (kColGather ? ColGather::tiles_size(C, col_gather_steps_capacity()) : 0);
   }
   JITSPARSE_HD const int32* col_slab_panels() const { return row_slab_panels() + (kRowSlab ? 4 * row_panels() : 0); }

@@ -285,7 +285,8 @@ struct SpmmWgmma {
         barriers.wait_full(ring.stage, ring.round);
         const Header header = headers[ring.stage];
         last = header.last;
-        multiply(c, base + ring.stage * kStageBytes, group_m, group_n, header.mask >> group_m * (kGroupSlots % 32));
+        const unsigned mask = GROUPS_M > 1 ? header.mask >> group_m * kGroupSlots : header.mask;  // from its first row on
+        multiply(c, base + ring.stage * kStageBytes, group_m, group_n, mask);
         ptx::wgmma_wait<1>();
         if (previous >= 0) barriers.release(previous, thread % 32);
         previous = ring.stage;
