@@ -37,114 +37,50 @@ __device__ __forceinline__ uint64 moved(uint64 descriptor, int bytes) {
 
 // c[4 j + e] is element e of the mma fragment of columns 8 j .. 8 j + 7; warp w of the warpgroup has rows 16 w .. 16 w + 15.
 // TRANSPOSE_A: the rows of a run along m. TRANSPOSE_B: those of b run along n.
-template <int TRANSPOSE_A, int TRANSPOSE_B>
-__device__ __forceinline__ void wgmma_bf16(float (&c)[8], uint64 a, uint64 b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7"
-      "}, %8, %9, 1, 1, 1, %10, %11;\n"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7])
-      : "l"(a), "l"(b), "n"(TRANSPOSE_A), "n"(TRANSPOSE_B));
-}
+// The instruction names each accumulator register, so its text differs with N; the two element types share it.
+#define JITSPARSE_NAMES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define JITSPARSE_NAMES_16 JITSPARSE_NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define JITSPARSE_NAMES_32 \
+  JITSPARSE_NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23, " \
+                     "%24, %25, %26, %27, %28, %29, %30, %31"
+#define JITSPARSE_NAMES_64 \
+  JITSPARSE_NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, " \
+                     "%40, %41, %42, %43, %44, %45, %46, %47, " \
+                     "%48, %49, %50, %51, %52, %53, %54, %55, " \
+                     "%56, %57, %58, %59, %60, %61, %62, %63"
+#define JITSPARSE_C8(j) \
+  "+f"(c[j]), "+f"(c[j + 1]), "+f"(c[j + 2]), "+f"(c[j + 3]), "+f"(c[j + 4]), "+f"(c[j + 5]), "+f"(c[j + 6]), "+f"(c[j + 7])
+#define JITSPARSE_C16(j) JITSPARSE_C8(j), JITSPARSE_C8(j + 8)
+#define JITSPARSE_C32(j) JITSPARSE_C16(j), JITSPARSE_C16(j + 16)
+#define JITSPARSE_C64(j) JITSPARSE_C32(j), JITSPARSE_C32(j + 32)
 
-template <int TRANSPOSE_A, int TRANSPOSE_B>
-__device__ __forceinline__ void wgmma_f16(float (&c)[8], uint64 a, uint64 b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7"
-      "}, %8, %9, 1, 1, 1, %10, %11;\n"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7])
-      : "l"(a), "l"(b), "n"(TRANSPOSE_A), "n"(TRANSPOSE_B));
-}
+// The descriptor of a is operand REGISTERS, the first after the accumulators; B, T, U: the numbers of those that follow.
+#define JITSPARSE_WGMMA(TYPE, N, REGISTERS, B, T, U)                                                                  \
+  template <int TRANSPOSE_A, int TRANSPOSE_B>                                                                         \
+  __device__ __forceinline__ void wgmma_##TYPE(float (&c)[REGISTERS], uint64 a, uint64 b) {                           \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." #TYPE "." #TYPE " {" JITSPARSE_NAMES_##REGISTERS   \
+                 "}, %" #REGISTERS ", %" #B ", 1, 1, 1, %" #T ", %" #U ";\n"                                          \
+                 : JITSPARSE_C##REGISTERS(0)                                                                          \
+                 : "l"(a), "l"(b), "n"(TRANSPOSE_A), "n"(TRANSPOSE_B));                                               \
+  }
 
-template <int TRANSPOSE_A, int TRANSPOSE_B>
-__device__ __forceinline__ void wgmma_bf16(float (&c)[16], uint64 a, uint64 b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-      "}, %16, %17, 1, 1, 1, %18, %19;\n"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
-        "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15])
-      : "l"(a), "l"(b), "n"(TRANSPOSE_A), "n"(TRANSPOSE_B));
-}
+JITSPARSE_WGMMA(bf16, 16, 8, 9, 10, 11)
+JITSPARSE_WGMMA(bf16, 32, 16, 17, 18, 19)
+JITSPARSE_WGMMA(bf16, 64, 32, 33, 34, 35)
+JITSPARSE_WGMMA(bf16, 128, 64, 65, 66, 67)
+JITSPARSE_WGMMA(f16, 16, 8, 9, 10, 11)
+JITSPARSE_WGMMA(f16, 32, 16, 17, 18, 19)
+JITSPARSE_WGMMA(f16, 64, 32, 33, 34, 35)
+JITSPARSE_WGMMA(f16, 128, 64, 65, 66, 67)
 
-template <int TRANSPOSE_A, int TRANSPOSE_B>
-__device__ __forceinline__ void wgmma_f16(float (&c)[16], uint64 a, uint64 b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-      "}, %16, %17, 1, 1, 1, %18, %19;\n"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
-        "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15])
-      : "l"(a), "l"(b), "n"(TRANSPOSE_A), "n"(TRANSPOSE_B));
-}
-
-template <int TRANSPOSE_A, int TRANSPOSE_B>
-__device__ __forceinline__ void wgmma_bf16(float (&c)[32], uint64 a, uint64 b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-      "}, %32, %33, 1, 1, 1, %34, %35;\n"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
-        "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]),
-        "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]),
-        "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31])
-      : "l"(a), "l"(b), "n"(TRANSPOSE_A), "n"(TRANSPOSE_B));
-}
-
-template <int TRANSPOSE_A, int TRANSPOSE_B>
-__device__ __forceinline__ void wgmma_f16(float (&c)[32], uint64 a, uint64 b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-      "}, %32, %33, 1, 1, 1, %34, %35;\n"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
-        "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]),
-        "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]),
-        "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31])
-      : "l"(a), "l"(b), "n"(TRANSPOSE_A), "n"(TRANSPOSE_B));
-}
-
-template <int TRANSPOSE_A, int TRANSPOSE_B>
-__device__ __forceinline__ void wgmma_bf16(float (&c)[64], uint64 a, uint64 b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-      "}, %64, %65, 1, 1, 1, %66, %67;\n"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
-        "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]),
-        "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]),
-        "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31]),
-        "+f"(c[32]), "+f"(c[33]), "+f"(c[34]), "+f"(c[35]), "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]),
-        "+f"(c[40]), "+f"(c[41]), "+f"(c[42]), "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]),
-        "+f"(c[48]), "+f"(c[49]), "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), "+f"(c[55]),
-        "+f"(c[56]), "+f"(c[57]), "+f"(c[58]), "+f"(c[59]), "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63])
-      : "l"(a), "l"(b), "n"(TRANSPOSE_A), "n"(TRANSPOSE_B));
-}
-
-template <int TRANSPOSE_A, int TRANSPOSE_B>
-__device__ __forceinline__ void wgmma_f16(float (&c)[64], uint64 a, uint64 b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-      "}, %64, %65, 1, 1, 1, %66, %67;\n"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
-        "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]),
-        "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]),
-        "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31]),
-        "+f"(c[32]), "+f"(c[33]), "+f"(c[34]), "+f"(c[35]), "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]),
-        "+f"(c[40]), "+f"(c[41]), "+f"(c[42]), "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]),
-        "+f"(c[48]), "+f"(c[49]), "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), "+f"(c[55]),
-        "+f"(c[56]), "+f"(c[57]), "+f"(c[58]), "+f"(c[59]), "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63])
-      : "l"(a), "l"(b), "n"(TRANSPOSE_A), "n"(TRANSPOSE_B));
-}
+#undef JITSPARSE_WGMMA
+#undef JITSPARSE_NAMES_8
+#undef JITSPARSE_NAMES_16
+#undef JITSPARSE_NAMES_32
+#undef JITSPARSE_NAMES_64
+#undef JITSPARSE_C8
+#undef JITSPARSE_C16
+#undef JITSPARSE_C32
+#undef JITSPARSE_C64
 
 }  // namespace jitsparse::ptx
