@@ -11,10 +11,10 @@
 
 #include "../../abi.h"
 #include "../ptx/register_budget.cuh"
-#include "../ptx/tma.cuh"
 #include "../ptx/wgmma.cuh"
 #include "../tensor_map.cuh"
 #include "../tile/element.cuh"
+#include "../tile/load_operand.cuh"
 #include "../tile/ring.cuh"
 #include "../tile/store_tile.cuh"
 
@@ -129,31 +129,15 @@ struct SddWgmma {
           // Every warp arrives, even with nothing to copy: so none falls behind by two rounds.
           if (lane == 0) ptx::mbarrier_arrive_expect(copies, bytes);
           __syncwarp();
-          if (warp == 0 && lane == 0) load_panel(params, stage, copies, tile.x * kTileM, k, batch);
-          if (mine < columns) load_gathered(params, stage + kPanelBytes + mine * kColumnBytes, copies, column, k, batch);
+          if (warp == 0 && lane == 0) {
+            load_operand<kPanelAlongK, kTileM, 64, 64 * kSlab * 2>(stage, &params.panel, copies, tile.x * kTileM, k, batch);
+          }
+          if (mine < columns) {
+            const unsigned to = stage + kPanelBytes + mine * kColumnBytes;
+            load_operand<kGatheredAlongK, kBlockG, kSpan, kSpanBytes>(to, &params.gathered, copies, column, k, batch);
+          }
           ring.next(tiles.stages);
         }
-      }
-    }
-  }
-
-  static __device__ __forceinline__ void load_panel(const Params& params, unsigned to, unsigned copies, int row, int k, int batch) {
-    if constexpr (kPanelAlongK) {
-      ptx::tma_load_3d(to, &params.panel, copies, k, row, batch);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kTileM; i += 64) ptx::tma_load_3d(to + i * kSlab * 2, &params.panel, copies, row + i, k, batch);
-    }
-  }
-
-  static __device__ __forceinline__ void load_gathered(const Params& params, unsigned to, unsigned copies, int column, int k,
-                                                    int batch) {
-    if constexpr (kGatheredAlongK) {
-      ptx::tma_load_3d(to, &params.gathered, copies, k, column, batch);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kBlockG; i += kSpan) {
-        ptx::tma_load_3d(to + i / kSpan * kSpanBytes, &params.gathered, copies, column + i, k, batch);
       }
     }
   }

@@ -11,14 +11,15 @@
 
 #include "../../abi.h"
 #include "../ptx/register_budget.cuh"
-#include "../ptx/stmatrix.cuh"
 #include "../ptx/tma.cuh"
 #include "../ptx/wgmma.cuh"
 #include "../tensor_map.cuh"
 #include "../tile/activation.cuh"
 #include "../tile/element.cuh"
+#include "../tile/load_operand.cuh"
 #include "../tile/order.cuh"
 #include "../tile/ring.cuh"
+#include "../tile/transposed_part.cuh"
 
 namespace jitsparse {
 
@@ -234,24 +235,15 @@ struct SpmmWgmma {
       if (lane == 0) {
         headers[at] = {mask, step.last && part + 1 == kParts};
         ptx::mbarrier_arrive_expect(copies, mask ? kDenseBytes + __popc(mask) * kSlotBytes : 0);
-        if (mask) load_dense(params, stage, copies, step.words.x * kStepK + part * SLAB, step.first_n, step.batch);
+        if (mask) {
+          const int k = step.words.x * kStepK + part * SLAB;
+          load_operand<DENSE_K_CONTIGUOUS, kTileN, 64, kSubtileBytes>(stage, &params.dense, copies, step.first_n, k, step.batch);
+        }
       }
       __syncwarp();
       if (position >= 0) load_block(params, stage + kDenseBytes + lane * kSlotBytes, copies, position, part);
       step = next;
       position = walk.position(step, lane);
-    }
-  }
-
-  static __device__ __forceinline__ void load_dense(const Params& params, unsigned stage, unsigned copies, int k, int first_n,
-                                                    int batch) {
-    if constexpr (DENSE_K_CONTIGUOUS) {
-      ptx::tma_load_3d(stage, &params.dense, copies, k, first_n, batch);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kTileN / 64; ++i) {
-        ptx::tma_load_3d(stage + i * kSubtileBytes, &params.dense, copies, first_n + i * 64, k, batch);
-      }
     }
   }
 
@@ -346,7 +338,7 @@ struct SpmmWgmma {
         const int at_m = first_m + j * 64, at_n = first_n + i * 64;
         if (at_m >= m(args) || at_n >= args.n) break;
         float(&part)[8][4] = reinterpret_cast<float(&)[8][4]>(c[i][j * 32]);
-        if (OUT_TRANSPOSED && args.bias != nullptr) add_bias(args, part, at_m, lane);
+        if (OUT_TRANSPOSED && args.bias != nullptr) add_bias<Element>(part, args.bias, at_m, m(args), lane);
         if (args.activation != kIdentity) {
 #pragma unroll
           for (int r = 0; r < 8; ++r) {
@@ -358,44 +350,13 @@ struct SpmmWgmma {
         buffer = (buffer + 1) % kStagedBuffers;
         if (thread == 0) ptx::bulk_wait_read<kStagedBuffers - 1>();
         ptx::named_barrier(1 + group, 128);
-        stage_part(part, to, warp, lane);
+        stage_part<Element, OUT_TRANSPOSED>(part, to, warp, lane);
         ptx::fence_proxy_async();
         ptx::named_barrier(1 + group, 128);
         if (thread == 0) {
           ptx::tma_store_3d(&params.out, to, OUT_TRANSPOSED ? at_m : at_n, OUT_TRANSPOSED ? at_n : at_m, batch);
           ptx::bulk_commit();
         }
-      }
-    }
-  }
-
-  // 64 x 64 of the output into shared memory, rows as in the output, with the 128-byte swizzle. The warp has 16 of its n.
-  static __device__ __forceinline__ void stage_part(const float (&part)[8][4], unsigned to, int warp, int lane) {
-#pragma unroll
-    for (int r = 0; r < 8; r += 2) {
-      const unsigned packed[4] = {Element::pack(part[r][0], part[r][1]), Element::pack(part[r][2], part[r][3]),
-                                  Element::pack(part[r + 1][0], part[r + 1][1]), Element::pack(part[r + 1][2], part[r + 1][3])};
-      const int n = warp * 2 + lane / 8 % 2, m = r + lane / 16;  // in units of eight
-      const int row = (OUT_TRANSPOSED ? n : m) * 8 + lane % 8, chunk = (OUT_TRANSPOSED ? m : n) ^ lane % 8;
-      if constexpr (OUT_TRANSPOSED) {
-        ptx::stmatrix_x4(to + row * 128 + chunk * 16, packed);
-      } else {
-        ptx::stmatrix_x4_trans(to + row * 128 + chunk * 16, packed);
-      }
-    }
-  }
-
-  // The bias runs along m: the columns of the fragments.
-  static __device__ __forceinline__ void add_bias(const SpmmArgs& args, float (&part)[8][4], int first_m, int lane) {
-    const auto* bias = static_cast<const typename Element::Storage*>(args.bias);
-#pragma unroll
-    for (int r = 0; r < 8; ++r) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int at = first_m + r * 8 + lane % 4 * 2 + e;
-        const float b = at < m(args) ? Element::load(bias[at]) : 0.0f;
-        part[r][e] += b;
-        part[r][e + 2] += b;
       }
     }
   }
