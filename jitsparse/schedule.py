@@ -231,9 +231,14 @@ def build_index(
     if device.type == "meta":
         return torch.empty(layout.size, dtype=torch.int32, device=device)
     index = torch.zeros(layout.size, dtype=torch.int32, device=device)
+    parts = layout.parts()
 
     def put(part: str, data: Tensor) -> None:
-        layout.view(index, part).copy_(data)
+        index.narrow(0, *parts[part]).copy_(data)
+
+    def put_prefix(part: str, steps: Tensor) -> None:
+        """Of an array whose length is the upper bound Z, as much as the part has room for."""
+        put(part, steps.flatten()[: parts[part][1]])
 
     positions = torch.arange(nnz, device=device)
     row_indices = torch.searchsorted(crow_indices, positions.to(torch.int32), right=True) - 1
@@ -245,34 +250,33 @@ def build_index(
     put("ccol_indices", _pointers(col64[perm], cols))
     put("row_indices_t", row_indices[perm])
     put("perm", perm)
-    if layout.panels:
-        for side, majors, major, minor, extent in (
-            ("row", rows, row_indices, col64, block_size[0]),
-            ("col", cols, col64, row_indices, block_size[1]),
-        ):
-            group = max(1, PANEL // extent)
-            steps, pointers, blocks = _panels(major, minor, majors, group, 1)
-            put(f"{side}_steps", steps.flatten())
-            put(f"{side}_panel_ptr", pointers)
-            put(f"{side}_panel_blocks", blocks)
-            if layout.hopper:
-                put(f"{side}_panels_sorted", _longest_first(pointers).flatten())
-            if layout.hopper and side in layout.slabs():
-                _, across = layout.slabs()[side]
-                steps, pointers, blocks = _panels(major, minor, majors, group, across)
-                put(f"{side}_slab_panels", _longest_first(pointers).flatten())
-                put(
-                    f"{side}_slab_steps", steps.flatten()[: layout.parts()[f"{side}_slab_steps"][1]]
-                )
-                put(f"{side}_slab_blocks", blocks)
-            if layout.hopper and side in layout.gathers():
-                gather = layout.gathers()[side]
-                steps, pointers, blocks = _panels(major, minor, majors, gather.down, 1)
-                lengths = {name: length for name, (_, length) in layout.parts().items()}
-                put(f"{side}_gather_steps", steps.flatten()[: lengths[f"{side}_gather_steps"]])
-                put(f"{side}_gather_blocks", blocks)
-                room = lengths[f"{side}_gather_tiles"] // 4 - 1
-                put(f"{side}_gather_tiles", _gathers(pointers, gather, room).flatten())
+    if not layout.panels:
+        return index
+    slabs, gathers = (layout.slabs(), layout.gathers()) if layout.hopper else ({}, {})
+    for side, majors, major, minor, extent in (
+        ("row", rows, row_indices, col64, block_size[0]),
+        ("col", cols, col64, row_indices, block_size[1]),
+    ):
+        group = max(1, PANEL // extent)
+        steps, pointers, blocks = _panels(major, minor, majors, group, 1)
+        put(f"{side}_steps", steps.flatten())
+        put(f"{side}_panel_ptr", pointers)
+        put(f"{side}_panel_blocks", blocks)
+        if layout.hopper:
+            put(f"{side}_panels_sorted", _longest_first(pointers).flatten())
+        if side in slabs:
+            _, across = slabs[side]
+            steps, pointers, blocks = _panels(major, minor, majors, group, across)
+            put(f"{side}_slab_panels", _longest_first(pointers).flatten())
+            put_prefix(f"{side}_slab_steps", steps)
+            put(f"{side}_slab_blocks", blocks)
+        if side in gathers:
+            gather = gathers[side]
+            steps, pointers, blocks = _panels(major, minor, majors, gather.down, 1)
+            put_prefix(f"{side}_gather_steps", steps)
+            put(f"{side}_gather_blocks", blocks)
+            room = parts[f"{side}_gather_tiles"][1] // 4 - 1
+            put(f"{side}_gather_tiles", _gathers(pointers, gather, room).flatten())
     return index
 
 
