@@ -17,7 +17,7 @@ from pathlib import Path
 from jitsparse.jit import Candidate, Template, Variant
 from jitsparse.jit.template import Context
 from jitsparse.kernels import abi
-from jitsparse.kernels.problem import Problem
+from jitsparse.kernels.problem import Problem, typical_problem
 
 __all__ = ["candidates", "default_variants", "rank", "template"]
 
@@ -107,19 +107,7 @@ def default_variants(target: str) -> Iterator[Variant]:
         for op in ("dsd", "dds", "sdd"):
             for block in _BLOCKS:
                 for layout in _LAYOUTS:
-                    problem = Problem(
-                        op=op,
-                        device="cpu",
-                        dtype=dtype,
-                        block=(block, block),
-                        layout=layout,
-                        aligned=True,
-                        rows=4096,
-                        cols=4096,
-                        nnz=(4096 // block) ** 2 // 4,
-                        extent=4096,
-                        batch=1,
-                    )
+                    problem = typical_problem(op, "cpu", dtype, block, layout)
                     yield next(c.variant for c in candidates(problem, target) if not c.refused)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from jitsparse.jit import Template, Variant
 from jitsparse.jit.template import Context
 from jitsparse.kernels import abi
-from jitsparse.kernels.problem import Problem
+from jitsparse.kernels.problem import Problem, typical_problem
 
 __all__ = [
     "CSRC",
@@ -154,16 +154,4 @@ def typical_problems(
         for op, layouts in _TYPICAL_LAYOUTS.items():
             for block in blocks:
                 for layout in layouts:
-                    yield Problem(
-                        op=op,
-                        device="cuda",
-                        dtype=dtype,
-                        block=(block, block),
-                        layout=layout,
-                        aligned=True,
-                        rows=4096,
-                        cols=4096,
-                        nnz=max(1, (4096 // block) ** 2 // 4),
-                        extent=extent,
-                        batch=1,
-                    )
+                    yield typical_problem(op, "cuda", dtype, block, layout, extent)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Problem"]
+__all__ = ["Problem", "typical_problem"]
 
 
 @dataclass(frozen=True)
@@ -50,3 +50,22 @@ class Problem:
             f"{self.op}.{self.dtype}.b{block}.l{self.layout}.a{int(self.aligned)}"
             f".r{self.rows}.c{self.cols}.z{self.nnz}.e{self.extent}.x{self.batch}"
         )
+
+
+def typical_problem(
+    op: str, device: str, dtype: str, block: int, layout: str, extent: int = 4096
+) -> Problem:
+    """What stands for the calls of programs: square blocks in a quarter of a 4096 x 4096 matrix."""
+    return Problem(
+        op=op,
+        device=device,
+        dtype=dtype,
+        block=(block, block),
+        layout=layout,
+        aligned=True,
+        rows=4096,
+        cols=4096,
+        nnz=(4096 // block) ** 2 // 4,
+        extent=extent,
+        batch=1,
+    )
