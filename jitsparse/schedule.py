@@ -72,8 +72,9 @@ HOPPER_BLOCK = 16
 _GATHER_GROUP = 32
 _CTAS = 132
 _FIXED_COLUMNS = 400
-"""Tuned for Hopper: panels whose sdd tiles run at about the same time, CTAs that run at once, and
-what a tile costs beside its columns, in columns."""
+_FEW_ROUNDS = 4
+"""Tuned for Hopper: panels whose sdd tiles run at about the same time, CTAs that run at once, what
+a tile costs beside its columns, in columns, and how many tiles a CTA has where they are few."""
 
 
 def div_up(a: int, b: int) -> int:
@@ -351,10 +352,14 @@ def _gathers(pointers: Tensor, gather: Gather, capacity: int) -> Tensor:
     end = pointers[panel] + count[panel] * (part + 1) // many
     tiles = torch.stack([panel, first, end, torch.zeros_like(end)], 1)
     # Tiles that run at the same time should read the same rows and columns: the panels of a group
-    # go through their parts together.
+    # go through their parts together. Where a CTA has only a few tiles, balance counts for more,
+    # and the widest come first.
     key = (panel // _GATHER_GROUP * capacity + part) * _GATHER_GROUP + panel % _GATHER_GROUP
-    key = torch.where(tile < ends[-1], key, torch.iinfo(torch.int64).max)
-    order = torch.argsort(key, stable=True)
+    order = torch.argsort(key)
+    few = ends[-1] < _FEW_ROUNDS * _CTAS
+    narrowness = torch.where(few, gather.most - (end - first), 0)
+    narrowness = torch.where(tile < ends[-1], narrowness, gather.most)
+    order = order[torch.argsort(narrowness[order], stable=True)]
     head = torch.zeros(1, 4, dtype=tiles.dtype, device=device)
     head[0, 0], head[0, 1] = ends[-1], width
     return torch.cat([head, tiles[order]])

@@ -1,9 +1,8 @@
 """Family ``wgmma``: Hopper's warpgroup tensor cores, fed by its copy engine; blocks of 16 and more.
 
 Knobs: ``b`` block, ``l`` layout; of dsd and dds also ``t`` tile (rows x columns x depth of a
-pipeline stage) and ``g`` warpgroups one below the other (1: side by side); of sdd ``g``, the side
-along which blocks are gathered. An sdd's tiles are as wide as suits its pattern, which the index
-decides. Measurements are in docs/performance.md.
+pipeline stage); of sdd ``g``, the side along which blocks are gathered. An sdd's tiles are as wide
+as suits its pattern, which the index decides. Measurements are in docs/performance.md.
 """
 
 from __future__ import annotations
@@ -52,14 +51,8 @@ def candidates(problem: Problem, target: str) -> list[Candidate]:
         ]
     else:
         variants = [
-            Variant(
-                problem.op,
-                "wgmma",
-                target,
-                problem.dtype,
-                knobs(problem, t=(*_TILE, slab), g=(groups,)),
-            )
-            for slab, groups in _stages(problem)
+            Variant(problem.op, "wgmma", target, problem.dtype, knobs(problem, t=(*_TILE, slab)))
+            for slab in _slabs(problem)
         ]
     refused = _refusal(problem, target)
     return [Candidate(variant, template(variant), refused) for variant in variants]
@@ -78,16 +71,14 @@ def _lies_along_k(problem: Problem, side: str) -> bool:
     return problem.layout[0] == "n" if side == "rows" else problem.layout[1] == "t"
 
 
-def _stages(problem: Problem) -> list[tuple[int, int]]:
-    """Depth of a stage and warpgroups one below the other, best first."""
-    height, depth = op_block(problem.op, problem.block, problem.layout)
-    groups = 2 if height <= 32 else 1
+def _slabs(problem: Problem) -> tuple[int, ...]:
+    """Depths of a stage, best first."""
+    _, depth = op_block(problem.op, problem.block, problem.layout)
     if depth != 32:
-        return [(64, groups)]
+        return (64,)
     # A slab of one block column loads nothing for nothing. Where the dense operand lies along k,
     # its rows are 64 bytes then, and the copy engine takes as long for those as for 128.
-    deep, shallow = (64, groups), (32, groups)
-    return [deep, shallow] if is_k_contiguous(problem.op, problem.layout) else [shallow, deep]
+    return (64, 32) if is_k_contiguous(problem.op, problem.layout) else (32, 64)
 
 
 def _refusal(problem: Problem, target: str) -> str | None:
@@ -123,7 +114,4 @@ def context(variant: Variant) -> Context:
     """The names that the templates use."""
     if variant.op == "sdd":
         return operand_context(variant) | {"gather_rows": cpp_bool(variant.knob("g") == "rows")}
-    return operand_context(variant) | {
-        "slab": variant.ints("t")[2],
-        "groups_m": variant.ints("g")[0],
-    }
+    return operand_context(variant) | {"slab": variant.ints("t")[2]}

@@ -81,7 +81,7 @@ struct SddMma {
     const int thread = threadIdx.x, lane = thread % 32, warp = __shfl_sync(~0u, thread / 32, 0);
     const int warp_m = warp / WARPS_N, warp_n = warp % WARPS_N;
     const TileCoordinates tile =
-        grouped_order(blockIdx.x, Pipeline::panels(args), Pipeline::column_tiles(args), kGroupedPanels);
+        grouped_order<int64>(blockIdx.x, Pipeline::panels(args), Pipeline::column_tiles(args), kGroupedPanels);
     if (!Pipeline::find_columns(args, tile.row, tile.column, columns, thread)) return;
 
     // The blocks of this warp: bit g of masks[u] says that row g of its rows stores its column u.

@@ -15,6 +15,7 @@
 #include "../tensor_map.cuh"
 #include "../tile/element.cuh"
 #include "../tile/load_operand.cuh"
+#include "../tile/order.cuh"
 #include "../tile/ring.cuh"
 #include "../tile/store_tile.cuh"
 
@@ -117,7 +118,7 @@ struct SddWgmma {
     const int batches = int(params.args.batch), k_extent = int(params.args.k);
     const int mine = lane * kProducers + warp;  // block column of the tile
     RingPosition ring;
-    for (int t = blockIdx.x; t < tiles.count; t += gridDim.x) {
+    for (int round = 0, t; (t = int(tile_of_round(round))) < tiles.count; ++round) {
       const int4 tile = __ldg(tiles.tiles + t);
       const int columns = tile.z - tile.y;
       const int column = mine < columns ? __ldg(&tiles.steps[tile.y + mine].x) * kBlockG : 0;
@@ -150,42 +151,54 @@ struct SddWgmma {
     const int group = warp / 4, group_m = group / kGroupsN, group_n = group % kGroupsN;
     auto* staged = reinterpret_cast<Storage*>(shared + kStagedAt + warp * Staged::kBytes);
     RingPosition ring;
-    for (int t = blockIdx.x; t < tiles.count; t += gridDim.x) {
+    for (int round = 0, t; (t = int(tile_of_round(round))) < tiles.count; ++round) {
       const int4 tile = __ldg(tiles.tiles + t);
       // The warpgroup's steps.
       const int middle = tile.y + first_half(tile.z - tile.y);
       const int begin = group_n == 0 ? tile.y : middle, end = group_n == 0 ? middle : tile.z;
       Accumulators c = {};
-      int previous = -1;
-      for (int i = 0; i < stages; ++i) {
-        barriers.wait_full(ring.stage, ring.round);
-        multiply(c, base + ring.stage * tiles.stage_bytes, group_m, begin - tile.y, end - begin);
-        ptx::wgmma_wait<1>();
-        if (previous >= 0) barriers.release(previous, lane);
-        previous = ring.stage;
-        ring.next(tiles.stages);
+      if ((end - begin) * kBlockG > kHalf) {
+        accumulate<kGroupN>(c, tiles, base, barriers, ring, stages, group_m, begin - tile.y, lane);
+      } else if (begin < end) {
+        accumulate<kHalf>(c, tiles, base, barriers, ring, stages, group_m, begin - tile.y, lane);
+      } else {
+        accumulate<0>(c, tiles, base, barriers, ring, stages, group_m, 0, lane);
       }
-      ptx::wgmma_wait<0>();
-      barriers.release(previous, lane);
       keep_in_order(c);
       store(params.args, tiles, begin, end, c, staged, group_m * 64 + warp % 4 * 16, lane);
     }
   }
 
-  static __device__ __forceinline__ void multiply(Accumulators& c, unsigned stage, int group_m, int first,
-                                                  int count) {
+  // c += panel x gathered over all of k, for the first COLUMNS of the warpgroup's columns. A loop for each width, since a branch
+  // in it would be where ptxas ends a batch of wgmma: waiting for the batch before would then wait for this one too.
+  template <int COLUMNS>
+  static __device__ __forceinline__ void accumulate(Accumulators& c, const Tiles& tiles, unsigned base, const StageBarriers& barriers,
+                                                    RingPosition& ring, int stages, int group_m, int first, int lane) {
+    int previous = -1;
+    for (int i = 0; i < stages; ++i) {
+      barriers.wait_full(ring.stage, ring.round);
+      multiply<COLUMNS>(c, base + ring.stage * tiles.stage_bytes, group_m, first);
+      ptx::wgmma_wait<1>();
+      if (previous >= 0) barriers.release(previous, lane);
+      previous = ring.stage;
+      ring.next(tiles.stages);
+    }
+    ptx::wgmma_wait<0>();
+    barriers.release(previous, lane);
+  }
+
+  template <int COLUMNS>
+  static __device__ __forceinline__ void multiply(Accumulators& c, unsigned stage, int group_m, int first) {
     const uint64 panel = ptx::wgmma_descriptor<128>(stage + group_m * 64 * kSlab * 2, 64 * kSlab * 2, 1024);
     const uint64 gathered = ptx::wgmma_descriptor<kGatheredRowBytes>(stage + kPanelBytes + first * kColumnBytes, kSpanBytes,
                                                                      8 * kGatheredRowBytes);
     ptx::wgmma_fence();
-#pragma unroll
-    for (int n = 0; n < kGroupN; n += kHalf) {
-      if (n >= count * kBlockG) continue;
+    if constexpr (COLUMNS > 0) {
 #pragma unroll
       for (int k = 0; k < kSlab; k += 16) {
         Element::template wgmma<!kPanelAlongK, !kGatheredAlongK>(
-            reinterpret_cast<float(&)[kHalf / 2]>(c[n / 8]), ptx::moved(panel, k * (kPanelAlongK ? 2 : 128)),
-            ptx::moved(gathered, n * kSlab * 2 + k * (kGatheredAlongK ? 2 : kGatheredRowBytes)));
+            reinterpret_cast<float(&)[COLUMNS / 2]>(c), ptx::moved(panel, k * (kPanelAlongK ? 2 : 128)),
+            ptx::moved(gathered, k * (kGatheredAlongK ? 2 : kGatheredRowBytes)));
       }
     }
     ptx::wgmma_commit();

@@ -71,7 +71,7 @@ struct SpmmMma {
     const int thread = threadIdx.x, lane = thread % 32, warp = __shfl_sync(~0u, thread / 32, 0);
     const int warp_m = warp / WARPS_N, warp_n = warp % WARPS_N;
     const TileCoordinates tile =
-        grouped_order(blockIdx.x, Pipeline::panels(args), Pipeline::column_tiles(args), kGroupedPanels);
+        grouped_order<int64>(blockIdx.x, Pipeline::panels(args), Pipeline::column_tiles(args), kGroupedPanels);
     const int64 first_m = tile.row * TILE_M, first_n = tile.column * TILE_N;
 
     typename Pipeline::Stream stream(args, tile.row, first_n, tile.batch, shared, thread);

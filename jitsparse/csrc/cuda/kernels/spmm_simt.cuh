@@ -34,7 +34,7 @@ struct SpmmSimt {
 
   static __device__ __forceinline__ void run(const SpmmArgs& args) {
     __shared__ typename Tile::Shared shared;
-    const TileCoordinates tile = grouped_order(blockIdx.x, row_tiles(args), column_tiles(args), kGroupedPanels);
+    const TileCoordinates tile = grouped_order<int64>(blockIdx.x, row_tiles(args), column_tiles(args), kGroupedPanels);
     const int64 block_row = tile.row / kParts, first_m = tile.row * TILE_M, first_n = tile.column * TILE_N;
     const int row_in_block = int(tile.row % kParts) * TILE_M;
 

@@ -3,10 +3,12 @@
 // Role form: out[m][n] = op(S)[m][k] x dense[k][n]; dds is the same product transposed, so it comes here with the sparse
 // operand flipped and its output transposed.
 //
-// The product is computed transposed: the dense operand gives wgmma its 64 rows, a stored block its N columns. So blocks of
-// 16 and 32 rows waste nothing, and cost a warpgroup a test of a bit and a wgmma for every 16 k. A CTA has a panel of 128
-// rows of the output and 256 columns. A stage is a slab of the dense operand that any block row of the panel needs, with all
-// the stored blocks that meet it. Four warps copy, two warpgroups multiply.
+// A CTA has a panel of 128 rows of the output and 256 columns. A stage is a slab of the dense operand that any block row of the
+// panel needs, with all the stored blocks that meet it. Four warps copy, two warpgroups multiply, each 64 rows of the panel.
+//
+// Blocks of 64 and 128 rows are wgmma's 64 rows (M), the slab its 256 columns (N). Smaller blocks are multiplied transposed:
+// 64 columns of the dense operand are M, a block's rows N. So blocks of 16 and 32 rows waste nothing, and cost a warpgroup a
+// test of a bit and a wgmma for every 16 k.
 #pragma once
 
 #include "../../abi.h"
@@ -19,14 +21,12 @@
 #include "../tile/load_operand.cuh"
 #include "../tile/order.cuh"
 #include "../tile/ring.cuh"
-#include "../tile/transposed_part.cuh"
+#include "../tile/staged_part.cuh"
 
 namespace jitsparse {
 
-// SLAB: depth of a stage. GROUPS_M: 2 puts the warpgroups one below the other, for small blocks: each tests the bits of its
-// own rows only. 1 puts them side by side.
-template <typename Element, int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CONTIGUOUS, bool OUT_TRANSPOSED, int SLAB,
-          int GROUPS_M>
+// SLAB: depth of a stage.
+template <typename Element, int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CONTIGUOUS, bool OUT_TRANSPOSED, int SLAB>
 struct SpmmWgmma {
   using Index = IndexView<BLOCK_ROWS, BLOCK_COLS>;
   static constexpr int kPanel = 128, kTileN = 256;
@@ -43,12 +43,10 @@ struct SpmmWgmma {
   static_assert(kSlots <= 32, "a step's mask has 32 bits");
   static_assert(kAcross == 1 || SLAB == 64, "the index has slabs of 64");
 
-  static constexpr int kConsumers = 2;  // warpgroups
-  static constexpr int kGroupM = kPanel / GROUPS_M, kGroupN = kTileN * GROUPS_M / kConsumers;
-  static constexpr int kGroupDown = kGroupM / kBlockM, kGroupSlots = kGroupDown * kAcross;
-  static constexpr int kSubtiles = kGroupN / 64;
-  static_assert(kGroupDown > 0, "a warpgroup has whole blocks");
-
+  static constexpr int kConsumers = 2;  // warpgroups, one below the other
+  static constexpr int kGroupM = kPanel / kConsumers;
+  static constexpr bool kTransposed = kBlockM < kGroupM;  // the product, see above
+  static constexpr int kGroupDown = kTransposed ? kGroupM / kBlockM : 1, kGroupSlots = kGroupDown * kAcross;
   // Producer warps take turns: a stage is always filled by the same warp. That hides what a turn waits for, and no warp can be
   // two rounds of the ring ahead of another. A warp has its part of every kStride-th step.
   static constexpr int kProducers = 4, kStride = kProducers / kParts;
@@ -65,15 +63,14 @@ struct SpmmWgmma {
   static constexpr int kStageBytes = kDenseBytes + kSlots * kSlotBytes;
   static constexpr int kStagedBytes = 64 * 128, kStagedBuffers = 2;  // 64 x 64 of the output on its way out, of a warpgroup
   static constexpr int kStagedAt = kStages * kStageBytes;
-  static constexpr int kHeadersAt = kStagedAt + kConsumers * kStagedBuffers * kStagedBytes;
-  static constexpr int kBarriersAt = kHeadersAt + kStages * 8;
+  static constexpr int kBarriersAt = kStagedAt + kConsumers * kStagedBuffers * kStagedBytes;
   static constexpr int kSharedBytes = kBarriersAt + kStages * 16 + 1024;  // to begin at a multiple of 1024
   static_assert(kSharedBytes <= 232448, "fits an SM");
 
   struct Params {
     SpmmArgs args;
     CUtensorMap dense, values, out;
-    int group;  // panels, see Tile
+    unsigned group;  // panels, see Tile
   };
 
   static JITSPARSE_HD int64 m(const SpmmArgs& args) { return FLIPPED ? args.cols : args.rows; }
@@ -105,39 +102,27 @@ struct SpmmWgmma {
     }
   };
 
-  // The tile that a CTA computes in its n-th round. Tiles are listed in groups of panels, with them column after column, so that
-  // those computed at the same time want the same operands. Panels come longest first, and in every other round's columns
-  // shortest first, so that all CTAs have about as much to do.
+  // The tile that a CTA computes in its n-th round. Tiles are listed in groups of panels, the longest panels first, and in a
+  // group column after column, so that those computed at the same time want the same operands.
   struct Tile {
     int rank;  // of its panel in Steps::panels
     int column, batch;
     bool valid;
 
     __device__ __forceinline__ Tile(const Params& params, int round) {
-      const int64 number = int64(round) * gridDim.x + blockIdx.x;
+      const int64 number = tile_of_round(round);
       valid = number < tiles(params.args);
-      const int rows = int(panels(params.args));
-      const TileCoordinates tile = grouped_order(number, rows, column_tiles(params.args), params.group);
+      const TileCoordinates tile = grouped_order(unsigned(number), unsigned(panels(params.args)), unsigned(column_tiles(params.args)), params.group);
+      rank = int(tile.row);
       column = int(tile.column);
       batch = int(tile.batch);
-      const int first = int(tile.row) / params.group * params.group;
-      const int count = rows - first < params.group ? rows - first : params.group;
-      const int columns = int(gridDim.x) > count ? int(gridDim.x) / count : 1;  // of the group in a round
-      rank = column / columns & 1 ? 2 * first + count - 1 - int(tile.row) : int(tile.row);
     }
-  };
-
-  // What the producers tell the consumers of a stage.
-  struct Header {
-    unsigned mask;
-    int last;  // of its tile
   };
 
   static __device__ __forceinline__ void run(const Params& params) {
     extern __shared__ unsigned char unaligned[];
     unsigned char* shared = unaligned + (-__cvta_generic_to_shared(unaligned) & 1023);
     const unsigned base = unsigned(__cvta_generic_to_shared(shared));
-    Header* headers = reinterpret_cast<Header*>(shared + kHeadersAt);
     const StageBarriers barriers(base + kBarriersAt, kStages);
     if (threadIdx.x == 0) {
       barriers.init(kStages, /*producers=*/1, /*consumers=*/kConsumers * 4);
@@ -148,17 +133,16 @@ struct SpmmWgmma {
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     if (warp >= kConsumers * 4) {
       ptx::give_registers_back<72>();
-      produce(params, base, headers, barriers, warp - kConsumers * 4, threadIdx.x % 32);
+      produce(params, base, barriers, warp - kConsumers * 4, threadIdx.x % 32);
     } else {
       ptx::take_registers<216>();
-      consume(params, base, headers, barriers, warp / 4, threadIdx.x % 128);
+      consume(params, base, barriers, warp / 4, threadIdx.x % 128);
     }
   }
 
   // ---- producers
 
-  // The steps of a CTA's tiles one after another, of which a producer warp takes every kStride-th. A tile without a step counts
-  // as one step that has no blocks.
+  // The steps of a CTA's tiles one after another, of which a producer warp takes every kStride-th.
   struct Walk {
     const Params& params;
     const Steps index;
@@ -167,7 +151,6 @@ struct SpmmWgmma {
     int4 next_panel;
     int at, end, first_n, batch;  // the warp's next step of its tile, and where the tile ends
     int number;                   // of that step among all of the CTA's
-    bool empty;
 
     __device__ __forceinline__ Walk(const Params& params, int first)
         : params(params), index(params.args), round(0), next(params, 0), at(first), end(0), number(first) {
@@ -181,9 +164,8 @@ struct SpmmWgmma {
     }
 
     __device__ __forceinline__ void enter() {
-      empty = next_panel.y == next_panel.z;
       at = next_panel.y + (at - end);
-      end = next_panel.z + empty;
+      end = next_panel.z;
       first_n = next.column * kTileN;
       batch = next.batch;
       next = Tile(params, ++round);
@@ -193,7 +175,7 @@ struct SpmmWgmma {
     struct Step {
       int4 words;
       int number, first_n, batch;
-      bool last, valid;
+      bool valid;
     };
 
     // The warp's next step; its words are on their way.
@@ -201,11 +183,10 @@ struct SpmmWgmma {
       Step step;
       step.valid = at < end;
       if (!step.valid) return step;
-      step.words = empty ? make_int4(0, 0, 0, 0) : __ldg(index.steps + at);
+      step.words = __ldg(index.steps + at);
       step.number = number;
       step.first_n = first_n;
       step.batch = batch;
-      step.last = at + 1 == end;
       at += kStride;
       number += kStride;
       while (at >= end && next.valid) enter();
@@ -220,8 +201,8 @@ struct SpmmWgmma {
     }
   };
 
-  static __device__ __forceinline__ void produce(const Params& params, unsigned base, Header* headers, const StageBarriers& barriers,
-                                                 int warp, int lane) {
+  static __device__ __forceinline__ void produce(const Params& params, unsigned base, const StageBarriers& barriers, int warp,
+                                                 int lane) {
     const int part = warp % kParts;
     Walk walk(params, warp / kParts);
     auto step = walk.take();
@@ -233,12 +214,9 @@ struct SpmmWgmma {
       const unsigned stage = base + at * kStageBytes, copies = barriers.copies(at);
       barriers.wait_empty(at, turn / kStages);
       if (lane == 0) {
-        headers[at] = {mask, step.last && part + 1 == kParts};
-        ptx::mbarrier_arrive_expect(copies, mask ? kDenseBytes + __popc(mask) * kSlotBytes : 0);
-        if (mask) {
-          const int k = step.words.x * kStepK + part * SLAB;
-          load_operand<DENSE_K_CONTIGUOUS, kTileN, 64, kSubtileBytes>(stage, &params.dense, copies, step.first_n, k, step.batch);
-        }
+        ptx::mbarrier_arrive_expect(copies, kDenseBytes + __popc(mask) * kSlotBytes);
+        const int k = step.words.x * kStepK + part * SLAB;
+        load_operand<DENSE_K_CONTIGUOUS, kTileN, 64, kSubtileBytes>(stage, &params.dense, copies, step.first_n, k, step.batch);
       }
       __syncwarp();
       if (position >= 0) load_block(params, stage + kDenseBytes + lane * kSlotBytes, copies, position, part);
@@ -257,67 +235,122 @@ struct SpmmWgmma {
 
   // ---- consumers
 
-  // Of a warpgroup: [64 columns of the output][8 rows of it][mma fragment], transposed as the product is.
-  using Accumulators = float[kSubtiles][kGroupM / 8 * 4];
+  // Of a warpgroup: four parts of 64 x 64 of the output, each [eight columns, or rows where transposed][mma fragment].
+  using Accumulators = float[kTileN / 64][8 * 4];
 
-  static __device__ __forceinline__ void consume(const Params& params, unsigned base, const Header* headers,
-                                                 const StageBarriers& barriers, int group, int thread) {
-    const int group_m = GROUPS_M > 1 ? group : 0, group_n = GROUPS_M > 1 ? 0 : group;
+  // The masks of a tile's steps: read 32 at a time, and those ahead while these are used.
+  struct Masks {
+    const int4* steps;
+    int lane, next, end;
+    unsigned these, ahead;
+
+    __device__ __forceinline__ Masks(const int4* steps, int lane) : steps(steps), lane(lane) {}
+
+    // Of the steps from `begin` to `end`.
+    __device__ __forceinline__ void start(int begin, int end) {
+      next = begin;
+      this->end = end;
+      ask();
+    }
+
+    __device__ __forceinline__ void ask() { ahead = next + lane < end ? __ldg(&steps[next + lane].y) : 0; }
+
+    // Of the tile's n-th step; to be called for each in turn.
+    __device__ __forceinline__ unsigned take(int n) {
+      if (n % 32 == 0) {
+        these = ahead;
+        next += 32;
+        ask();
+      }
+      return __shfl_sync(~0u, these, n % 32);
+    }
+  };
+
+  static __device__ __forceinline__ void consume(const Params& params, unsigned base, const StageBarriers& barriers, int group,
+                                                 int thread) {
+    const int lane = thread % 32, first_slot = kBlockM > kGroupM ? 0 : group * kGroupSlots;
     const Steps index(params.args);
+    Masks masks(index.steps, lane);
     RingPosition ring;
     int staged = 0;
-    for (int round = 0;; ++round) {
-      const Tile tile(params, round);
-      if (!tile.valid) break;
-      const int panel = __ldg(&index.panels[tile.rank].x);
+    // What is needed of a tile is read while the one before it is computed.
+    Tile next(params, 0);
+    int4 next_panel = make_int4(0, 0, 0, 0);
+    if (next.valid) next_panel = __ldg(index.panels + next.rank);
+    if (kSlots > 1) masks.start(next_panel.y, next_panel.z);
+    for (int round = 1; next.valid; ++round) {
+      const Tile tile = next;
+      const int panel = next_panel.x, steps = next_panel.z - next_panel.y;
+      next = Tile(params, round);
+      if (next.valid) next_panel = __ldg(index.panels + next.rank);
       Accumulators c = {};
-      int previous = -1;
-      bool last;
-      do {
-        barriers.wait_full(ring.stage, ring.round);
-        const Header header = headers[ring.stage];
-        last = header.last;
-        const unsigned mask = GROUPS_M > 1 ? header.mask >> group_m * kGroupSlots : header.mask;  // from its first row on
-        multiply(c, base + ring.stage * kStageBytes, group_m, group_n, mask);
-        ptx::wgmma_wait<1>();
-        if (previous >= 0) barriers.release(previous, thread % 32);
-        previous = ring.stage;
-        ring.next(kStages);
-      } while (!last);
+      int pending = -1;  // the stage that is being multiplied
+      for (int step = 0; step < steps; ++step) {
+        const unsigned mask = kSlots > 1 ? masks.take(step) >> first_slot : 1;  // from the group's first block on
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+          barriers.wait_full(ring.stage, ring.round);
+          if (kGroupSlots == 1 && !(mask & 1)) {
+            // The stage before must not be held over a run of steps that are the other warpgroup's: the ring would stop.
+            ptx::wgmma_wait<0>();
+            if (pending >= 0) barriers.release(pending, lane);
+            pending = -1;
+            barriers.release(ring.stage, lane);
+          } else {
+            multiply(c, base + ring.stage * kStageBytes, first_slot, group, mask);
+            if (kGroupSlots == 1) {
+              ptx::wgmma_wait<1>();
+              if (pending >= 0) barriers.release(pending, lane);
+              pending = ring.stage;
+            } else {
+              ptx::wgmma_wait<0>();
+              barriers.release(ring.stage, lane);
+            }
+          }
+          ring.next(kStages);
+        }
+      }
       ptx::wgmma_wait<0>();
-      barriers.release(previous, thread % 32);
+      if (pending >= 0) barriers.release(pending, lane);
+      if (kSlots > 1 && next.valid) masks.start(next_panel.y, next_panel.z);
       keep_in_order(c);
       const unsigned to = base + kStagedAt + group * kStagedBuffers * kStagedBytes;
-      store(params, c, panel * kPanel + group_m * kGroupM, tile.column * kTileN + group_n * kGroupN, tile.batch, to, staged, group,
-            thread);
+      store(params, c, panel * kPanel + group * kGroupM, tile.column * kTileN, tile.batch, to, staged, group, thread);
     }
     if (thread == 0) ptx::bulk_wait_read<0>();
   }
 
-  // Starts c += blocks x slab, for the blocks in the mask.
-  static __device__ __forceinline__ void multiply(Accumulators& c, unsigned stage, int group_m, int group_n, unsigned mask) {
-    const uint64 dense = ptx::wgmma_descriptor<kDenseRowBytes>(stage + group_n * kSubtiles * kSubtileBytes, kSubtileBytes,
-                                                               8 * kDenseRowBytes);
-    const uint64 blocks = ptx::wgmma_descriptor<kSlotRowBytes>(stage + kDenseBytes + group_m * kGroupSlots * kSlotBytes,
-                                                               kSlotBoxBytes, 8 * kSlotRowBytes);
+  // Starts c += blocks x slab, for the blocks in the mask. With one block a group there is no branch: ptxas ends a batch of
+  // wgmma at every branch, and then waiting for the batch before would wait for this one too.
+  static __device__ __forceinline__ void multiply(Accumulators& c, unsigned stage, int first_slot, int group, unsigned mask) {
+    const uint64 dense = ptx::wgmma_descriptor<kDenseRowBytes>(stage, kSubtileBytes, 8 * kDenseRowBytes);
+    // The lower half of a block of 128 rows.
+    const int half = kBlockM > kGroupM ? group * (FLIPPED ? kSlotBoxBytes : kGroupM * kSlotRowBytes) : 0;
+    const uint64 blocks = ptx::wgmma_descriptor<kSlotRowBytes>(stage + kDenseBytes + first_slot * kSlotBytes + half, kSlotBoxBytes,
+                                                               8 * kSlotRowBytes);
     ptx::wgmma_fence();
 #pragma unroll
     for (int down = 0; down < kGroupDown; ++down) {
       // Most rows of a sparse pattern are passed over with one test.
       const unsigned row = mask >> down * kAcross & ((1u << kAcross) - 1);
-      if (!row) continue;
+      if (kGroupDown > 1 && !row) continue;
 #pragma unroll
       for (int across = 0; across < kAcross; ++across) {
         if (kAcross > 1 && !(row >> across & 1)) continue;
 #pragma unroll
-        for (int i = 0; i < kSubtiles; ++i) {
+        for (int k = 0; k < kSlotK; k += 16) {
+          const uint64 block = ptx::moved(blocks, (down * kAcross + across) * kSlotBytes + k * (FLIPPED ? kSlotRowBytes : 2));
+          const int in_slab = (across * kSlotK + k) * (DENSE_K_CONTIGUOUS ? 2 : kDenseRowBytes);
+          if constexpr (kTransposed) {
 #pragma unroll
-          for (int k = 0; k < kSlotK; k += 16) {
-            const int in_slab = across * kSlotK + k;
-            Element::template wgmma<!DENSE_K_CONTIGUOUS, FLIPPED>(
-                reinterpret_cast<float(&)[kBlockM / 2]>(c[i][down * kBlockM / 2]),
-                ptx::moved(dense, i * kSubtileBytes + in_slab * (DENSE_K_CONTIGUOUS ? 2 : kDenseRowBytes)),
-                ptx::moved(blocks, (down * kAcross + across) * kSlotBytes + k * (FLIPPED ? kSlotRowBytes : 2)));
+            for (int i = 0; i < kTileN / 64; ++i) {
+              Element::template wgmma<!DENSE_K_CONTIGUOUS, FLIPPED>(
+                  reinterpret_cast<float(&)[kBlockM / 2]>(c[i][down * kBlockM / 2]),
+                  ptx::moved(dense, i * kSubtileBytes + in_slab), block);
+            }
+          } else {
+            Element::template wgmma<FLIPPED, !DENSE_K_CONTIGUOUS>(reinterpret_cast<float(&)[kTileN / 2]>(c), block,
+                                                                  ptx::moved(dense, in_slab));
           }
         }
       }
@@ -332,31 +365,34 @@ struct SpmmWgmma {
     const SpmmArgs& args = params.args;
     const int lane = thread % 32, warp = thread / 32;
 #pragma unroll
-    for (int i = 0; i < kSubtiles; ++i) {
-#pragma unroll
-      for (int j = 0; j < kGroupM / 64; ++j) {
-        const int at_m = first_m + j * 64, at_n = first_n + i * 64;
-        if (at_m >= m(args) || at_n >= args.n) break;
-        float(&part)[8][4] = reinterpret_cast<float(&)[8][4]>(c[i][j * 32]);
-        if (OUT_TRANSPOSED && args.bias != nullptr) add_bias<Element>(part, args.bias, at_m, m(args), lane);
-        if (args.activation != kIdentity) {
-#pragma unroll
-          for (int r = 0; r < 8; ++r) {
-#pragma unroll
-            for (int e = 0; e < 4; ++e) part[r][e] = activate(part[r][e], args.activation);
-          }
+    for (int i = 0; i < kTileN / 64; ++i) {
+      const int at_n = first_n + i * 64;
+      if (first_m >= m(args) || at_n >= args.n) break;
+      float(&part)[8][4] = reinterpret_cast<float(&)[8][4]>(c[i]);
+      if (OUT_TRANSPOSED && args.bias != nullptr) {
+        if constexpr (kTransposed) {
+          add_bias_along<Element>(part, args.bias, first_m, m(args), lane);
+        } else {
+          add_bias_down<Element>(part, args.bias, first_m + warp * 16, m(args), lane);
         }
-        const unsigned to = staged + buffer * kStagedBytes;
-        buffer = (buffer + 1) % kStagedBuffers;
-        if (thread == 0) ptx::bulk_wait_read<kStagedBuffers - 1>();
-        ptx::named_barrier(1 + group, 128);
-        stage_part<Element, OUT_TRANSPOSED>(part, to, warp, lane);
-        ptx::fence_proxy_async();
-        ptx::named_barrier(1 + group, 128);
-        if (thread == 0) {
-          ptx::tma_store_3d(&params.out, to, OUT_TRANSPOSED ? at_m : at_n, OUT_TRANSPOSED ? at_n : at_m, batch);
-          ptx::bulk_commit();
+      }
+      if (args.activation != kIdentity) {
+#pragma unroll
+        for (int r = 0; r < 8; ++r) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) part[r][e] = activate(part[r][e], args.activation);
         }
+      }
+      const unsigned to = staged + buffer * kStagedBytes;
+      buffer = (buffer + 1) % kStagedBuffers;
+      if (thread == 0) ptx::bulk_wait_read<kStagedBuffers - 1>();
+      ptx::named_barrier(1 + group, 128);
+      stage_part<Element, OUT_TRANSPOSED == kTransposed>(part, to, warp, lane);
+      ptx::fence_proxy_async();
+      ptx::named_barrier(1 + group, 128);
+      if (thread == 0) {
+        ptx::tma_store_3d(&params.out, to, OUT_TRANSPOSED ? first_m : at_n, OUT_TRANSPOSED ? at_n : first_m, batch);
+        ptx::bulk_commit();
       }
     }
   }
@@ -370,11 +406,13 @@ struct SpmmWgmma {
 
   static cudaError_t prepare(const SpmmArgs& args, Params& params) {
     params.args = args;
-    // Larger groups read the dense operand from DRAM less often, as long as their values stay in L2. Panels of one block row
-    // differ most in length: with few rounds, a group of them should be about one round. (8 to 64 were measured.)
+    if (tiles(args) > 0x7fffffff) return cudaErrorInvalidConfiguration;
+    // Larger groups read the dense operand from DRAM less often, as long as their values stay in L2, and share it among panels
+    // of small blocks; with few rounds a group has to be small for CTAs to have equally much. (8 to 32 were measured.)
     const int64 values_of_32_panels = args.nnz * BLOCK_ROWS * BLOCK_COLS * 2 / panels(args) * 32;
     const bool few_rounds = tiles(args) < 8 * multiprocessors();
-    params.group = values_of_32_panels > 24 << 20 || (kDown == 1 && few_rounds) ? 8 : 32;
+    const bool many_values = values_of_32_panels > (few_rounds ? 6 << 20 : 24 << 20);
+    params.group = many_values ? (kTransposed ? 16 : 8) : few_rounds ? 16 : 32;
     const int64 out_inner = OUT_TRANSPOSED ? m(args) : args.n, out_outer = OUT_TRANSPOSED ? args.n : m(args);
     const MatrixShape out = {out_inner, out_outer, args.batch, args.out_ld, args.out_batch_stride};
     if (auto error = encode_map(&params.out, args.out, out, {64, 64})) return error;

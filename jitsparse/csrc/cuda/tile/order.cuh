@@ -9,15 +9,25 @@ struct TileCoordinates {
   int64 row, column, batch;
 };
 
+// Which tile of a list a CTA of a persistent kernel computes in its n-th round. Every other round is dealt out backwards, so that
+// of a list that begins with the longest tiles all CTAs get about as much. Past the end of the list there is nothing more to do.
+__device__ __forceinline__ int64 tile_of_round(int round) {
+  const unsigned turn = round & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+  return int64(round) * gridDim.x + turn;
+}
+
 // Tiles of `group` tile rows are walked column by column, so that the tiles that run at the same time share
 // both operands through L2 (a super-tile of 16 panels and a few column tiles is about its size).
-__device__ __forceinline__ TileCoordinates grouped_order(int64 tile, int64 tile_rows, int64 tile_columns, int64 group) {
-  const int64 plane = tile_rows * tile_columns;
-  const int64 batch = tile / plane;
+// Int: 32 bits where there are few enough tiles; a 64-bit division takes a hundred instructions.
+template <typename Int>
+__device__ __forceinline__ TileCoordinates grouped_order(Int tile, Int tile_rows, Int tile_columns, Int group) {
+  const Int plane = tile_rows * tile_columns;
+  const Int batch = tile / plane;
   tile -= batch * plane;
-  const int64 first_row = tile / (group * tile_columns) * group;
-  const int64 group_rows = tile_rows - first_row < group ? tile_rows - first_row : group;
-  const int64 in_group = tile - first_row * tile_columns;
+  const Int height = tile_rows < group ? tile_rows : group;
+  const Int first_row = tile / (height * tile_columns) * height;
+  const Int group_rows = tile_rows - first_row < height ? tile_rows - first_row : height;
+  const Int in_group = tile - first_row * tile_columns;
   return {first_row + in_group % group_rows, in_group / group_rows, batch};
 }
 

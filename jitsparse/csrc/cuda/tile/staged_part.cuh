@@ -1,0 +1,60 @@
+// The epilogue of Hopper's products: 64 x 64 of the output, of which a warp of the warpgroup has 16 rows of an accumulator, as
+// part[column / 8][mma fragment]. Rows of the accumulator are rows of the output, or its columns if the product was computed
+// transposed.
+#pragma once
+
+#include "../ptx/stmatrix.cuh"
+#include "element.cuh"
+
+namespace jitsparse {
+
+// A bias whose elements belong to the columns of the accumulator.
+template <typename Element>
+__device__ __forceinline__ void add_bias_along(float (&part)[8][4], const void* values, int first, int64 extent, int lane) {
+  const auto* bias = static_cast<const typename Element::Storage*>(values);
+#pragma unroll
+  for (int r = 0; r < 8; ++r) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int at = first + r * 8 + lane % 4 * 2 + e;
+      const float b = at < extent ? Element::load(bias[at]) : 0.0f;
+      part[r][e] += b;
+      part[r][e + 2] += b;
+    }
+  }
+}
+
+// A bias whose elements belong to its rows; `first` is that of the warp's first row.
+template <typename Element>
+__device__ __forceinline__ void add_bias_down(float (&part)[8][4], const void* values, int first, int64 extent, int lane) {
+  const auto* bias = static_cast<const typename Element::Storage*>(values);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int at = first + half * 8 + lane / 4;
+    const float b = at < extent ? Element::load(bias[at]) : 0.0f;
+#pragma unroll
+    for (int r = 0; r < 8; ++r) {
+      part[r][half * 2] += b;
+      part[r][half * 2 + 1] += b;
+    }
+  }
+}
+
+// Into shared memory at `to`, with the 128-byte swizzle; rows there are the accumulator's rows, or else its columns.
+template <typename Element, bool ROWS>
+__device__ __forceinline__ void stage_part(const float (&part)[8][4], unsigned to, int warp, int lane) {
+#pragma unroll
+  for (int r = 0; r < 8; r += 2) {
+    const unsigned packed[4] = {Element::pack(part[r][0], part[r][1]), Element::pack(part[r][2], part[r][3]),
+                                Element::pack(part[r + 1][0], part[r + 1][1]), Element::pack(part[r + 1][2], part[r + 1][3])};
+    const int down = warp * 2 + lane / 8 % 2, along = r + lane / 16;  // in units of eight
+    const int row = (ROWS ? down : along) * 8 + lane % 8, chunk = (ROWS ? along : down) ^ lane % 8;
+    if constexpr (ROWS) {
+      ptx::stmatrix_x4(to + row * 128 + chunk * 16, packed);
+    } else {
+      ptx::stmatrix_x4_trans(to + row * 128 + chunk * 16, packed);
+    }
+  }
+}
+
+}  // namespace jitsparse
