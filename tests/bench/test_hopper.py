@@ -23,8 +23,8 @@ TINY = Extents(
 )
 
 
-def sections(extents: Extents) -> dict[str, Section]:
-    return {section.name: section for section in hopper(CPU, extents)}
+def sections(extents: Extents, device: torch.device = CPU) -> dict[str, Section]:
+    return {section.name: section for section in hopper(device, extents)}
 
 
 def facts(section: Section, name: str) -> set[object]:
@@ -64,9 +64,10 @@ def test_one_layer_has_more_than_100_mb_of_values() -> None:
     assert rows * cols * 0.5 * torch.bfloat16.itemsize > 100e6
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("name", list(sections(TINY)))
-def test_a_case_of_each_section_gives_its_figures(name: str) -> None:
-    whole = sections(TINY)[name]
+def test_a_case_of_each_section_gives_its_figures(name: str, device: str) -> None:
+    whole = sections(TINY, torch.device(device))[name]
     blocks = {"experts": "128x128"}
     section = whole.narrowed({"block": {blocks.get(name, "64x64")}, "density": {0.25, 0.5}})
     section.cases[1:] = []  # type: ignore[index]

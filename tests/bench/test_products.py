@@ -75,6 +75,36 @@ def test_sparse_contestants_compute_the_same_product(op: str, layout: str) -> No
     assert {*calls, *absent} == {OURS, DENSE, TORCH_BSR, STK}
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("op", ["dsd", "dds", "sdd"])
+def test_peers_on_a_gpu_compute_the_same_product(op: str, layout: str) -> None:
+    device = torch.device("cuda")
+    of = case(
+        op, layout=layout, size=(256, 384, 512), block=(128, 128), dtype="bf16", device=device
+    )
+    operands = make_operands(of)
+    sparse = operands.sparse[0].to_dense()
+    left = sparse if op == "dsd" else operands.left[0]
+    right = sparse if op == "dds" else operands.right[0]
+    exact = left.double() @ right.double()
+    if op == "sdd":
+        mask = operands.pattern.to_mask()
+        exact = exact * mask.repeat_interleave(128, 0).repeat_interleave(128, 1)
+    calls, _ = contestants(of, operands)
+    for name, call in calls.items():
+        if name == DENSE or (op == "sdd" and name == STK):
+            continue  # on data of its own; a matrix of a class of its own
+        with torch.no_grad():
+            result = call(0)
+        if isinstance(result, BlockSparse) or result.layout is torch.sparse_bsr:  # type: ignore[attr-defined]
+            result = result.to_dense()  # type: ignore[attr-defined]
+        if op == "dds" and name == TORCH_BSR:
+            result = result.T  # type: ignore[attr-defined]
+        error = (result - exact).norm() / exact.norm()  # type: ignore[operator]
+        assert error < 4 * torch.finfo(torch.bfloat16).eps, name
+
+
 @pytest.mark.parametrize(
     ("op", "layout", "size"),
     [("sdd", "nt", (96, 64, 128)), ("dsd", "nn", (96, 32, 64)), ("dsd", "tn", (64, 32, 96))],
