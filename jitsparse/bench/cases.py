@@ -8,15 +8,26 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from jitsparse.bench.patterns import make_pattern
 from jitsparse.bench.timing import copies_beyond_l2
 from jitsparse.errors import ArgumentError
 from jitsparse.pattern import Pattern
 from jitsparse.sparse import BlockSparse
 
-__all__ = ["DTYPES", "OPERATIONS", "PATTERNS", "Case", "Operands", "make_operands"]
+__all__ = [
+    "DTYPES",
+    "LAYOUTS",
+    "OPERATIONS",
+    "Case",
+    "Operands",
+    "block_name",
+    "make_operands",
+    "normal",
+    "size_name",
+]
 
 OPERATIONS = ("dsd", "dds", "sdd")
-PATTERNS = ("random", "banded", "diagonal")
+LAYOUTS = ("nn", "nt", "tn", "tt")
 DTYPES = {
     "f64": torch.float64,
     "f32": torch.float32,
@@ -33,11 +44,13 @@ class Case:
     Attributes:
         op: ``dsd``, ``dds`` or ``sdd``.
         size: ``(m, n, k)`` of the product ``(m, k) @ (k, n)``.
-        block: ``(block_rows, block_cols)`` of the sparse operand or result.
+        block: ``(block_rows, block_cols)`` of the sparse operand as stored, or of the result.
         density: share of its blocks that are stored.
         dtype: a key of :data:`DTYPES`; ``tf32`` is float32 with TF32 allowed, for the peers too.
         device: where it runs.
-        pattern: ``random`` (uniform, the headline), ``banded`` or ``diagonal``.
+        pattern: one of :data:`~jitsparse.bench.patterns.PATTERNS`.
+        layout: one letter an operand, left then right, as in a variant's ``l`` knob: ``n`` as
+            stored or last axis contiguous, ``t`` a transposed view of that.
     """
 
     op: str
@@ -47,12 +60,32 @@ class Case:
     dtype: str
     device: torch.device
     pattern: str = "random"
+    layout: str = "nn"
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """What tells the case from others, as its row of a table says it."""
+        return {
+            "op": self.op,
+            "layout": self.layout,
+            "dtype": self.dtype,
+            "size": size_name(*self.size),
+            "block": block_name(self.block),
+            "pattern": self.pattern,
+            "density": self.density,
+        }
 
     @property
     def sparse_shape(self) -> tuple[int, int]:
-        """Shape of the sparse operand, or of the sparse result."""
+        """Shape of the sparse operand as stored, or of the sparse result."""
         m, n, k = self.size
-        return {"dsd": (m, k), "dds": (k, n), "sdd": (m, n)}[self.op]
+        rows, cols = {"dsd": (m, k), "dds": (k, n), "sdd": (m, n)}[self.op]
+        return (cols, rows) if self.sparse_transposed else (rows, cols)
+
+    @property
+    def sparse_transposed(self) -> bool:
+        """Whether the sparse operand is a transposed view."""
+        return {"dsd": self.layout[0], "dds": self.layout[1], "sdd": "n"}[self.op] == "t"
 
     def useful_flops(self, pattern: Pattern) -> float:
         """2 M N K times the density that the pattern really has."""
@@ -84,45 +117,48 @@ def make_operands(case: Case, seed: int = 0) -> Operands:
     """Standard normal data: power draw, and with it a GPU's clock, depends on the bits.
 
     Raises:
-        ArgumentError: an operation or pattern that does not exist.
+        ArgumentError: an operation, layout or pattern that does not exist.
     """
-    if case.op not in OPERATIONS:
-        raise ArgumentError(f"there is no operation {case.op!r}; there are {', '.join(OPERATIONS)}")
+    for what, value, legal in (
+        ("operation", case.op, OPERATIONS),
+        ("layout", case.layout, LAYOUTS),
+    ):
+        if value not in legal:
+            raise ArgumentError(f"there is no {what} {value!r}; there are {', '.join(legal)}")
     generator = torch.Generator(case.device).manual_seed(seed)
     dtype, (m, n, k) = DTYPES[case.dtype], case.size
-    pattern = _pattern(case, generator)
+    pattern = make_pattern(case.pattern, case.sparse_shape, case.block, case.density, generator)
     dense_elements = {"dsd": k * n, "dds": m * k, "sdd": m * k + k * n}[case.op]
     bytes_each = dtype.itemsize * (dense_elements + pattern.nnz_blocks * math.prod(case.block))
     copies = range(copies_beyond_l2(bytes_each, case.device))
 
-    def normal(*shape: int) -> list[Tensor]:
-        draw = [torch.randn(shape, generator=generator, device=case.device) for _ in copies]
-        return [tensor.to(dtype) for tensor in draw]
-
-    values = normal(pattern.nnz_blocks, *case.block)
+    sparse = []
+    for _ in copies:
+        values = normal((pattern.nnz_blocks, *case.block), "n", dtype, generator)
+        stored = BlockSparse(values, pattern)
+        sparse.append(stored.T if case.sparse_transposed else stored)
+    left, right = case.layout[0], case.layout[1]
     return Operands(
         pattern,
-        [BlockSparse(v, pattern) for v in values],
-        normal(m, k) if case.op != "dsd" else [],
-        normal(k, n) if case.op != "dds" else [],
+        sparse,
+        [normal((m, k), left, dtype, generator) for _ in copies] if case.op != "dsd" else [],
+        [normal((k, n), right, dtype, generator) for _ in copies] if case.op != "dds" else [],
     )
 
 
-def _pattern(case: Case, generator: torch.Generator) -> Pattern:
-    shape, block = case.sparse_shape, case.block
-    if case.pattern == "random":
-        return Pattern.random(shape, block, case.density, generator=generator, device=case.device)
-    rows, cols = (-(-extent // b) for extent, b in zip(shape, block, strict=True))
-    row = torch.arange(rows, device=case.device)[:, None] / rows
-    col = torch.arange(cols, device=case.device) / cols
-    if case.pattern == "banded":
-        # A band of half-width w covers 1 - (1 - w)^2 of the unit square.
-        mask = (row - col).abs() < 1 - math.sqrt(1 - case.density)
-    elif case.pattern == "diagonal":
-        squares = max(1, round(1 / case.density))
-        mask = (row * squares).floor() == (col * squares).floor()
-    else:
-        raise ArgumentError(
-            f"there is no pattern {case.pattern!r}; there are {', '.join(PATTERNS)}"
-        )
-    return Pattern.from_mask(mask, block, shape)
+def normal(
+    shape: tuple[int, ...], letter: str, dtype: torch.dtype, generator: torch.Generator
+) -> Tensor:
+    """Standard normal data, its last axis contiguous (``n``) or a transposed view (``t``)."""
+    stored = (*shape[:-2], shape[-1], shape[-2]) if letter == "t" else shape
+    data = torch.randn(stored, generator=generator, dtype=dtype, device=generator.device)
+    return data.mT if letter == "t" else data
+
+
+def block_name(block: tuple[int, int]) -> str:
+    return "x".join(map(str, block))
+
+
+def size_name(m: int, n: int, k: int) -> str:
+    """``4096`` of a cube, else ``MxNxK``."""
+    return f"{m}" if m == n == k else f"{m}x{n}x{k}"

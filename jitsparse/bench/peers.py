@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -12,34 +12,55 @@ import torch
 from torch import Tensor
 
 from jitsparse import functional
-from jitsparse.bench.cases import Case, Operands
+from jitsparse.bench.cases import DTYPES, Case, Operands, normal
+from jitsparse.bench.timing import copies_beyond_l2
+from jitsparse.explain import explain
 from jitsparse.sparse import BlockSparse
 
-__all__ = ["DENSE", "OURS", "STK", "TORCH_BSR", "contestants"]
+__all__ = [
+    "BMM",
+    "DENSE",
+    "OURS",
+    "PEERS",
+    "STK",
+    "TORCH_BSR",
+    "TORCH_TUNED",
+    "contestants",
+    "variant_of",
+]
 
 Call = Callable[[int], object]
 
 OURS = "jitsparse"
 DENSE = "torch dense"
+BMM = "torch bmm"
 TORCH_BSR = "torch BSR"
+TORCH_TUNED = "torch BSR tuned"
 STK = "stk"
 
+PEERS = (DENSE, TORCH_BSR, STK)
+"""Who is invited unless a section says otherwise."""
 
-def contestants(case: Case, operands: Operands) -> tuple[dict[str, Call], dict[str, str]]:
-    """Every contestant that can compute the case, tried once, and why the others cannot.
+
+def contestants(
+    case: Case, operands: Operands, peers: Sequence[str] = PEERS
+) -> tuple[dict[str, Call], dict[str, str]]:
+    """Every contestant that can compute the case, the peers tried once, and why others cannot.
+
+    Args:
+        case: the product.
+        operands: its data.
+        peers: who is invited beside jitsparse.
 
     Returns:
         name to call, name to the reason of an absence. A call takes a number, reduces it modulo the
-        copies of the operands, and neither allocates inputs nor synchronises.
+        copies of its inputs, and neither allocates inputs nor synchronises.
     """
-    calls: dict[str, Call] = {
-        OURS: _ours(case, operands),
-        DENSE: _dense(case, operands),
-    }
+    calls: dict[str, Call] = {OURS: _ours(case, operands)}
     absent: dict[str, str] = {}
-    for name, make in ((TORCH_BSR, _torch_bsr), (STK, _stk)):
+    for name in peers:
         try:
-            call = make(case, operands)
+            call = _MAKERS[name](case, operands)
             call(0)
             if case.device.type == "cuda":
                 torch.cuda.synchronize(case.device)
@@ -49,6 +70,12 @@ def contestants(case: Case, operands: Operands) -> tuple[dict[str, Call], dict[s
         else:
             calls[name] = call
     return calls, absent
+
+
+def variant_of(op: str, *operands: Any) -> str:
+    """The variant that a call ran; where there is no compiler, that it ran none."""
+    explanation = explain(op, *operands)
+    return explanation.variant if explanation.cached else "plain torch (no compiler)"
 
 
 def _ours(case: Case, operands: Operands) -> Call:
@@ -61,27 +88,49 @@ def _ours(case: Case, operands: Operands) -> Call:
 
 
 def _dense(case: Case, operands: Operands) -> Call:
-    """The dense product of the same shape, on data without zeros.
+    """The dense product of the same shapes and layouts, on data without zeros.
 
     Zeros draw less power and so raise a GPU's clock: cuBLAS ran at 890 instead of 790 TFLOP/s on
     an H200 when it was given the sparse operand with its zeros filled in.
     """
-    n = operands.copies
-    full = [] if case.op == "sdd" else [_full(sparse) for sparse in operands.sparse]
-    left = full if case.op == "dsd" else operands.left
-    right = full if case.op == "dds" else operands.right
-    return lambda i: left[i % n] @ right[i % n]
+    m, n, k = case.size
+    left = operands.left or _full(case, (m, k), case.layout[0], 1)
+    right = operands.right or _full(case, (k, n), case.layout[1], 2)
+    return lambda i: left[i % len(left)] @ right[i % len(right)]
 
 
-def _full(sparse: BlockSparse) -> Tensor:
-    return torch.randn(sparse.shape, device=sparse.device).to(sparse.dtype)
+def _bmm(case: Case, operands: Operands) -> Call:
+    """The squares of a block-diagonal matrix as one batch of dense products.
+
+    It does exactly the useful operations of ours, on operands of the same layouts.
+    """
+    if case.pattern != "diagonal":
+        raise NotImplementedError("computes block-diagonal patterns only")
+    (m, n, k), squares = case.size, round(1 / case.density)
+    rows, cols, inner = {
+        "dsd": (m // squares, n, k // squares),
+        "dds": (m, n // squares, k // squares),
+        "sdd": (m // squares, n // squares, k),
+    }[case.op]
+    left = _full(case, (squares, rows, inner), case.layout[0], 1)
+    right = _full(case, (squares, inner, cols), case.layout[1], 2)
+    return lambda i: torch.bmm(left[i % len(left)], right[i % len(right)])
+
+
+def _full(case: Case, shape: tuple[int, ...], letter: str, seed: int) -> list[Tensor]:
+    """Dense operands, in as many copies as overflow the L2 cache."""
+    generator = torch.Generator(case.device).manual_seed(seed)
+    dtype = DTYPES[case.dtype]
+    bytes_each = dtype.itemsize * torch.Size(shape).numel()
+    copies = copies_beyond_l2(bytes_each, case.device)
+    return [normal(shape, letter, dtype, generator) for _ in range(copies)]
 
 
 def _torch_bsr(case: Case, operands: Operands) -> Call:
     """torch's own BSR product.
 
-    torch multiplies a BSR matrix from the left only. For dds it is given the transposed operands,
-    made before the clock starts, which flatters it.
+    torch multiplies a row-major BSR matrix from the left only. For dds, and for a transposed sparse
+    operand, it is given what it can multiply, made before the clock starts, which flatters it.
     """
     n = operands.copies
     if case.op == "sdd":
@@ -96,18 +145,44 @@ def _torch_bsr(case: Case, operands: Operands) -> Call:
         return lambda i: torch.sparse.sampled_addmm(
             patterns[i % n], left[i % n], right[i % n], beta=0.0
         )
-    if case.op == "dsd":
-        sparse, dense = [_bsr(s) for s in operands.sparse], operands.right
-    else:
-        sparse = [_bsr(s.T) for s in operands.sparse]
-        dense = [x.T.contiguous() for x in operands.left]
+    sparse, dense = _for_bsr(case, operands)
     if case.device.type == "cuda":
-        from torch.sparse._triton_ops import bsr_dense_addmm
-
-        m, columns = sparse[0].shape[0], dense[0].shape[1]
-        start = torch.zeros(m, columns, dtype=dense[0].dtype, device=case.device)
-        return lambda i: bsr_dense_addmm(start, sparse[i % n], dense[i % n], beta=0)
+        return _bsr_dense_addmm(sparse, dense)
     return lambda i: sparse[i % n] @ dense[i % n]
+
+
+def _torch_tuned(case: Case, operands: Operands) -> Call:
+    """The same after torch's own search, which takes up to minutes a case."""
+    if case.op == "sdd" or case.device.type != "cuda":
+        raise NotImplementedError("torch tunes bsr_dense_addmm on CUDA only")
+    from torch.sparse._triton_ops_meta import tune_bsr_dense_addmm
+
+    sparse, dense = _for_bsr(case, operands)
+    (m, k), columns = sparse[0].shape, dense[0].shape[1]
+    facts = (m, k, columns, case.block, case.density, case.pattern, case.dtype)
+    if facts not in _TUNED:
+        start = dense[0].new_zeros(m, columns)
+        _TUNED[facts] = tune_bsr_dense_addmm(start, sparse[0], dense[0], beta=0)
+    return _bsr_dense_addmm(sparse, dense, meta=_TUNED[facts])
+
+
+_TUNED: dict[tuple[object, ...], dict[str, int]] = {}
+"""What torch's search found. Not left with torch, whose untuned product would use it too."""
+
+
+def _for_bsr(case: Case, operands: Operands) -> tuple[list[Tensor], list[Tensor]]:
+    """A dsd's or dds's operands as torch's BSR product takes them."""
+    if case.op == "dsd":
+        return [_bsr(s) for s in operands.sparse], operands.right
+    return [_bsr(s.T) for s in operands.sparse], [x.T.contiguous() for x in operands.left]
+
+
+def _bsr_dense_addmm(sparse: list[Tensor], dense: list[Tensor], **options: Any) -> Call:
+    from torch.sparse._triton_ops import bsr_dense_addmm
+
+    n = len(sparse)
+    start = dense[0].new_zeros(sparse[0].shape[0], dense[0].shape[1])
+    return lambda i: bsr_dense_addmm(start, sparse[i % n], dense[i % n], beta=0, **options)
 
 
 def _stk(case: Case, operands: Operands) -> Call:
@@ -129,13 +204,14 @@ def _stk(case: Case, operands: Operands) -> Call:
 def _stk_matrix(sparse: BlockSparse) -> object:
     stk: Any = import_module("stk")
     pattern = sparse.pattern
-    return stk.Matrix(
-        sparse.shape,
+    matrix = stk.Matrix(
+        pattern.shape,
         sparse.values,
         pattern.row_indices.short(),
         pattern.col_indices.short(),
         pattern.crow_indices.int(),
     )
+    return matrix.t() if sparse.transposed else matrix
 
 
 def _bsr(sparse: BlockSparse) -> Tensor:
@@ -148,3 +224,12 @@ def _bsr(sparse: BlockSparse) -> Tensor:
 def _first_line(error: Exception) -> str:
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0][:160]}" if text else type(error).__name__
+
+
+_MAKERS: dict[str, Callable[[Case, Operands], Call]] = {
+    DENSE: _dense,
+    BMM: _bmm,
+    TORCH_BSR: _torch_bsr,
+    TORCH_TUNED: _torch_tuned,
+    STK: _stk,
+}

@@ -7,8 +7,9 @@ the samples is reported; a ratio is the median of the ratios within a turn.
 CPU: ``perf_counter`` around enough calls to last a millisecond.
 
 CUDA: an event before and after enough calls to last a millisecond, queued behind a sleep kernel
-so that the host is ahead of the device and its own speed is not measured. Inputs rotate through
-copies that together exceed the L2 cache, as they would in a model with other layers in between.
+that lasts until the host has queued them all, so that the host's speed is not measured. Inputs
+rotate through copies that together exceed the L2 cache, as they would in a model with other layers
+in between.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Timing", "copies_beyond_l2", "interleave", "interleave_host"]
+__all__ = ["Timing", "copies_beyond_l2", "interleave", "interleave_host", "sleep_cycles"]
 
 Call = Callable[[int], object]
 """A contestant: told which copy of its inputs to use."""
@@ -30,8 +31,10 @@ WARM_UP_CALLS = 3
 MIN_SAMPLES = 7
 MAX_SAMPLES = 200
 MAX_CALLS = {"cpu": 1000, "cuda": 50}
-SLEEP_CYCLES = 2_500_000
-"""Over a millisecond on any current GPU: what the host needs to queue a sample's 50 calls."""
+CLOCK = 2e9
+"""Cycles a second, about as many as any current GPU has at most."""
+SLEEP_SECONDS = (1.25e-3, 20e-3)
+"""Shortest and longest sleep before a sample: 50 short calls are queued in the former."""
 
 
 @dataclass(frozen=True)
@@ -81,11 +84,10 @@ def interleave(
         True
     """
     sample = _sample_cuda if device.type == "cuda" else _sample_cpu
-    counts = {}
+    counts, hosts = {}, {}
     for name, call in calls.items():
-        for i in range(WARM_UP_CALLS):
-            call(i)
-        once = sample(call, 1, 0)
+        hosts[name] = min(_host_seconds(call, i) for i in range(WARM_UP_CALLS))
+        once = sample(call, 1, 0, hosts[name])
         wanted = round(SAMPLE_SECONDS / max(once, 1e-9))
         counts[name] = max(1, min(MAX_CALLS[device.type], wanted))
     samples: dict[str, list[float]] = {name: [] for name in calls}
@@ -94,7 +96,8 @@ def interleave(
         if turn >= MIN_SAMPLES and time.perf_counter() > deadline:
             break
         for name, call in calls.items():
-            samples[name].append(sample(call, counts[name], turn * counts[name]))
+            count = counts[name]
+            samples[name].append(sample(call, count, turn * count, hosts[name]))
     return {name: Timing(tuple(taken)) for name, taken in samples.items()}
 
 
@@ -106,17 +109,35 @@ def copies_beyond_l2(bytes_each: int, device: torch.device) -> int:
     return max(1, min(64, -(-2 * l2 // max(1, bytes_each))))
 
 
-def _sample_cpu(call: Call, count: int, first: int) -> float:
+def sleep_cycles(count: int, host_seconds: float) -> int:
+    """How long a GPU sleeps while the host queues a sample's calls, with room to spare.
+
+    Args:
+        count: calls in the sample.
+        host_seconds: that the host needs for one of them. A call that waits for the device, as
+            some peers' do, looks like a very slow one: no sleep is long enough for it.
+    """
+    shortest, longest = SLEEP_SECONDS
+    return round(CLOCK * min(max(2 * count * host_seconds, shortest), longest))
+
+
+def _host_seconds(call: Call, i: int) -> float:
+    start = time.perf_counter()
+    call(i)
+    return time.perf_counter() - start
+
+
+def _sample_cpu(call: Call, count: int, first: int, host_seconds: float) -> float:
     start = time.perf_counter()
     for i in range(first, first + count):
         call(i)
     return (time.perf_counter() - start) / count
 
 
-def _sample_cuda(call: Call, count: int, first: int) -> float:
+def _sample_cuda(call: Call, count: int, first: int, host_seconds: float) -> float:
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()
-    torch.cuda._sleep(SLEEP_CYCLES)
+    torch.cuda._sleep(sleep_cycles(count, host_seconds))
     start.record()
     for i in range(first, first + count):
         call(i)

@@ -2,31 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from jitsparse.bench.report import header
+from jitsparse.bench.report import Table, header
 from jitsparse.cli.console import print_json, print_table, read_device, split, stderr, stdout
+
+if TYPE_CHECKING:
+    from jitsparse.bench.section import Section
 
 __all__ = ["command"]
 
 
 def command(
-    suite: str = typer.Option("", help="A published table: cpu, portable, patterns or overhead."),
+    suite: str = typer.Option(
+        "", help="A published table: cpu, portable, patterns, hopper or overhead."
+    ),
+    section: list[str] = typer.Option(
+        [],
+        help="hopper: products, float32, patterns, experts, f16, skew, linear, tokens, epilogue.",
+    ),
     device: str = typer.Option("auto", help="auto, cpu or cuda."),
     op: list[str] = typer.Option([], help="dsd, dds, sdd."),
+    layout: list[str] = typer.Option(
+        [],
+        help="nn, nt, tn, tt: a letter an operand, n as stored or last axis contiguous, t a "
+        "transposed view.",
+    ),
     dtype: list[str] = typer.Option([], help="f64, f32, tf32, f16, bf16."),
     block_size: list[str] = typer.Option([], help="32 or 32x64."),
     size: list[str] = typer.Option([], help="m = n = k, or MxNxK."),
     density: list[str] = typer.Option([], help="Share of blocks that are stored."),
-    pattern: list[str] = typer.Option([], help="random, banded, diagonal."),
+    pattern: list[str] = typer.Option([], help="random, banded, diagonal, causal, powerlaw."),
     pivot: list[str] = typer.Option(
         [], help="Show this column alone, one column a density; e.g. 'ratio to dense'."
     ),
     seconds: float = typer.Option(1.0, min=0.0, help="Rough time for each case."),
+    torch_tuned: bool = typer.Option(
+        False, help="Also time torch's BSR product after its own tuning, minutes a case."
+    ),
     torch_headers: bool = typer.Option(
         False, help="overhead: also compile a kernel that includes torch's headers."
     ),
@@ -36,17 +55,145 @@ def command(
     """Time products against torch's dense and block-sparse ones, interleaved in one process.
 
     Options may be repeated and may hold several values between commas; every combination is
-    measured. With --suite they replace that part of the suite.
+    measured. With --suite they replace that part of the suite; with --suite hopper, whose sections
+    measure more than products, they select among its cases. That suite is one of large sizes on
+    CUDA, and one of small sizes, which only shows that it works, on a CPU.
     """
-    from jitsparse.bench.overhead import overhead_table
-    from jitsparse.bench.products import SUITES, Axes, cases, product_table
+    from jitsparse.bench.suites import GRIDS
     from jitsparse.kernels.registry import parse_block_size
 
     where = read_device(device)
-    if suite and suite != "overhead" and suite not in SUITES:
-        known = ", ".join([*SUITES, "overhead"])
+    if suite and suite not in (*GRIDS, "hopper", "overhead"):
+        known = ", ".join([*GRIDS, "hopper", "overhead"])
         raise typer.BadParameter(f"there is no suite {suite!r}; there are {known}")
-    progress = Progress(
+    if section and suite != "hopper":
+        raise typer.BadParameter("--section selects from --suite hopper, which was not asked for")
+    chosen: dict[str, Any] = {
+        "ops": split(op, _one_of("op")),
+        "layouts": split(layout, _one_of("layout")),
+        "dtypes": split(dtype, _one_of("dtype")),
+        "blocks": split(block_size, parse_block_size),
+        "sizes": split(size, _size),
+        "densities": split(density, _density),
+        "patterns": split(pattern, _one_of("pattern")),
+    }
+    chosen = {name: values for name, values in chosen.items() if values}
+    sections = []
+    if suite == "hopper":
+        sections = _hopper(where, split(section, str), chosen, torch_tuned)
+    elif suite != "overhead":
+        sections = [_grid(suite, where, chosen, torch_tuned)]
+    measured = header(where)
+    if not as_json:
+        facts = "; ".join(f"{name} {value}" for name, value in measured.items())
+        stdout().print(facts, soft_wrap=True)
+    if suite == "overhead":
+        table = _overhead(where, torch_headers)
+        if as_json:
+            print_json({"measured": measured, **table.as_json()})
+        else:
+            _print([table.pivot(column) for column in pivot], table, markdown)
+        return
+    tables = []
+    for each in sections:
+        table = _measure(each, seconds, where)
+        if as_json:
+            tables.append({"section": each.name, **table.as_json()})
+        else:
+            # Of several tables not every one has the column; the others are shown as usual.
+            columns = [c for c in pivot if len(sections) == 1 or c in table.columns]
+            views = [table.pivot(column) for column in columns]
+            _print(views or each.shown(table), table, markdown)
+    if as_json:
+        print_json(
+            {"measured": measured, **({"tables": tables} if suite == "hopper" else tables[0])}
+        )
+
+
+def _grid(suite: str, device: torch.device, chosen: dict[str, Any], torch_tuned: bool) -> Section:
+    """The products of a suite, or those of the options alone."""
+    from jitsparse.bench.peers import PEERS, TORCH_TUNED
+    from jitsparse.bench.suites import GRIDS, Axes, cube, products
+
+    on_gpu = device.type == "cuda"
+    default = Axes(
+        dtypes=("bf16" if on_gpu else "f32",),
+        sizes=(cube(4096 if on_gpu else 2048),),
+        densities=(0.25,),
+    )
+    grids = [replace(axes, **chosen) for axes in (GRIDS[suite] if suite else (default,))]
+    peers = (*PEERS, TORCH_TUNED) if torch_tuned else PEERS
+    return products(suite or "products", grids, device, peers=peers)
+
+
+def _hopper(
+    device: torch.device, names: Sequence[str], chosen: dict[str, Any], torch_tuned: bool
+) -> list[Section]:
+    """The named sections of the hopper suite, and of their cases the chosen ones."""
+    from jitsparse.bench.cases import block_name, size_name
+    from jitsparse.bench.hopper import hopper
+
+    sections = hopper(device, torch_tuned=torch_tuned)
+    known = [each.name for each in sections]
+    for name in names:
+        if name not in known:
+            raise typer.BadParameter(f"there is no section {name!r}; there are {', '.join(known)}")
+    written: dict[str, Callable[[Any], object]] = {
+        "block": block_name,
+        "size": lambda size: size_name(*size),
+    }
+    wanted = {
+        fact: [written[fact](value) if fact in written else value for value in chosen[axis]]
+        for axis, fact in _FACTS.items()
+        if axis in chosen
+    }
+    narrowed = [each.narrowed(wanted) for each in sections if not names or each.name in names]
+    kept = [each for each in narrowed if each.cases]
+    if not kept:
+        asked = ", ".join(f"{name} {' or '.join(map(str, v))}" for name, v in wanted.items())
+        raise typer.BadParameter(f"no case of {', '.join(names) or 'the suite'} has {asked}")
+    return kept
+
+
+_FACTS = {
+    "ops": "op",
+    "layouts": "layout",
+    "dtypes": "dtype",
+    "blocks": "block",
+    "sizes": "size",
+    "densities": "density",
+    "patterns": "pattern",
+}
+"""Axes of a grid and the fact of a case that each sets."""
+
+
+def _measure(section: Section, seconds: float, device: torch.device) -> Table:
+    with _progress() as progress:
+        task = progress.add_task("", total=len(section.cases))
+        table = section.table(
+            seconds=seconds,
+            on_case=lambda done, label: progress.update(task, completed=done, description=label),
+        )
+    if device.type == "cuda":
+        # The next section's tensors have other sizes.
+        torch.cuda.empty_cache()
+    return table
+
+
+def _overhead(device: torch.device, torch_headers: bool) -> Table:
+    from jitsparse.bench.overhead import overhead_table
+
+    with _progress() as progress:
+        task = progress.add_task("", total=None)
+        return overhead_table(
+            device,
+            torch_headers=torch_headers,
+            on_step=lambda what: progress.update(task, description=what),
+        )
+
+
+def _progress() -> Progress:
+    return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
@@ -54,58 +201,17 @@ def command(
         console=stderr(),
         transient=True,
     )
-    if suite == "overhead":
-        with progress:
-            task = progress.add_task("", total=None)
-            table = overhead_table(
-                where,
-                torch_headers=torch_headers,
-                on_step=lambda what: progress.update(task, description=what),
-            )
-    else:
-        on_gpu = where.type == "cuda"
-        default = Axes(
-            dtypes=("bf16" if on_gpu else "f32",),
-            sizes=((4096,) * 3 if on_gpu else (2048,) * 3,),
-            densities=(0.25,),
-        )
-        chosen: dict[str, Any] = {
-            "ops": split(op, _one_of("op")),
-            "dtypes": split(dtype, _one_of("dtype")),
-            "blocks": split(block_size, parse_block_size),
-            "sizes": split(size, _size),
-            "densities": split(density, _density),
-            "patterns": split(pattern, _one_of("pattern")),
-        }
-        chosen = {name: values for name, values in chosen.items() if values}
-        grids = SUITES[suite] if suite else (default,)
-        todo = [case for axes in grids for case in cases(replace(axes, **chosen), where)]
-        todo = list(dict.fromkeys(todo))
-        with progress:
-            task = progress.add_task("", total=len(todo))
-            done = iter(range(len(todo)))
-            table = product_table(
-                suite or "products",
-                todo,
-                seconds=seconds,
-                on_case=lambda case: progress.update(
-                    task,
-                    completed=next(done),
-                    description=f"{case.op} {case.dtype} b{case.block[0]} d={case.density}",
-                ),
-            )
-    measured = header(where)
-    if as_json:
-        print_json({"measured": measured, **table.as_json()})
-        return
-    views = [table.pivot(column) for column in pivot] or [table]
+
+
+def _print(views: Sequence[Table], table: Table, markdown: bool) -> None:
+    """The views of a table, or all of it if there is none, with its notes below."""
+    views = list(views) or [table]
     views[-1].notes = table.notes
     console = stdout()
-    console.print("; ".join(f"{name} {value}" for name, value in measured.items()), soft_wrap=True)
     for view in views:
         console.print()
         if markdown:
-            print(view.markdown(), end="")
+            print(view.markdown(), end="", flush=True)
             continue
         print_table(view.rows, view.columns, title=view.title)
         for note in view.notes:
@@ -113,9 +219,15 @@ def command(
 
 
 def _one_of(what: str) -> Any:
-    from jitsparse.bench.cases import DTYPES, OPERATIONS, PATTERNS
+    from jitsparse.bench.cases import DTYPES, LAYOUTS, OPERATIONS
+    from jitsparse.bench.patterns import PATTERNS
 
-    legal = {"op": OPERATIONS, "dtype": tuple(DTYPES), "pattern": PATTERNS}[what]
+    legal = {
+        "op": OPERATIONS,
+        "layout": LAYOUTS,
+        "dtype": tuple(DTYPES),
+        "pattern": PATTERNS,
+    }[what]
 
     def read(text: str) -> str:
         if text not in legal:

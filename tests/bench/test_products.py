@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
-from jitsparse.bench.cases import Case, make_operands
-from jitsparse.bench.peers import DENSE, OURS, STK, TORCH_BSR, contestants
-from jitsparse.bench.products import SUITES, Axes, Measurement, cases, product_table
+from jitsparse.bench import peers
+from jitsparse.bench.cases import LAYOUTS, Case, make_operands
+from jitsparse.bench.peers import (
+    BMM,
+    DENSE,
+    OURS,
+    PEERS,
+    STK,
+    TORCH_BSR,
+    TORCH_TUNED,
+    contestants,
+)
+from jitsparse.bench.products import Measurement, measure, measure_beside
 from jitsparse.bench.report import Table, cell, header
+from jitsparse.bench.suites import GRIDS, Axes, cases, products
 from jitsparse.bench.timing import Timing
 from jitsparse.errors import ArgumentError
 from jitsparse.sparse import BlockSparse
 
 CPU = torch.device("cpu")
+
+# float32, a sum of at most 128 products of standard normals.
+TOLERANCE = 128 * torch.finfo(torch.float32).eps * math.sqrt(128)
 
 
 def case(op: str, **changes: object) -> Case:
@@ -30,30 +45,112 @@ def case(op: str, **changes: object) -> Case:
     return Case(**{**facts, **changes})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("op", ["dsd", "dds", "sdd"])
-def test_sparse_contestants_compute_the_same_product(op: str) -> None:
-    operands = make_operands(case(op))
+def test_sparse_contestants_compute_the_same_product(op: str, layout: str) -> None:
+    of = case(op, layout=layout)
+    operands = make_operands(of)
     sparse = operands.sparse[0].to_dense()
     left = sparse if op == "dsd" else operands.left[0]
     right = sparse if op == "dds" else operands.right[0]
+    assert (left.shape, right.shape) == ((96, 128), (128, 64))
+    for operand, letter in zip((left, right), layout, strict=True):
+        # A dense matrix made of a transposed view is one itself.
+        assert operand.is_contiguous() == (letter == "n")
     exact = left @ right
-    calls, absent = contestants(case(op), operands)
+    calls, absent = contestants(of, operands)
     with torch.no_grad():
         results = {name: call(0) for name, call in calls.items()}
     assert results[DENSE].shape == exact.shape  # type: ignore[attr-defined]
     if op == "sdd":
         mask = operands.pattern.to_mask().repeat_interleave(32, 0).repeat_interleave(32, 1)
         exact = exact * mask
-    # float32, a sum of at most 128 products of standard normals.
-    tolerance = 128 * torch.finfo(torch.float32).eps * math.sqrt(128)
     for name in {OURS, TORCH_BSR} & set(results):
         result = results[name]
         if isinstance(result, BlockSparse):
             result = result.to_dense()
         if op == "dds" and name == TORCH_BSR:
             result = result.T
-        assert (result - exact).abs().max() < tolerance, name
+        assert (result - exact).abs().max() < TOLERANCE, name
     assert {*calls, *absent} == {OURS, DENSE, TORCH_BSR, STK}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("op", ["dsd", "dds", "sdd"])
+def test_peers_on_a_gpu_compute_the_same_product(op: str, layout: str) -> None:
+    device = torch.device("cuda")
+    of = case(
+        op, layout=layout, size=(256, 384, 512), block=(128, 128), dtype="bf16", device=device
+    )
+    operands = make_operands(of)
+    sparse = operands.sparse[0].to_dense()
+    left = sparse if op == "dsd" else operands.left[0]
+    right = sparse if op == "dds" else operands.right[0]
+    exact = left.double() @ right.double()
+    if op == "sdd":
+        mask = operands.pattern.to_mask()
+        exact = exact * mask.repeat_interleave(128, 0).repeat_interleave(128, 1)
+    calls, _ = contestants(of, operands)
+    for name, call in calls.items():
+        if name == DENSE or (op == "sdd" and name == STK):
+            continue  # on data of its own; a matrix of a class of its own
+        with torch.no_grad():
+            result = call(0)
+        if isinstance(result, BlockSparse) or result.layout is torch.sparse_bsr:  # type: ignore[attr-defined]
+            result = result.to_dense()  # type: ignore[attr-defined]
+        if op == "dds" and name == TORCH_BSR:
+            result = result.T  # type: ignore[attr-defined]
+        error = (result - exact).norm() / exact.norm()  # type: ignore[operator]
+        assert error < 4 * torch.finfo(torch.bfloat16).eps, name
+
+
+@pytest.mark.parametrize(
+    ("op", "layout", "size"),
+    [("sdd", "nt", (96, 64, 128)), ("dsd", "nn", (96, 32, 64)), ("dsd", "tn", (64, 32, 96))],
+)
+def test_the_batch_of_experts_is_the_block_diagonal_product(
+    op: str, layout: str, size: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = case(op, layout=layout, size=size, block=(16, 16), pattern="diagonal")
+    operands = make_operands(of)
+    drawn: list[torch.Tensor] = []
+
+    def full(of: Case, shape: tuple[int, ...], letter: str, seed: int) -> list[torch.Tensor]:
+        """What the peer would draw, with the data of ours."""
+        (drawn_like,) = drawn_from(of, shape, letter, seed)
+        if op == "sdd" and not drawn:
+            ours = operands.left[0].view(shape)
+        elif op == "sdd":
+            ours = operands.right[0].view(shape[1], 2, shape[2]).transpose(0, 1)
+        elif not drawn:
+            dense = operands.sparse[0].to_dense()
+            ours = torch.stack([dense[: shape[1], : shape[2]], dense[shape[1] :, shape[2] :]])
+        else:
+            ours = operands.right[0].view(shape)
+        assert drawn_like.shape == ours.shape
+        assert drawn_like.mT.is_contiguous() == (letter == "t")
+        drawn.append(ours)
+        return [ours]
+
+    drawn_from = peers._full
+    monkeypatch.setattr(peers, "_full", full)
+    calls, _ = contestants(of, operands, (BMM,))
+    ours, batch = calls[OURS](0), calls[BMM](0)
+    assert isinstance(batch, torch.Tensor)
+    if isinstance(ours, BlockSparse):
+        exact = torch.block_diag(*batch)
+        ours = ours.to_dense()
+    else:
+        exact = batch.flatten(0, 1)
+    assert (ours - exact).abs().max() < TOLERANCE  # type: ignore[operator]
+    inner = drawn[0].shape[2]
+    assert of.useful_flops(operands.pattern) == 2 * batch.numel() * inner
+
+
+def test_only_block_diagonal_patterns_are_batches() -> None:
+    _, absent = contestants(case("dsd"), make_operands(case("dsd")), (BMM,))
+    assert "block-diagonal" in absent[BMM]
 
 
 def test_an_absent_peer_leaves_its_reason() -> None:
@@ -63,7 +160,12 @@ def test_an_absent_peer_leaves_its_reason() -> None:
     assert absent[TORCH_BSR].startswith("RuntimeError: ")
 
 
-@pytest.mark.parametrize("pattern", ["random", "banded", "diagonal"])
+def test_the_tuned_peer_says_where_it_is_not_to_be_had() -> None:
+    _, absent = contestants(case("dsd"), make_operands(case("dsd")), (*PEERS, TORCH_TUNED))
+    assert absent[TORCH_TUNED].endswith("torch tunes bsr_dense_addmm on CUDA only")
+
+
+@pytest.mark.parametrize("pattern", ["random", "banded", "diagonal", "powerlaw"])
 @pytest.mark.parametrize("density", [0.1, 0.25, 0.5])
 def test_patterns_have_about_the_density_asked_for(pattern: str, density: float) -> None:
     asked = case("dsd", size=(2048, 1, 2048), density=density, pattern=pattern)
@@ -76,6 +178,23 @@ def test_patterns_have_about_the_density_asked_for(pattern: str, density: float)
         assert not mask[0, -1]
     if pattern == "banded":
         assert torch.equal(mask, mask.T)
+
+
+@pytest.mark.parametrize("density", [0.1, 0.25, 0.5, 1.0])
+@pytest.mark.parametrize("shape", [(2048, 1024), (96, 64)])
+def test_power_law_rows(density: float, shape: tuple[int, int]) -> None:
+    asked = case("dsd", size=(shape[0], 1, shape[1]), density=density, pattern="powerlaw")
+    skewed = make_operands(asked).pattern
+    uniform = make_operands(replace(asked, pattern="random")).pattern
+    assert skewed.nnz_blocks == uniform.nnz_blocks
+    counts = skewed.to_mask().sum(1)
+    if density < 1 and shape[0] > 96:
+        assert counts.max() > 4 * counts.min()
+
+
+def test_causal_rows() -> None:
+    pattern = make_operands(case("dsd", size=(128, 1, 128), pattern="causal")).pattern
+    assert torch.equal(pattern.to_mask(), torch.ones(4, 4).tril().bool())
 
 
 def test_the_arithmetic_of_a_row() -> None:
@@ -92,19 +211,47 @@ def test_the_arithmetic_of_a_row() -> None:
     assert row["ratio to dense"] == pytest.approx(0.5)
     assert row["times torch BSR"] == pytest.approx(5)
     assert row["times stk"] is None
+    assert row["ratio to bmm"] is None
     assert row["us"] == pytest.approx(1000)
 
 
 def test_table_notes_say_who_is_absent() -> None:
-    table = product_table("small", [case("dsd"), case("sdd")], seconds=0.0)
-    assert [row["op"] for row in table.rows] == ["dsd", "sdd"]
-    assert all(str(row["variant"]).split(".")[0] == row["op"] for row in table.rows)
+    grid = Axes(ops=("dsd", "sdd"), sizes=((96, 64, 128),), densities=(0.5,), layouts=("nn", "nt"))
+    table = products("small", [grid], CPU).table(seconds=0.0)
+    assert [(row["op"], row["layout"]) for row in table.rows] == [
+        ("dsd", "nn"),
+        ("dsd", "nt"),
+        ("sdd", "nn"),
+        ("sdd", "nt"),
+    ]
+    for row in table.rows:
+        assert str(row["variant"]).split(".")[0] == row["op"]
+        assert f".l{row['layout']}" in str(row["variant"])
     assert "times stk" not in table.columns
     assert any("stk is absent from dsd f32, sdd f32" in note for note in table.notes)
 
 
+def test_a_case_beside_another() -> None:
+    of = case("dsd", pattern="powerlaw")
+    outcome = measure_beside(of, replace(of, pattern="random"), "uniform", seconds=0.0)
+    (row,) = outcome.rows
+    assert row["pattern"] == "powerlaw"
+    assert row["times uniform"] > 0
+    # Equally many operations: the rates' quotient is that of the medians, whatever it is.
+    assert row["useful rate"] > 0
+    assert row["uniform rate"] > 0
+
+
+@pytest.mark.parametrize("dtype", ["tf32", "f32"])
+def test_the_precision_is_everyones_and_is_put_back(dtype: str) -> None:
+    before = torch.get_float32_matmul_precision()
+    measured = measure(case("dsd", dtype=dtype), seconds=0.0, peers=(DENSE,))
+    assert torch.get_float32_matmul_precision() == before
+    assert set(measured.timings) == {OURS, DENSE}
+
+
 def test_suites_are_the_published_grids() -> None:
-    count = {name: len({c for a in axes for c in cases(a, CPU)}) for name, axes in SUITES.items()}
+    count = {name: len(products(name, grids, CPU).cases) for name, grids in GRIDS.items()}
     assert count["cpu"] == 3 * 5 * 3 + 3 * 3 * 3
     assert count["portable"] == 3 * 2 * 4 * 3
 
@@ -119,6 +266,8 @@ def test_unknown_words_are_errors() -> None:
         make_operands(case("ddd"))
     with pytest.raises(ArgumentError, match="random, banded, diagonal"):
         make_operands(case("dsd", pattern="stripes"))
+    with pytest.raises(ArgumentError, match="there are nn, nt, tn, tt"):
+        make_operands(case("dsd", layout="nnn"))
 
 
 def test_markdown() -> None:

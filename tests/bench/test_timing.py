@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 def test_contestants_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
 
-    def sample(call: timing.Call, count: int, first: int) -> float:
+    def sample(call: timing.Call, count: int, first: int, host_seconds: float) -> float:
         call(first)
         return 1.0
 
@@ -27,7 +27,7 @@ def test_contestants_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_median_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     # The first value sets the number of calls in a sample, the rest are the samples.
     values = iter([1.0, 9.0, 2.0, 3.0, 1.0, 8.0, 4.0, 5.0])
-    monkeypatch.setattr(timing, "_sample_cpu", lambda call, count, first: next(values))
+    monkeypatch.setattr(timing, "_sample_cpu", lambda *sample: next(values))
     result = timing.interleave({"x": lambda i: None}, CPU, seconds=0.0)["x"]
     assert result == timing.Timing((9.0, 2.0, 3.0, 1.0, 8.0, 4.0, 5.0))
     assert result.median == 4.0
@@ -43,7 +43,7 @@ def test_a_ratio_is_taken_turn_by_turn() -> None:
 def test_short_calls_fill_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     counts: list[int] = []
 
-    def sample(call: timing.Call, count: int, first: int) -> float:
+    def sample(call: timing.Call, count: int, first: int, host_seconds: float) -> float:
         counts.append(count)
         return 1e-5
 
@@ -63,6 +63,13 @@ def test_copies_rotate() -> None:
 
 def test_one_copy_on_a_cpu() -> None:
     assert timing.copies_beyond_l2(1, CPU) == 1
+
+
+def test_the_device_sleeps_until_the_host_has_queued_the_calls() -> None:
+    shortest, longest = (round(timing.CLOCK * seconds) for seconds in timing.SLEEP_SECONDS)
+    assert timing.sleep_cycles(50, 1e-5) == shortest
+    assert timing.sleep_cycles(20, 1e-4) == round(2 * 20 * 1e-4 * timing.CLOCK)
+    assert timing.sleep_cycles(50, 1.0) == longest
 
 
 @pytest.mark.gpu

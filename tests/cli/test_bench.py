@@ -52,3 +52,56 @@ def test_options_narrow_a_suite(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*SMALL, "--suite", "cpu", *narrow, "--json") == 0
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert (row["op"], row["dtype"], row["block"], row["size"]) == ("dds", "f32", "64x64", "128")
+
+
+HOPPER = ["bench", "--device", "cpu", "--suite", "hopper", "--seconds", "0"]
+NARROW = ["--block-size", "64", "--density", "0.25", "--op", "dsd", "--layout", "tn"]
+
+
+def test_sections_of_the_hopper_suite_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    sections = ["--section", "products,linear"]
+    assert run(*HOPPER, *sections, "--block-size", "64", "--density", "0.5", "--json") == 0
+    data = json.loads(capsys.readouterr().out)
+    (table,) = data["tables"]  # linear layers are measured at a density of 0.25 alone
+    assert table["section"] == "products"
+    assert {(row["op"], row["block"], row["density"]) for row in table["rows"]} == {
+        (op, "64x64", 0.5) for op in ("dsd", "dds", "sdd")
+    }
+    assert "command" in data["measured"]
+
+
+def test_sections_of_the_hopper_suite_as_markdown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*HOPPER, *NARROW, "--section", "products,skew", "--markdown") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("device ")
+    titles = [line for line in lines if line.startswith("**")]
+    assert [title.strip("*").split(";")[0] for title in titles] == [
+        "ratio to dense",
+        "useful rate",
+        "power-law rows beside uniform ones",
+    ]
+    assert all("layout tn" in title for title in titles[:2])
+    assert any(line.startswith("stk is absent from dsd bf16") for line in lines)
+
+
+def test_a_pivot_of_a_section(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*HOPPER, *NARROW, "--section", "products", "--pivot", "us", "--markdown") == 0
+    titles = [line for line in capsys.readouterr().out.splitlines() if line.startswith("**")]
+    assert [title.strip("*").split(";")[0] for title in titles] == ["us"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--suite", "hopper", "--section", "colours"], "there is no section 'colours'"),
+        (["--suite", "cpu", "--section", "linear"], "--section selects from --suite hopper"),
+        (["--suite", "hopper", "--section", "linear", "--op", "dsd"], "no case of linear has op"),
+        (["--suite", "hoper"], "cpu, portable, patterns, hopper, overhead"),
+    ],
+)
+def test_what_cannot_be_selected(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("bench", "--device", "cpu", *arguments) == 2
+    error = " ".join(capsys.readouterr().err.replace("\u2502", " ").split())
+    assert said in error

@@ -1,0 +1,62 @@
+"""How large the cases of the hopper suite are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["H200", "SMALL", "Extents"]
+
+
+@dataclass(frozen=True)
+class Extents:
+    """How large the cases of the hopper suite are.
+
+    Attributes:
+        products: m = n = k of the headline products.
+        dtypes: likewise where dtypes are compared.
+        patterns: likewise where patterns are compared.
+        layers: ``(out, in)`` of the linear layers.
+        heaviest: of one more layer, whose values exceed 100 MB on a GPU.
+        tokens: rows of a layer's input.
+        few_tokens: likewise where reading the values is what takes time.
+        experts: ``(tokens, hidden, ffn, experts)`` of the block-diagonal products.
+    """
+
+    products: tuple[int, ...]
+    dtypes: int
+    patterns: int
+    layers: tuple[tuple[int, int], ...]
+    heaviest: tuple[int, int]
+    tokens: tuple[int, ...]
+    few_tokens: tuple[int, ...]
+    experts: tuple[tuple[int, int, int, int], ...]
+
+
+H200 = Extents(
+    products=(4096, 8192),
+    dtypes=4096,
+    patterns=8192,
+    layers=((4096, 4096), (11008, 4096), (4096, 11008), (14336, 4096)),
+    heaviest=(16384, 16384),
+    tokens=(256, 4096, 16384),
+    few_tokens=(1, 8, 16, 32),
+    # Those of MegaBlocks' matmul_benchmark.py.
+    experts=(
+        (65536, 512, 2048, 64),
+        (32768, 768, 3072, 64),
+        (8192, 1024, 4096, 64),
+        (8192, 4096, 16384, 4),
+    ),
+)
+
+SMALL = Extents(
+    products=(512,),
+    dtypes=512,
+    patterns=512,
+    layers=((512, 640),),
+    heaviest=(1024, 1024),
+    tokens=(64,),
+    few_tokens=(1, 8),
+    experts=((256, 64, 128, 2),),
+)
+"""What a CPU does in seconds: it shows that the suite works, and says nothing about Hopper."""

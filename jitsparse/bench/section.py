@@ -1,0 +1,96 @@
+"""A table to be: its cases, how one of them is measured, and how the figures are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from jitsparse.bench.report import Table
+
+__all__ = ["Outcome", "Section"]
+
+
+class Described(Protocol):
+    """What a section needs to know of a case."""
+
+    @property
+    def facts(self) -> Mapping[str, object]:
+        """What tells the case from others: column to value."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What measuring a case gave.
+
+    Attributes:
+        rows: of the table; the facts stand left of ``us``, our time, the figures right of it.
+        about: what the absences are of.
+        absent: contestant to the reason why it has no figures.
+    """
+
+    rows: Sequence[dict[str, Any]]
+    about: str = ""
+    absent: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Section:
+    """Cases that make one table.
+
+    Attributes:
+        name: what selects it.
+        title: of the table.
+        cases: what is measured, in the order of the rows.
+        measure: a case and the rough seconds to spend on it, to its outcome.
+        notes: what the figures mean.
+        views: ``(column, across)`` of each pivot that shows the section, all rows if there is none.
+    """
+
+    name: str
+    title: str
+    cases: Sequence[Described]
+    measure: Callable[[Any, float], Outcome]
+    notes: Sequence[str] = ()
+    views: Sequence[tuple[str, str]] = ()
+
+    def narrowed(self, wanted: Mapping[str, Collection[object]]) -> Section:
+        """The cases all of whose facts are among the wanted ones; a fact it lacks is not."""
+        kept = [
+            case
+            for case in self.cases
+            if all(case.facts.get(name) in values for name, values in wanted.items())
+        ]
+        return replace(self, cases=kept)
+
+    def table(
+        self, *, seconds: float, on_case: Callable[[int, str], None] = lambda done, label: None
+    ) -> Table:
+        """Measure the cases and write them down, the ones that we lose too.
+
+        Args:
+            seconds: rough time for each, compiling not counted.
+            on_case: called before each with how many are done and what it is.
+        """
+        rows: list[dict[str, Any]] = []
+        missing: dict[tuple[str, str], set[str]] = {}
+        for done, case in enumerate(self.cases):
+            on_case(done, " ".join(map(str, case.facts.values())))
+            outcome = self.measure(case, seconds)
+            rows += outcome.rows
+            for name, reason in outcome.absent.items():
+                missing.setdefault((name, reason), set()).add(outcome.about)
+        # A column that no row fills says less than the note below the table.
+        columns = [name for name in rows[0] if any(row[name] is not None for row in rows)]
+        notes = [
+            f"{name} is absent from {', '.join(sorted(about))}: {reason}."
+            for (name, reason), about in missing.items()
+        ]
+        return Table(self.title, columns, rows, [*self.notes, *notes])
+
+    def shown(self, table: Table) -> list[Table]:
+        """The views of the section's table, of those columns that have figures."""
+        views = [
+            table.pivot(value, across) for value, across in self.views if value in table.columns
+        ]
+        return views

@@ -1,0 +1,121 @@
+"""The hopper suite: every section has the cases it is for, and each of them can be measured."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from jitsparse.bench.extents import H200, SMALL, Extents
+from jitsparse.bench.hopper import hopper
+from jitsparse.bench.section import Outcome, Section
+
+CPU = torch.device("cpu")
+
+TINY = Extents(
+    products=(256,),
+    dtypes=256,
+    patterns=256,
+    layers=((256, 128),),
+    heaviest=(256, 256),
+    tokens=(16,),
+    few_tokens=(1, 8),
+    experts=((256, 64, 128, 2),),
+)
+
+
+def sections(extents: Extents, device: torch.device = CPU) -> dict[str, Section]:
+    return {section.name: section for section in hopper(device, extents)}
+
+
+def facts(section: Section, name: str) -> set[object]:
+    return {case.facts[name] for case in section.cases}
+
+
+def test_sections_hold_what_is_asked_of_the_kernels() -> None:
+    suite = sections(H200)
+    count = {name: len(section.cases) for name, section in suite.items()}
+    sizes, densities, blocks = 2, 3, 4
+    assert count == {
+        "products": (2 + 2 + 4) * sizes * densities * blocks,
+        "float32": 3 * 2 * (2 + 3),
+        "patterns": 3 * 3 * 5,
+        "experts": 4 * 3,
+        "f16": 3 * blocks * 2,
+        "skew": (2 + 2 + 1) * 3 * 2,
+        "linear": 4 * 3 * 2,
+        "tokens": 5 * 3 * 3,
+        "epilogue": 4 * 3 * 2,
+    }
+    layouts = {(case.facts["op"], case.facts["layout"]) for case in suite["products"].cases}
+    assert layouts == {
+        *(("dsd", layout) for layout in ("nn", "tn")),
+        *(("dds", layout) for layout in ("nn", "nt")),
+        *(("sdd", layout) for layout in ("nn", "nt", "tn", "tt")),
+    }
+    assert facts(suite["products"], "dtype") == {"bf16"}
+    assert facts(suite["float32"], "dtype") == {"f32", "tf32"}
+    assert facts(suite["linear"], "tokens") == {"256", "4096", "16384"}
+    assert facts(suite["tokens"], "tokens") == {"1, 8, 16, 32"}
+    assert "65536x131072x512" in facts(suite["experts"], "size")
+
+
+def test_one_layer_has_more_than_100_mb_of_values() -> None:
+    rows, cols = H200.heaviest
+    assert rows * cols * 0.5 * torch.bfloat16.itemsize > 100e6
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("name", list(sections(TINY)))
+def test_a_case_of_each_section_gives_its_figures(name: str, device: str) -> None:
+    whole = sections(TINY, torch.device(device))[name]
+    blocks = {"experts": "128x128"}
+    section = whole.narrowed({"block": {blocks.get(name, "64x64")}, "density": {0.25, 0.5}})
+    section.cases[1:] = []  # type: ignore[index]
+    labels: list[tuple[int, str]] = []
+    table = section.table(seconds=0.0, on_case=lambda *label: labels.append(label))
+    assert len(labels) == 1
+    assert table.title == section.title
+    assert table.rows
+    for value, across in section.views:
+        assert across in table.columns
+        # Peers of a section may be missing on a CPU; its own figures may not.
+        if "torch" not in value and "stk" not in value:
+            assert value in table.columns
+    for view in section.shown(table):
+        assert view.rows
+    for row in table.rows:
+        assert row["us"] > 0
+
+
+def test_narrowing_selects_by_facts() -> None:
+    section = sections(SMALL)["products"].narrowed({"block": {"32x32"}, "op": {"dsd", "sdd"}})
+    assert facts(section, "op") == {"dsd", "sdd"}
+    assert facts(section, "block") == {"32x32"}
+    assert not sections(SMALL)["linear"].narrowed({"op": {"dsd"}}).cases
+
+
+def test_tuning_invites_one_more() -> None:
+    (section,) = (s for s in hopper(CPU, TINY, torch_tuned=True) if s.name == "products")
+    section = section.narrowed({"op": {"sdd"}, "layout": {"nn"}, "block": {"64x64"}})
+    table = section.table(seconds=0.0)
+    assert any(note.startswith("torch BSR tuned is absent") for note in table.notes)
+
+
+def test_absences_are_said_once() -> None:
+    row = {"what": "x", "us": 1.0, "never": None}
+    outcomes = iter(
+        [
+            Outcome([row], "dsd f32", {"peer": "no"}),
+            Outcome([row], "sdd f32", {"peer": "no"}),
+            Outcome([row], "sdd f32", {"peer": "why"}),
+        ]
+    )
+    small = sections(TINY)["linear"].cases[0]
+    section = Section("s", "title", [small] * 3, lambda case, seconds: next(outcomes), ["a note"])
+    table = section.table(seconds=0.0)
+    assert table.columns == ["what", "us"]
+    assert table.notes == [
+        "a note",
+        "peer is absent from dsd f32, sdd f32: no.",
+        "peer is absent from sdd f32: why.",
+    ]
