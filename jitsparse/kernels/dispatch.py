@@ -71,7 +71,7 @@ def _select(key: Key) -> Any:
     from jitsparse import jit
 
     problem, device = problem_of(key), key[1]
-    choice = choose(problem, registry.target_of(problem.device, device))
+    choice = choose(problem, registry.target_of(problem.device, device), device)
     variant = choice.candidate.variant
     known = device, variant.name
     command = registry.warmup_command(problem)
@@ -92,11 +92,21 @@ def _select(key: Key) -> Any:
     return kernel
 
 
-def choose(problem: Problem, target: str) -> Choice:
-    """The variant for a problem, by pin, tuned table or the families' preference."""
+def choose(problem: Problem, target: str, index: int = -1) -> Choice:
+    """The variant for a problem, by pin, tuned table or the families' preference.
+
+    Args:
+        problem: the facts of a call.
+        target: what to compile for.
+        index: of the GPU that the call runs on; by default the current one.
+    """
     from jitsparse import jit
 
-    return jit.choose(registry.candidates(problem, target), problem=problem.name)
+    offered = registry.candidates(problem, target)
+    if problem.device == "cuda" and not torch.cuda.is_available():
+        return jit.choose(offered)  # another machine's choice is asked for: no table is its own
+    machine = registry.machine_of(problem.device, index)
+    return jit.choose(offered, problem=problem.name, machine=machine)
 
 
 @functools.cache

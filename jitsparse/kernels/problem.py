@@ -51,6 +51,16 @@ class Problem:
             f".r{self.rows}.c{self.cols}.z{self.nnz}.e{self.extent}.x{self.batch}"
         )
 
+    def describe(self) -> str:
+        """Two lines for people."""
+        block = "x".join(map(str, self.block))
+        return (
+            f"{self.op} on {self.device}, {self.dtype}, blocks of {block}, layout {self.layout}, "
+            f"{'' if self.aligned else 'not '}16-byte aligned\n"
+            f"rows <= {self.rows}, cols <= {self.cols}, blocks <= {self.nnz}, "
+            f"{'k' if self.op == 'sdd' else 'n'} <= {self.extent}, batch <= {self.batch}"
+        )
+
 
 def typical_problem(
     op: str, device: str, dtype: str, block: int, layout: str, extent: int = 4096
