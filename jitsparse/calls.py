@@ -213,22 +213,13 @@ def sample(problem: Problem, device: torch.device | None = None, *, seed: int = 
         call = catch(problem.op, *operands)
     finally:
         torch.set_float32_matmul_precision(before)
-    made, asked = call.problem, _rounded(problem)
+    made, asked = call.problem, problem.rounded()
     if replace(made, aligned=asked.aligned) != asked:
         raise ArgumentError(
             f"no call on contiguous operands has the problem {asked.name}; the nearest is "
             f"{made.name}. Give the operation and the operands of the call instead"
         )
     return call
-
-
-def _rounded(problem: Problem) -> Problem:
-    """With the sizes of its size class, as dispatch sees it."""
-    sizes = {
-        name: 1 << (getattr(problem, name) - 1).bit_length()
-        for name in ("rows", "cols", "nnz", "extent", "batch")
-    }
-    return replace(problem, **sizes)
 
 
 def _is_operand(argument: object) -> bool:

@@ -154,10 +154,15 @@ def tune(
     return tuning
 
 
-def contestants(call: calls.Call) -> list[Candidate]:
-    """The variants that are legal for a call, in order of preference."""
-    target = registry.target_of(call.problem.device, call.index)
-    return [each for each in registry.candidates(call.problem, target) if each.refused is None]
+def contestants(problem: Problem, index: int = -1) -> list[Candidate]:
+    """The variants that are legal for a problem, in order of preference.
+
+    Args:
+        problem: with rounded sizes, as those of calls are.
+        index: of the GPU that it runs on; by default the current one.
+    """
+    target = registry.target_of(problem.device, index)
+    return [each for each in registry.candidates(problem, target) if each.refused is None]
 
 
 @torch.no_grad()
@@ -170,7 +175,7 @@ def tune_call(call: calls.Call, *, seconds: float = 1.0, jobs: int | None = None
     target = registry.target_of(problem.device, index)
     machine = registry.machine_of(problem.device, index)
     choice = dispatch.choose(problem, target, index)
-    legal = contestants(call)
+    legal = contestants(problem, index)
     kernels, failures = _compiled(legal, jobs)
     kernels = _right(call, kernels, failures)
     if not kernels:

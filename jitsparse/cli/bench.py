@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from jitsparse.bench.report import header
 from jitsparse.cli.console import print_json, print_table, read_device, split, stderr, stdout
+from jitsparse.cli.options import one_of, read_density, read_size
 
 __all__ = ["command"]
 
@@ -38,6 +39,7 @@ def command(
     Options may be repeated and may hold several values between commas; every combination is
     measured. With --suite they replace that part of the suite.
     """
+    from jitsparse.bench.cases import DTYPES, OPERATIONS, PATTERNS
     from jitsparse.bench.overhead import overhead_table
     from jitsparse.bench.products import SUITES, Axes, cases, product_table
     from jitsparse.kernels.registry import parse_block_size
@@ -70,12 +72,12 @@ def command(
             densities=(0.25,),
         )
         chosen: dict[str, Any] = {
-            "ops": split(op, _one_of("op")),
-            "dtypes": split(dtype, _one_of("dtype")),
+            "ops": split(op, one_of(OPERATIONS)),
+            "dtypes": split(dtype, one_of(tuple(DTYPES))),
             "blocks": split(block_size, parse_block_size),
-            "sizes": split(size, _size),
-            "densities": split(density, _density),
-            "patterns": split(pattern, _one_of("pattern")),
+            "sizes": split(size, read_size),
+            "densities": split(density, read_density),
+            "patterns": split(pattern, one_of(PATTERNS)),
         }
         chosen = {name: values for name, values in chosen.items() if values}
         grids = SUITES[suite] if suite else (default,)
@@ -110,30 +112,3 @@ def command(
         print_table(view.rows, view.columns, title=view.title)
         for note in view.notes:
             console.print(note, soft_wrap=True)
-
-
-def _one_of(what: str) -> Any:
-    from jitsparse.bench.cases import DTYPES, OPERATIONS, PATTERNS
-
-    legal = {"op": OPERATIONS, "dtype": tuple(DTYPES), "pattern": PATTERNS}[what]
-
-    def read(text: str) -> str:
-        if text not in legal:
-            raise ValueError(f"not one of {', '.join(legal)}")
-        return text
-
-    return read
-
-
-def _size(text: str) -> tuple[int, ...]:
-    sides = tuple(int(side) for side in text.lower().split("x"))
-    if len(sides) not in (1, 3) or min(sides) < 1:
-        raise ValueError("a size is m = n = k, or MxNxK, each at least 1")
-    return sides * 3 if len(sides) == 1 else sides
-
-
-def _density(text: str) -> float:
-    density = float(text)
-    if not 0 < density <= 1:
-        raise ValueError("a density is above 0 and at most 1")
-    return density

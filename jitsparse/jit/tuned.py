@@ -153,6 +153,8 @@ def export(
         "entries": dict(sorted(entries.items())),
     }
     _write(path, content)
+    _shipped.cache_clear()  # it may be one of those files
+    config.bump()
     return len(entries)
 
 
