@@ -248,7 +248,7 @@ def test_an_unaligned_call_does_not_use_what_needs_alignment(
 
 
 def test_each_device_has_its_own_table(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CPU problem belongs to the processor, with GPUs too, and any other to the GPU it runs on."""
+    """A CPU problem belongs to the processor, with GPUs too; any other to the GPU it runs on."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     names = {None: "NVIDIA A", 0: "NVIDIA A", 1: "NVIDIA B"}
     monkeypatch.setattr(targets, "cuda_name", lambda device=None: names[device])

@@ -57,7 +57,7 @@ def command(
     where = read_device(device)
     on_gpu = where.type == "cuda"
     asked = (op, dtype, block_size, size, density, layout)
-    problems = list(
+    problems = dict.fromkeys(
         _problems(
             where.type,
             split(op, one_of(registry.OPS)) or registry.OPS,

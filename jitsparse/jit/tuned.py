@@ -98,6 +98,7 @@ def record(
         "variant": variant,
         "seconds": dict(seconds),
     }
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     _write(path, content)
     config.bump()
     return Record(problem, variant, path, False, dict(seconds), driver)
@@ -152,6 +153,7 @@ def export(
         "commit": commit,
         "entries": dict(sorted(entries.items())),
     }
+    path.parent.mkdir(parents=True, exist_ok=True)
     _write(path, content)
     _shipped.cache_clear()  # it may be one of those files
     config.bump()
@@ -159,7 +161,6 @@ def export(
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = path.with_name(f".{uuid.uuid4().hex}")
     try:
         temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
