@@ -303,6 +303,26 @@ def test_with_jit_off_every_variant_must_be_cached(cache: Path, clock: dict[str,
     assert explain().alternatives[-1] in str(caught.value)
 
 
+@pytest.mark.parametrize("setting", [{"jit": "off"}, {"cxx": "/nonexistent/g++"}])
+def test_a_winner_that_cannot_be_had_is_passed_over(
+    setting: dict[str, Any], cache: Path, tmp_path: Path
+) -> None:
+    """Warm-up compiles what the families choose, and a machine may have no compiler."""
+    found = explain()
+    winner = found.alternatives[-1]
+    with config.override(cache_dir=tmp_path / "warm", cache_path=[]):
+        compile_variants([Variant.parse(found.variant)])
+        tuned.record(found.problem.name, registry.machine_of("cpu"), winner, {})
+        assert explain().variant == winner
+        with config.override(**setting):
+            after = explain()
+            assert (after.variant, after.source) == (found.variant, "heuristic")
+            assert (after.tuned, after.cached) == (winner, True)
+            assert f"tuned     {winner}, refused: it is not cached" in str(after)
+            a, x = operands()
+            torch.testing.assert_close(js.dsd(a, x), a.to_dense() @ x)
+
+
 def test_trying_is_not_recorded_as_use(
     cache: Path, clock: dict[str, float], tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -106,7 +107,13 @@ def choose(problem: Problem, target: str, index: int = -1) -> Choice:
     if problem.device == "cuda" and not torch.cuda.is_available():
         return jit.choose(offered)  # another machine's choice is asked for: no table is its own
     machine = registry.machine_of(problem.device, index)
-    return jit.choose(offered, problem=problem.name, machine=machine)
+    choice = jit.choose(offered, problem=problem.name, machine=machine)
+    chosen = choice.candidate
+    if choice.source == "tuned" and not jit.obtainable(chosen.template, chosen.variant):
+        # A preference must not fail where the families' choice, which warm-up compiles, is cached.
+        why = "it is not cached and cannot be compiled here"
+        return replace(jit.choose(offered), tuned=choice.tuned, not_tuned=why)
+    return choice
 
 
 @functools.cache
