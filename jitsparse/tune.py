@@ -177,11 +177,13 @@ def tune_call(call: calls.Call, *, seconds: float = 1.0, jobs: int | None = None
     choice = dispatch.choose(problem, target, index)
     legal = contestants(problem, index)
     kernels, failures = _compiled(legal, jobs)
-    kernels = _right(call, kernels, failures)
-    if not kernels:
-        reasons = "\n".join(f"  {name}: {reason}" for name, reason in failures.items())
-        raise LaunchError(f"no variant of {problem.name} can be used:\n{reasons}")
-    timings, estimates = _timed(call, kernels, seconds)
+    # Clocks read the current GPU; an index of -1 changes nothing.
+    with torch.cuda.device(index):
+        kernels = _right(call, kernels, failures)
+        if not kernels:
+            reasons = "\n".join(f"  {name}: {reason}" for name, reason in failures.items())
+            raise LaunchError(f"no variant of {problem.name} can be used:\n{reasons}")
+        timings, estimates = _timed(call, kernels, seconds)
     taken = estimates | {name: timing.median for name, timing in timings.items()}
     heuristic = legal[0].variant.name
     winner = _winner(timings, heuristic)
