@@ -28,6 +28,7 @@ from jitsparse.functional import dds, dsd, linear, sdd
 from jitsparse.jit import cache_info, clear_cache, pin
 from jitsparse.pattern import Pattern
 from jitsparse.sparse import BlockSparse, random
+from jitsparse.tune import tune
 from jitsparse.warmup import warmup
 
 __version__ = "0.1.0"
@@ -55,5 +56,6 @@ __all__ = [
     "pin",
     "random",
     "sdd",
+    "tune",
     "warmup",
 ]

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-
-from jitsparse import functional, ops
-from jitsparse.errors import ArgumentError
+from jitsparse import calls
 from jitsparse.kernels import dispatch, registry
 from jitsparse.kernels.problem import Problem
 
@@ -32,6 +28,12 @@ class Explanation:
         path: directory of its cache entry, present or not.
         cached: whether a valid entry is there.
         compile_seconds: how long it took to compile; None if it never was.
+        tuned: variant that the tuned table names for the problem, if it has an entry and no pin
+            decides.
+        tuned_in: file that holds the entry.
+        not_tuned: why that variant does not run, if it does not.
+        tuned_seconds: what variants took when the problem was tuned; tables that come with
+            jitsparse do not say.
     """
 
     problem: Problem
@@ -44,27 +46,36 @@ class Explanation:
     path: str
     cached: bool
     compile_seconds: float | None
+    tuned: str | None = None
+    tuned_in: str | None = None
+    not_tuned: str | None = None
+    tuned_seconds: Mapping[str, float] | None = None
 
     def __str__(self) -> str:
-        problem = self.problem
-        block = "x".join(map(str, problem.block))
         seconds = "" if self.compile_seconds is None else f" (took {self.compile_seconds:.1f} s)"
-        sizes = (
-            f"rows <= {problem.rows}, cols <= {problem.cols}, blocks <= {problem.nnz}, "
-            f"{'k' if problem.op == 'sdd' else 'n'} <= {problem.extent}, batch <= {problem.batch}"
-        )
+        facts, sizes = self.problem.describe().splitlines()
         lines = [
-            f"problem   {problem.op} on {problem.device}, {problem.dtype}, blocks of {block}, "
-            f"layout {problem.layout}, {'' if problem.aligned else 'not '}16-byte aligned",
+            f"problem   {facts}",
             f"          {sizes}",
-            f"variant   {self.variant}",
+            f"variant   {self.variant}{self._measured(self.variant)}",
             f"why       {self.source}: {self.reason}",
+        ]
+        if self.not_tuned is not None:
+            lines.append(f"tuned     {self.tuned}, refused: {self.not_tuned}")
+        if self.tuned_in is not None:
+            lines.append(f"table     {self.tuned_in}")
+        lines += [
             f"compiled  {'yes' if self.cached else 'no'}{seconds}",
             f"cache     {self.path}",
         ]
-        lines += [f"legal     {name}" for name in self.alternatives]
+        lines += [f"legal     {name}{self._measured(name)}" for name in self.alternatives]
         lines += [f"refused   {name}: {reason}" for name, reason in self.refused]
         return "\n".join(lines)
+
+    def _measured(self, variant: str) -> str:
+        """What a variant took when the problem was tuned, if that is known."""
+        seconds = (self.tuned_seconds or {}).get(variant)
+        return "" if seconds is None else f"  ({1e6 * seconds:.1f} us when tuned)"
 
 
 def explain(
@@ -90,24 +101,19 @@ def explain(
         'nn'
     """
     if isinstance(op, Problem):
-        problem, device = op, -1
+        problem, index = op, -1
     else:
-        if op not in (*registry.OPS, "linear"):
-            raise ArgumentError(f"no operation {op!r}; there are {', '.join(registry.OPS)}, linear")
-        with torch.no_grad(), _Watch() as watch:
-            getattr(functional, op)(*operands, **options)
-        if watch.key is None:
-            raise ArgumentError(f"this {op} runs no kernel: its output or its pattern is empty")
-        problem, device = dispatch.problem_of(watch.key), watch.key[1]
-    where = registry.target_of(problem.device, device) if target is None else target
-    return _explain(problem, where)
+        call = calls.catch(op, *operands, **options)
+        problem, index = call.problem, call.index
+    where = registry.target_of(problem.device, index) if target is None else target
+    return _explain(problem, where, index)
 
 
-def _explain(problem: Problem, target: str) -> Explanation:
+def _explain(problem: Problem, target: str, index: int) -> Explanation:
     from jitsparse import jit
 
-    choice = dispatch.choose(problem, target)
-    chosen = choice.candidate
+    choice = dispatch.choose(problem, target, index)
+    chosen, tuned = choice.candidate, choice.tuned
     entry = jit.describe(chosen.template, chosen.variant)
     return Explanation(
         problem=problem,
@@ -128,41 +134,8 @@ def _explain(problem: Problem, target: str) -> Explanation:
         path=str(entry.path),
         cached=entry.cached,
         compile_seconds=entry.compile_seconds,
+        tuned=None if tuned is None else tuned.variant,
+        tuned_in=None if tuned is None else str(tuned.path),
+        not_tuned=choice.not_tuned,
+        tuned_seconds=None if tuned is None else tuned.seconds,
     )
-
-
-class _Watch(TorchDispatchMode):
-    """Stands where a kernel would run: keeps the key of the call, computes nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.key: dispatch.Key | None = None
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        run = _RUN.get(func)
-        if run is None:
-            return func(*args, **(kwargs or {}))
-        return run(*args, find=self._find)
-
-    def _find(self, key: dispatch.Key) -> _NoKernel:
-        self.key = key
-        return _NoKernel()
-
-
-class _NoKernel:
-    """Does nothing, successfully."""
-
-    def pack(self, *words: int) -> bytes:
-        return b""
-
-    def launch(self, words: bytes) -> int:
-        return 0
-
-
-_RUN: dict[Callable[..., Any], Callable[..., Any]] = {
-    ops.dsd_op: dispatch.dsd,
-    ops.dds_op: dispatch.dds,
-    ops.sdd_op: dispatch.sdd,
-}

@@ -1,7 +1,8 @@
-"""What is installed: every template and header, and nothing that was compiled."""
+"""What is installed: every template, header and tuned table, and nothing that was compiled."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import zipfile
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import jitsparse
+from jitsparse.jit import tuned
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "jitsparse"
@@ -39,6 +41,18 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     (built,) = out.glob("*.whl")
     return built
+
+
+def test_wheel_holds_the_tuned_tables(wheel: Path) -> None:
+    """Those of the sources, each named as its machine is looked up."""
+    wanted = {path.relative_to(ROOT).as_posix() for path in (PACKAGE / "tuned").glob("*.json")}
+    with zipfile.ZipFile(wheel) as archive:
+        held = {name for name in archive.namelist() if name.startswith("jitsparse/tuned/")}
+        assert held == wanted
+        for name in held:
+            table = json.loads(archive.read(name))
+            assert table["format"] == tuned.FORMAT
+            assert Path(name).stem == tuned._slug(table["machine"])
 
 
 def test_wheel_is_pure(wheel: Path) -> None:

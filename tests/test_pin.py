@@ -8,6 +8,7 @@ import pytest
 
 from jitsparse.errors import ConfigError, PinError, UnsupportedProblem
 from jitsparse.jit import Candidate, Template, Variant, choose, config, declare_ops, pin, tuned
+from jitsparse.jit.targets import cpu_name
 
 TEMPLATE = Template("none", Path("none"), "cuda", (), 0, lambda variant: {})
 
@@ -76,7 +77,7 @@ def test_a_pin_for_something_else_does_not_apply(pins: str) -> None:
 
 def test_precedence(cache_dir: Path) -> None:
     """Argument > context > environment > tuned table > heuristic."""
-    tuned.record("a problem", {SMALL: 2.0, SIMPLE: 1.0})
+    tuned.record("a problem", cpu_name(), SIMPLE, {SMALL: 2.0, SIMPLE: 1.0})
     everything = candidates()
     assert choose(everything).source == "heuristic"
     found = choose(everything, problem="a problem")
@@ -161,9 +162,27 @@ def test_a_pin_on_a_problem_without_legal_candidates_is_a_pin_error() -> None:
         choose(refused)
 
 
-def test_a_tuned_variant_that_is_gone_is_ignored(cache_dir: Path) -> None:
-    tuned.record("a problem", {"mul.old.sm90a.bf16.b32x32": 1.0})
-    assert choose(candidates(), problem="a problem").source == "heuristic"
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("mul.old.sm90a.bf16.b32x32", "no variant of that name"), (REFUSED, "260 KB of shared")],
+)
+def test_a_tuned_variant_that_is_gone_or_illegal_is_passed_over(
+    name: str, why: str, cache_dir: Path
+) -> None:
+    tuned.record("a problem", "a machine", name, {name: 1.0})
+    choice = choose(candidates(), problem="a problem", machine="a machine")
+    assert (choice.candidate.variant.name, choice.source) == (FAST, "heuristic")
+    assert choice.tuned is not None
+    assert choice.tuned.variant == name
+    assert choice.not_tuned is not None
+    assert why in choice.not_tuned
+
+
+def test_the_tuned_table_is_that_of_the_machine(cache_dir: Path) -> None:
+    tuned.record("a problem", "a machine", SIMPLE, {})
+    assert choose(candidates(), problem="a problem", machine="a machine").source == "tuned"
+    assert choose(candidates(), problem="a problem", machine="another").tuned is None
+    assert choose(candidates(), machine="a machine").tuned is None
 
 
 def test_an_override_of_an_unknown_setting_is_an_error() -> None:

@@ -15,7 +15,7 @@ PUBLIC = {
     *("JitsparseError", "LaunchError", "Pattern", "PatternError", "PinError"),
     *("ToolchainError", "UnsupportedProblem"),
     *("cache_info", "clear_cache", "dds", "dsd", "explain", "linear", "nn", "pin", "random"),
-    *("sdd", "warmup"),
+    *("sdd", "tune", "warmup"),
 }
 
 
@@ -26,10 +26,11 @@ def test_all_is_what_is_promised() -> None:
 
 
 def test_names_stay_functions_whatever_is_imported() -> None:
-    """Two functions share their name with the module that defines them."""
-    for name in ("jitsparse.explain", "jitsparse.warmup", "jitsparse.cli"):
+    """Three functions share their name with the module that defines them."""
+    for name in ("jitsparse.explain", "jitsparse.tune", "jitsparse.warmup", "jitsparse.cli"):
         importlib.import_module(name)
     assert inspect.isfunction(js.explain)
+    assert inspect.isfunction(js.tune)
     assert inspect.isfunction(js.warmup)
 
 
@@ -55,7 +56,7 @@ def test_everything_public_is_documented() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["", ".pattern", ".sparse", ".functional", ".nn.linear", ".explain", ".warmup"],
+    ["", ".pattern", ".sparse", ".functional", ".nn.linear", ".explain", ".tune", ".warmup"],
 )
 def test_examples_run(module: str) -> None:
     loaded = importlib.import_module(f"jitsparse{module}")

@@ -21,7 +21,14 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Timing", "copies_beyond_l2", "interleave", "interleave_host", "sleep_cycles"]
+__all__ = [
+    "Timing",
+    "copies_beyond_l2",
+    "estimate",
+    "interleave",
+    "interleave_host",
+    "sleep_cycles",
+]
 
 Call = Callable[[int], object]
 """A contestant: told which copy of its inputs to use."""
@@ -99,6 +106,13 @@ def interleave(
             count = counts[name]
             samples[name].append(sample(call, count, turn * count, hosts[name]))
     return {name: Timing(tuple(taken)) for name, taken in samples.items()}
+
+
+def estimate(call: Call, device: torch.device) -> float:
+    """Seconds of a call that has run before, roughly: the least of three."""
+    sample = _sample_cuda if device.type == "cuda" else _sample_cpu
+    host = _host_seconds(call, 0)
+    return min(sample(call, 1, i, host) for i in range(3))
 
 
 def copies_beyond_l2(bytes_each: int, device: torch.device) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import typer
 
-from jitsparse.cli import bench, cache, demo, explain, listing, warmup
+from jitsparse.cli import bench, cache, demo, explain, listing, tune, warmup
 from jitsparse.errors import JitsparseError
 
 __all__ = ["app", "main"]
@@ -27,6 +27,7 @@ app.command("demo")(demo.command)
 app.command("warmup")(warmup.command)
 app.command("list")(listing.command)
 app.command("explain")(explain.command)
+app.command("tune")(tune.command)
 app.add_typer(cache.app, name="cache")
 app.command("bench")(bench.command)
 

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from jitsparse.bench.report import Table, header
 from jitsparse.cli.console import print_json, print_table, read_device, split, stderr, stdout
+from jitsparse.cli.options import one_of, read_density, read_size
 
 if TYPE_CHECKING:
     from jitsparse.bench.section import Section
@@ -59,6 +60,8 @@ def command(
     measure more than products, they select among its cases. That suite is one of large sizes on
     CUDA, and one of small sizes, which only shows that it works, on a CPU.
     """
+    from jitsparse.bench.cases import DTYPES, LAYOUTS, OPERATIONS
+    from jitsparse.bench.patterns import PATTERNS
     from jitsparse.bench.suites import GRIDS
     from jitsparse.kernels.registry import parse_block_size
 
@@ -69,13 +72,13 @@ def command(
     if section and suite != "hopper":
         raise typer.BadParameter("--section selects from --suite hopper, which was not asked for")
     chosen: dict[str, Any] = {
-        "ops": split(op, _one_of("op")),
-        "layouts": split(layout, _one_of("layout")),
-        "dtypes": split(dtype, _one_of("dtype")),
+        "ops": split(op, one_of(OPERATIONS)),
+        "layouts": split(layout, one_of(LAYOUTS)),
+        "dtypes": split(dtype, one_of(tuple(DTYPES))),
         "blocks": split(block_size, parse_block_size),
-        "sizes": split(size, _size),
-        "densities": split(density, _density),
-        "patterns": split(pattern, _one_of("pattern")),
+        "sizes": split(size, read_size),
+        "densities": split(density, read_density),
+        "patterns": split(pattern, one_of(PATTERNS)),
     }
     chosen = {name: values for name, values in chosen.items() if values}
     sections = []
@@ -216,36 +219,3 @@ def _print(views: Sequence[Table], table: Table, markdown: bool) -> None:
         print_table(view.rows, view.columns, title=view.title)
         for note in view.notes:
             console.print(note, soft_wrap=True)
-
-
-def _one_of(what: str) -> Any:
-    from jitsparse.bench.cases import DTYPES, LAYOUTS, OPERATIONS
-    from jitsparse.bench.patterns import PATTERNS
-
-    legal = {
-        "op": OPERATIONS,
-        "layout": LAYOUTS,
-        "dtype": tuple(DTYPES),
-        "pattern": PATTERNS,
-    }[what]
-
-    def read(text: str) -> str:
-        if text not in legal:
-            raise ValueError(f"not one of {', '.join(legal)}")
-        return text
-
-    return read
-
-
-def _size(text: str) -> tuple[int, ...]:
-    sides = tuple(int(side) for side in text.lower().split("x"))
-    if len(sides) not in (1, 3) or min(sides) < 1:
-        raise ValueError("a size is m = n = k, or MxNxK, each at least 1")
-    return sides * 3 if len(sides) == 1 else sides
-
-
-def _density(text: str) -> float:
-    density = float(text)
-    if not 0 < density <= 1:
-        raise ValueError("a density is above 0 and at most 1")
-    return density

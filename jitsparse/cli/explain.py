@@ -35,7 +35,7 @@ def command(
     from jitsparse.explain import explain
     from jitsparse.jit import config
     from jitsparse.kernels import registry
-    from jitsparse.kernels.problem import Problem
+    from jitsparse.kernels.problem import product_problem
 
     for what, value, legal in (
         ("op", op, registry.OPS),
@@ -51,18 +51,8 @@ def command(
     if len(targets) > 1:
         raise typer.BadParameter(f"explain takes one target, got {', '.join(targets)}")
     where = _device(device, targets)
-    # The matrix as it is read, then as it is stored.
-    rows, cols = {"dsd": (m, k), "dds": (k, n), "sdd": (m, n)}[op]
-    sparse_letter = {"dsd": layout[0], "dds": layout[1], "sdd": "n"}[op]
-    if sparse_letter == "t":
-        rows, cols = cols, rows
-    extent = {"dsd": n, "dds": m, "sdd": k}[op]
-    grid = -(-rows // block[0]) * -(-cols // block[1])
-    sizes = (rows, cols, max(1, round(density * grid)), extent, 1)
-    # As a call's sizes are: rounded up to powers of two.
-    rounded = (1 << (size - 1).bit_length() for size in sizes)
-    problem = Problem(op, where, dtype, block, layout, aligned, *rounded)
-    explanation = explain(problem, target=targets[0] if targets else None)
+    problem = product_problem(op, where, dtype, block, layout, (m, n, k), density, aligned)
+    explanation = explain(problem.rounded(), target=targets[0] if targets else None)
     print_json(asdict(explanation)) if as_json else print(explanation)
 
 

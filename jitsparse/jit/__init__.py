@@ -44,7 +44,7 @@ from typing import Any
 from jitsparse.jit import cache as _cache
 from jitsparse.jit.cache import Cache
 from jitsparse.jit.entry import Entry
-from jitsparse.jit.kernel import Description, Kernel, compile_only, describe, load
+from jitsparse.jit.kernel import Description, Kernel, compile_only, describe, load, obtainable
 from jitsparse.jit.selection import Candidate, Choice, choose, declare_ops, pin
 from jitsparse.jit.targets import cpu_target, cuda_target
 from jitsparse.jit.template import Template
@@ -68,6 +68,7 @@ __all__ = [
     "declare_ops",
     "describe",
     "load",
+    "obtainable",
     "pin",
 ]
 

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from jitsparse.errors import LaunchError, ToolchainError
 from jitsparse.jit import cache as caches
-from jitsparse.jit import config, progress
+from jitsparse.jit import config, progress, toolchain
 from jitsparse.jit.entry import Entry
 from jitsparse.jit.resolve import Permission, Sought, resolve
 from jitsparse.jit.template import Template
 from jitsparse.jit.variant import Variant
 
-__all__ = ["Description", "Kernel", "compile_only", "describe", "load"]
+__all__ = ["Description", "Kernel", "compile_only", "describe", "load", "obtainable"]
 
 
 class Kernel:
@@ -172,6 +172,15 @@ def describe(template: Template, variant: Variant) -> Description:
         library_bytes=entry.library_bytes if entry else None,
         changed=() if entry else sought.differences(cache),
     )
+
+
+def obtainable(template: Template, variant: Variant) -> bool:
+    """Whether a variant can be compiled here, or is cached."""
+    if config.get().jit:
+        with contextlib.suppress(ToolchainError):
+            toolchain.find(template.language)
+            return True
+    return Sought(template, variant).find(caches.current()) is not None
 
 
 _mapped: dict[str, Kernel] = {}

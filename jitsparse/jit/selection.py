@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from jitsparse.errors import PinError, UnsupportedProblem
 from jitsparse.jit import config, tuned
+from jitsparse.jit.targets import cpu_name
 from jitsparse.jit.template import Template
 from jitsparse.jit.variant import Variant
 
@@ -60,12 +61,16 @@ class Choice:
         source: ``"argument"``, ``"context"``, ``"environment"``, ``"tuned"`` or ``"heuristic"``.
         reason: the same in words.
         candidates: all that were considered, in order of preference.
+        tuned: entry of the tuned table for the problem, if it was asked for and has one.
+        not_tuned: why that entry was not followed, or None if it was.
     """
 
     candidate: Candidate
     source: str
     reason: str
     candidates: tuple[Candidate, ...]
+    tuned: tuned.Record | None = None
+    not_tuned: str | None = None
 
 
 @dataclass(frozen=True)
@@ -133,7 +138,11 @@ def pin(text: str) -> Iterator[None]:
 
 
 def choose(
-    candidates: Sequence[Candidate], *, explicit: str | None = None, problem: str | None = None
+    candidates: Sequence[Candidate],
+    *,
+    explicit: str | None = None,
+    problem: str | None = None,
+    machine: str | None = None,
 ) -> Choice:
     """The candidate that runs.
 
@@ -141,6 +150,7 @@ def choose(
         candidates: what the families offer for one problem, best first, refused ones included.
         explicit: the caller's own choice: the right side of a pin, or a variant name.
         problem: name of the problem in the tuned table, if results for it may be used.
+        machine: name of the processor or GPU whose table that is; by default the processor's.
 
     Raises:
         PinError: a pin that applies is not satisfied by any legal candidate, or is misspelt. The
@@ -168,12 +178,18 @@ def choose(
         raise UnsupportedProblem(
             f"no kernel for this {op} problem. Candidates:\n{_listing(everything, None)}"
         )
-    if problem is not None:
-        name = tuned.lookup(problem)
-        for candidate in legal:
-            if candidate.variant.name == name:
-                return Choice(candidate, "tuned", f"fastest when tuned for {problem}", everything)
-    return Choice(legal[0], "heuristic", "first legal candidate of the families", everything)
+    why = "first legal candidate of the families"
+    entry = None if problem is None else tuned.lookup(problem, machine or cpu_name())
+    if entry is None:
+        return Choice(legal[0], "heuristic", why, everything)
+    for candidate in everything:
+        if candidate.variant.name == entry.variant:
+            if candidate.refused is None:
+                found = f"fastest when tuned for {problem}"
+                return Choice(candidate, "tuned", found, everything, entry)
+            return Choice(legal[0], "heuristic", why, everything, entry, candidate.refused)
+    gone = "no variant of that name is a candidate for this problem and target"
+    return Choice(legal[0], "heuristic", why, everything, entry, gone)
 
 
 def parse_pins(text: str) -> tuple[Pin, ...]:

@@ -6,15 +6,26 @@ log level nor anything else that a user switches for diagnosis may change what i
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import itertools
+import os
 import re
 from typing import Literal
 
 from jitsparse.errors import ConfigError, ToolchainError, UnsupportedProblem
 from jitsparse.jit import config
 
-__all__ = ["compile_flags", "cpu_target", "cuda_target", "link_flags", "processor"]
+__all__ = [
+    "compile_flags",
+    "cpu_name",
+    "cpu_target",
+    "cuda_driver",
+    "cuda_name",
+    "cuda_target",
+    "link_flags",
+    "processor",
+]
 
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c")
 _CPU_FLAGS: dict[str, tuple[str, ...]] = {
@@ -85,6 +96,25 @@ def processor() -> dict[str, str]:
         return {}
     pairs = (line.partition(":") for line in lines)
     return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def cpu_name() -> str:
+    """Model and number of the processors: whose times a time taken here can be compared with."""
+    return f"{processor().get('model name', os.uname().machine)} x{os.cpu_count()}"
+
+
+def cuda_name(device: int | None = None) -> str:
+    """Model of a GPU, the current one by default; there must be one."""
+    import torch
+
+    return torch.cuda.get_device_name(device)
+
+
+def cuda_driver() -> str:
+    """The CUDA version of the driver, as ``CUDA 12.8``; there must be a driver."""
+    version = ctypes.c_int()
+    ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    return f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"
 
 
 def _cpu_features() -> frozenset[str]:

@@ -1,8 +1,18 @@
 """The tuned table: which variant was fastest for a problem on this kind of machine.
 
-One small JSON file a problem under ``<root>/tuned/<machine>/``, written whole and renamed into
-place, so that processes tuning different problems do not overwrite each other. Times of one
-processor say nothing about another, so the name of the processor is part of the path.
+Times of one processor say nothing about another, so every kind has a table of its own. An entry is
+sought in this order::
+
+    <cache>/tuned/<machine>/<hash of the problem>.json      what was tuned here
+    <layer>/tuned/<machine>/<hash of the problem>.json      the same in each read-only cache
+    jitsparse/tuned/<machine>.json                          what comes with jitsparse
+
+In caches an entry is a small file of its own, written whole and renamed into place, so processes
+that tune at the same time lose nothing of each other. What comes with jitsparse is one file a
+machine, as :func:`export` writes it, and is parsed once, if it exists.
+
+An entry is a preference and no more: it names a variant, and whether that exists and is legal for a
+call is for the families to say (:func:`jitsparse.jit.selection.choose`).
 """
 
 from __future__ import annotations
@@ -12,68 +22,225 @@ import hashlib
 import json
 import os
 import re
+import time
 import uuid
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from jitsparse.jit import cache, config
-from jitsparse.jit.targets import processor
+from jitsparse.jit import cache as caches
+from jitsparse.jit import config
 
-__all__ = ["lookup", "record"]
+__all__ = ["Record", "export", "lookup", "record", "records"]
 
 FORMAT = 1
 
+SHIPPED = Path(__file__).resolve().parent.parent / "tuned"
+"""Tables that come with jitsparse, ``<machine>.json``."""
 
-def record(problem: str, timings: dict[str, float]) -> Path:
-    """Keep the outcome of tuning one problem.
+
+@dataclass(frozen=True)
+class Record:
+    """An entry of the tuned table.
+
+    Attributes:
+        problem: readable name of the problem.
+        variant: name of the variant that calls shall prefer.
+        path: file that holds the entry.
+        shipped: whether that file comes with jitsparse.
+        seconds: what each variant took, by name; empty in a table that comes with jitsparse.
+        driver: version of the GPU's driver at the time; None for a processor.
+    """
+
+    problem: str
+    variant: str
+    path: Path
+    shipped: bool = False
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    driver: str | None = None
+
+
+def record(
+    problem: str,
+    machine: str,
+    variant: str,
+    seconds: Mapping[str, float],
+    *,
+    driver: str | None = None,
+    version: str | None = None,
+) -> Record:
+    """Keep the outcome of tuning one problem; it replaces an earlier one.
 
     Args:
         problem: readable name of the problem; equal problems must have equal names.
-        timings: seconds of each variant that was measured, by variant name.
-
-    Returns:
-        The file.
+        machine: name of the processor or GPU that was measured.
+        variant: name of the variant that calls shall prefer.
+        seconds: what each variant took, by variant name.
+        driver: version of the GPU's driver.
+        version: of the program that the variants belong to.
 
     Raises:
-        OSError: the cache cannot be written.
+        OSError: the entry cannot be written.
     """
-    path = _path(cache.current().root, problem)
+    cache = caches.current()
+    if not cache.writable():
+        cache = caches.private_instead(cache)
+    path = _path(cache.root, problem, machine)
+    content = {
+        "format": FORMAT,
+        "problem": problem,
+        "machine": machine,
+        "driver": driver,
+        "version": version,
+        "created": time.time(),
+        "variant": variant,
+        "seconds": dict(seconds),
+    }
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    best = min(timings, key=lambda name: timings[name])
-    content = {"format": FORMAT, "problem": problem, "variant": best, "seconds": timings}
-    temporary = path.with_name(f".{uuid.uuid4().hex}")
-    temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
-    os.replace(temporary, path)
+    _write(path, content)
     config.bump()
-    return path
+    return Record(problem, variant, path, False, dict(seconds), driver)
 
 
-def lookup(problem: str) -> str | None:
-    """Name of the variant that was fastest for the problem on this kind of machine, if tuned."""
-    here = cache.current()
+def lookup(problem: str, machine: str) -> Record | None:
+    """The entry of a problem on a machine, or None.
+
+    A file that is not what was written is ignored, with one warning.
+    """
+    here = caches.current()
     for root in (here.root, *here.layers):
-        if not (root / "tuned").is_dir():
-            continue
-        try:
-            content = json.loads(_path(root, problem).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        if isinstance(content, dict) and content.get("format") == FORMAT:
-            return str(content["variant"])
-    return None
+        found = _read(_path(root, problem, machine))
+        if found is not None and found.problem == problem:
+            return found
+    return _shipped(SHIPPED / f"{_slug(machine)}.json").get(problem)
 
 
-def _path(root: Path, problem: str) -> Path:
-    name = hashlib.sha256(problem.encode()).hexdigest()[:32]
-    return root / "tuned" / _machine() / f"{name}.json"
+def records(machine: str) -> dict[str, Record]:
+    """Every entry that :func:`lookup` finds for a machine, by problem."""
+    here = caches.current()
+    found = dict(_shipped(SHIPPED / f"{_slug(machine)}.json"))
+    for root in (*reversed(here.layers), here.root):
+        for path in (root / "tuned" / _slug(machine)).glob("*.json"):
+            each = _read(path)
+            if each is not None and path == _path(root, each.problem, machine):
+                found[each.problem] = each
+    return found
+
+
+def export(
+    path: Path, machine: str, *, driver: str | None = None, commit: str | None = None
+) -> int:
+    """Write the whole table of a machine to one file, as it comes with jitsparse.
+
+    Args:
+        path: the file; ``jitsparse/tuned/<machine>.json`` in the sources, to ship it.
+        machine: name of the processor or GPU.
+        driver, commit: what was measured with, for whoever reads the file.
+
+    Returns:
+        The number of entries.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    entries = {each.problem: each.variant for each in records(machine).values()}
+    content = {
+        "format": FORMAT,
+        "machine": machine,
+        "driver": driver,
+        "commit": commit,
+        "entries": dict(sorted(entries.items())),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _write(path, content)
+    _shipped.cache_clear()  # it may be one of those files
+    config.bump()
+    return len(entries)
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    temporary = path.with_name(f".{uuid.uuid4().hex}")
+    try:
+        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> Record | None:
+    """The entry in a file of a cache, or None if there is none or it is damaged."""
+    content = _json(path)
+    if content is None:
+        return None
+    problem, variant, driver = (content.get(name) for name in ("problem", "variant", "driver"))
+    seconds = content.get("seconds")
+    if not (
+        _are_texts((problem, variant))
+        and isinstance(driver, str | None)
+        and isinstance(seconds, dict)
+        and all(type(value) in (int, float) for value in seconds.values())
+    ):
+        _warn_once(path, "it is not an entry of the tuned table")
+        return None
+    return Record(str(problem), str(variant), path, False, seconds, driver)
 
 
 @functools.cache
-def _machine() -> str:
-    """The GPU if there is one, else the processor, as a directory name."""
-    import torch
+def _shipped(path: Path) -> Mapping[str, Record]:
+    """The entries of a table that comes with jitsparse, by problem."""
+    content = _json(path)
+    if content is None:
+        return {}
+    entries, driver = content.get("entries"), content.get("driver")
+    if not (
+        isinstance(entries, dict)
+        and isinstance(driver, str | None)
+        and _are_texts(entries.values())
+    ):
+        _warn_once(path, "it is not a tuned table")
+        return {}
+    return {
+        problem: Record(problem, variant, path, True, {}, driver)
+        for problem, variant in entries.items()
+    }
 
-    if torch.cuda.is_available():
-        name = torch.cuda.get_device_name()
-    else:
-        name = f"{processor().get('model name', os.uname().machine)} x{os.cpu_count()}"
-    return re.sub(r"\W+", "-", name).strip("-").lower()
+
+def _json(path: Path) -> dict[str, Any] | None:
+    """Content of a file of this format; None if there is no such file or it is damaged."""
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        _warn_once(path, str(error))
+        return None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        _warn_once(path, f"it is not of format {FORMAT}")
+        return None
+    return content
+
+
+def _are_texts(values: Iterable[object]) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
+@functools.cache
+def _warn_once(path: Path, reason: str) -> None:
+    if config.get().log != "quiet":
+        warnings.warn(
+            f"jitsparse: {path} is ignored, as if nothing had been tuned: {reason}. Delete it.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def _path(root: Path, problem: str, machine: str) -> Path:
+    name = hashlib.sha256(problem.encode()).hexdigest()[:32]
+    return root / "tuned" / _slug(machine) / f"{name}.json"
+
+
+def _slug(machine: str) -> str:
+    """A machine as a file name: ``NVIDIA H200`` is ``nvidia-h200``."""
+    return re.sub(r"\W+", "-", machine).strip("-").lower()

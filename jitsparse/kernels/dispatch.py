@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -71,7 +72,7 @@ def _select(key: Key) -> Any:
     from jitsparse import jit
 
     problem, device = problem_of(key), key[1]
-    choice = choose(problem, registry.target_of(problem.device, device))
+    choice = choose(problem, registry.target_of(problem.device, device), device)
     variant = choice.candidate.variant
     known = device, variant.name
     command = registry.warmup_command(problem)
@@ -92,11 +93,27 @@ def _select(key: Key) -> Any:
     return kernel
 
 
-def choose(problem: Problem, target: str) -> Choice:
-    """The variant for a problem, by pin, tuned table or the families' preference."""
+def choose(problem: Problem, target: str, index: int = -1) -> Choice:
+    """The variant for a problem, by pin, tuned table or the families' preference.
+
+    Args:
+        problem: the facts of a call.
+        target: what to compile for.
+        index: of the GPU that the call runs on; by default the current one.
+    """
     from jitsparse import jit
 
-    return jit.choose(registry.candidates(problem, target), problem=problem.name)
+    offered = registry.candidates(problem, target)
+    if problem.device == "cuda" and not torch.cuda.is_available():
+        return jit.choose(offered)  # another machine's choice is asked for: no table is its own
+    machine = registry.machine_of(problem.device, index)
+    choice = jit.choose(offered, problem=problem.name, machine=machine)
+    chosen = choice.candidate
+    if choice.source == "tuned" and not jit.obtainable(chosen.template, chosen.variant):
+        # A preference must not fail where the families' choice, which warm-up compiles, is cached.
+        why = "it is not cached and cannot be compiled here"
+        return replace(jit.choose(offered), tuned=choice.tuned, not_tuned=why)
+    return choice
 
 
 @functools.cache

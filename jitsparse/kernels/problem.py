@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-__all__ = ["Problem", "typical_problem"]
+__all__ = ["Problem", "product_problem", "typical_problem"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,13 @@ class Problem:
     extent: int
     batch: int
 
+    def rounded(self) -> Problem:
+        """With sizes rounded up to powers of two, as the problems of calls are."""
+        names = ("rows", "cols", "nnz", "extent", "batch")
+        return replace(
+            self, **{name: 1 << (getattr(self, name) - 1).bit_length() for name in names}
+        )
+
     @property
     def name(self) -> str:
         """Readable and unique, as ``dsd.bf16.b32x32.lnn.a1.r4096.c4096.z2048.e1024.x1``."""
@@ -50,6 +57,43 @@ class Problem:
             f"{self.op}.{self.dtype}.b{block}.l{self.layout}.a{int(self.aligned)}"
             f".r{self.rows}.c{self.cols}.z{self.nnz}.e{self.extent}.x{self.batch}"
         )
+
+    def describe(self) -> str:
+        """Two lines for people."""
+        block = "x".join(map(str, self.block))
+        return (
+            f"{self.op} on {self.device}, {self.dtype}, blocks of {block}, layout {self.layout}, "
+            f"{'' if self.aligned else 'not '}16-byte aligned\n"
+            f"rows <= {self.rows}, cols <= {self.cols}, blocks <= {self.nnz}, "
+            f"{'k' if self.op == 'sdd' else 'n'} <= {self.extent}, batch <= {self.batch}"
+        )
+
+
+def product_problem(
+    op: str,
+    device: str,
+    dtype: str,
+    block: tuple[int, int],
+    layout: str,
+    size: tuple[int, int, int],
+    density: float,
+    aligned: bool = True,
+) -> Problem:
+    """The problem of a product ``(m, k) @ (k, n)``, its sizes not rounded.
+
+    Args:
+        op, device, dtype, block, layout, aligned: as in :class:`Problem`.
+        size: ``(m, n, k)``.
+        density: share of the blocks that the sparse operand or result stores.
+    """
+    m, n, k = size
+    # The matrix as it is read, then as it is stored.
+    rows, cols = {"dsd": (m, k), "dds": (k, n), "sdd": (m, n)}[op]
+    if {"dsd": layout[0], "dds": layout[1], "sdd": "n"}[op] == "t":
+        rows, cols = cols, rows
+    grid = -(-rows // block[0]) * -(-cols // block[1])
+    nnz, extent = max(1, round(density * grid)), {"dsd": n, "dds": m, "sdd": k}[op]
+    return Problem(op, device, dtype, block, layout, aligned, rows, cols, nnz, extent, batch=1)
 
 
 def typical_problem(

@@ -22,6 +22,7 @@ __all__ = [
     "candidates",
     "default_variants",
     "device_of",
+    "machine_of",
     "parse_block_size",
     "select_variants",
     "target_of",
@@ -114,6 +115,20 @@ def target_of(device: str, index: int = -1) -> str:
     if device == "cpu":
         return targets.cpu_target()
     return targets.cuda_target(None if index < 0 else index)
+
+
+def machine_of(device: str, index: int = -1) -> str:
+    """Name of the processor or GPU that problems of a device run on; there must be one.
+
+    Args:
+        device: ``"cpu"`` or ``"cuda"``.
+        index: of the GPU; by default the current one.
+    """
+    from jitsparse.jit import targets
+
+    if device == "cpu":
+        return targets.cpu_name()
+    return targets.cuda_name(None if index < 0 else index)
 
 
 # -- requests -----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import pytest
 
 from jitsparse.cli import main
 
-COMMANDS = ["demo", "warmup", "list", "explain", "bench", "cache"]
+COMMANDS = ["demo", "warmup", "list", "explain", "bench", "tune", "cache"]
 
 
 def run(*arguments: str) -> int:
@@ -44,6 +44,14 @@ def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
         ["list", "--known", "--block-size", "24"],
         ["warmup", "--op", "dsd", "--from", "x.jsonl"],
         ["demo", "--steps", "-1"],
+        ["tune", "--op", "ddd"],
+        ["tune", "--dtype", "f8"],
+        ["tune", "--block-size", "24"],
+        ["tune", "--size", "1x2"],
+        ["tune", "--density", "0"],
+        ["tune", "--layout", "nx"],
+        ["tune", "--device", "tpu"],
+        ["tune", "--seconds", "-1"],
     ],
     ids=" ".join,
 )

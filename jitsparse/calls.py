@@ -1,0 +1,277 @@
+"""One call of an operation, caught before a kernel runs: to be explained, repeated and judged.
+
+``js.explain`` asks which kernel the call would run. ``js.tune`` runs it with one kernel after the
+other, on copies of its operands, and holds what they answer against plain torch in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from jitsparse import functional, ops, reference
+from jitsparse.errors import ArgumentError
+from jitsparse.kernels import dispatch, registry
+from jitsparse.pattern import Pattern
+from jitsparse.schedule import div_up
+from jitsparse.sparse import BlockSparse
+
+if TYPE_CHECKING:
+    from jitsparse.jit import Kernel
+    from jitsparse.kernels.problem import Problem
+
+__all__ = ["Call", "catch", "sample"]
+
+_RUN: dict[Callable[..., Any], Callable[..., Any]] = {
+    ops.dsd_op: dispatch.dsd,
+    ops.dds_op: dispatch.dds,
+    ops.sdd_op: dispatch.sdd,
+}
+_REFERENCE: dict[str, Callable[..., Tensor]] = {
+    "dsd": reference.dsd,
+    "dds": reference.dds,
+    "sdd": reference.sdd,
+}
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a registered operation was called with.
+
+    Attributes:
+        key: what chooses its kernel.
+        arguments: of the registered operation, as the user's call led to them.
+    """
+
+    key: dispatch.Key
+    arguments: tuple[Any, ...]
+
+    @property
+    def problem(self) -> Problem:
+        """The facts of the call, sizes rounded up to their size class."""
+        return dispatch.problem_of(self.key)
+
+    @property
+    def index(self) -> int:
+        """Of the GPU that the call runs on; -1 for the CPU."""
+        return int(self.key[1])
+
+    @property
+    def device(self) -> torch.device:
+        """Where the call runs."""
+        return torch.device("cpu") if self.index < 0 else torch.device("cuda", self.index)
+
+    def run(self, kernel: Kernel) -> Tensor:
+        """What a kernel answers, whatever is pinned or tuned."""
+        run: Callable[..., Tensor] = getattr(dispatch, self.key[0])
+        return run(*self.arguments, find=lambda key: kernel)
+
+    @property
+    def bytes(self) -> int:
+        """That the kernel reads of values and dense operands."""
+        return sum(_span(each) * each.itemsize for each in self._operands())
+
+    def copy(self) -> Call:
+        """The same call on operands of its own, which lie in memory as these do."""
+        return Call(self.key, self._map(_copy))
+
+    def exact(self) -> tuple[Tensor, Tensor]:
+        """What the answer should be, in float64, and how far rounding may lead away from it."""
+        compute, activation = _REFERENCE[self.key[0]], 0
+        exact = compute(*self._map(Tensor.double))
+        arguments = list(self._map(lambda operand: operand.double().abs()))
+        if self.key[0] == "dds":
+            # Rounding is relative to the size of what is summed, ahead of the activation.
+            activation, arguments[7] = arguments[7], 0
+        size = compute(*arguments)
+        problem = self.problem
+        arithmetic = torch.finfo(torch.float64 if problem.dtype == "f64" else torch.float32).eps
+        # Tensor cores cut off what they add, which leads one way; they add at least 8 at a time.
+        relative = 2 * (self._terms() / 8 + 16) * arithmetic
+        if problem.dtype == "tf32":
+            relative += 2**-9  # both factors lose the last 13 of 23 bits
+        if activation:
+            relative = 1.13 * relative + 16 * arithmetic  # none is steeper than that
+        stored = torch.finfo(self._operands()[0].dtype)
+        return exact, relative * size + stored.eps * exact.abs() + stored.tiny
+
+    def fault(self, answer: Tensor, expected: tuple[Tensor, Tensor]) -> str | None:
+        """What is wrong with an answer, or None.
+
+        Args:
+            answer: from :meth:`run`.
+            expected: from :meth:`exact`.
+        """
+        exact, allowed = expected
+        if answer.shape != exact.shape:
+            return f"wrong answer: shape {tuple(answer.shape)}, not {tuple(exact.shape)}"
+        right = (answer.double() - exact).abs() <= allowed
+        # Where the exact answer is infinite, not a number, or too large for the dtype.
+        right |= (answer == exact.to(answer.dtype)) | (answer.isnan() & exact.isnan())
+        wrong = right.numel() - int(right.sum())
+        if not wrong:
+            return None
+        return f"wrong answer: {wrong} of {right.numel()} numbers differ from plain torch"
+
+    def _terms(self) -> int:
+        """How many products are added up for a number of the answer."""
+        if self.key[0] == "sdd":
+            left = self.arguments[0]
+            return int(left.shape[:-2].numel() * left.shape[-1])
+        dense = self.arguments[2 if self.key[0] == "dsd" else 0]
+        return int(dense.shape[-2 if self.key[0] == "dsd" else -1])
+
+    def _operands(self) -> list[Tensor]:
+        return [each for each in self.arguments if _is_operand(each)]
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> tuple[Any, ...]:
+        return tuple(change(each) if _is_operand(each) else each for each in self.arguments)
+
+
+def catch(op: str, *operands: Any, **options: Any) -> Call:
+    """The call that an operation of :mod:`jitsparse.functional` leads to; nothing is computed.
+
+    Raises:
+        ArgumentError: the operation does not exist, the operands do not fit it, or there is nothing
+            to run because the output or the pattern is empty.
+    """
+    if op not in (*registry.OPS, "linear"):
+        raise ArgumentError(f"no operation {op!r}; there are {', '.join(registry.OPS)}, linear")
+    watch = _Watch()
+    with torch.no_grad(), watch:
+        getattr(functional, op)(*operands, **options)
+    if watch.call is None:
+        raise ArgumentError(f"this {op} runs no kernel: its output or its pattern is empty")
+    return watch.call
+
+
+def sample(problem: Problem, device: torch.device | None = None, *, seed: int = 0) -> Call:
+    """A call that has a problem: standard normal data on a random pattern.
+
+    An ``aligned`` problem is called on tensors as torch allocates them. Where its sizes are no
+    multiples of 16 bytes these are not aligned, and the call's own problem says so.
+
+    Args:
+        problem: what to make data for; its sizes need not be powers of two.
+        device: where; by default the current device of the problem's kind.
+        seed: of the data.
+
+    Raises:
+        ArgumentError: no call on contiguous data has this problem.
+    """
+    where = device or torch.device(problem.device)
+    if where.type == "cuda" and not torch.cuda.is_available():
+        raise ArgumentError(f"{problem.name} is for a GPU, and torch sees none here")
+    (block_rows, block_cols), left, right = problem.block, problem.layout[0], problem.layout[1]
+    blocks = div_up(problem.rows, block_rows) * div_up(problem.cols, block_cols)
+    if not 0 < problem.nnz <= blocks:
+        raise ArgumentError(
+            f"a {problem.rows} x {problem.cols} matrix has {blocks} blocks of {block_rows} x "
+            f"{block_cols}, so it cannot store {problem.nnz}"
+        )
+    generator = torch.Generator(where).manual_seed(seed)
+    dtype = {"tf32": torch.float32} | {name: dtype for dtype, (name, _) in dispatch.DTYPES.items()}
+
+    def normal(*shape: int, layout: str = "n") -> Tensor:
+        if layout == "t":
+            shape = (*shape[:-2], shape[-1], shape[-2])
+        # One element further than where torch puts a tensor is no multiple of 16 bytes.
+        shift = 0 if problem.aligned else 1
+        count = shift + torch.Size(shape).numel()
+        data = torch.randn(count, generator=generator, device=where).to(dtype[problem.dtype])
+        made = data[shift:].view(shape)
+        return made.mT if layout == "t" else made
+
+    pattern = Pattern.random(
+        (problem.rows, problem.cols),
+        problem.block,
+        problem.nnz / blocks,
+        generator=generator,
+        device=where,
+    )
+    batch = (problem.batch,) if problem.batch > 1 else ()
+    operands: tuple[Any, ...]
+    if problem.op == "sdd":
+        a = normal(*batch, problem.rows, problem.extent, layout=left)
+        b = normal(*batch, problem.extent, problem.cols, layout=right)
+        operands = a, b, pattern
+    else:
+        stored = BlockSparse(normal(problem.nnz, *problem.block), pattern)
+        sparse = stored.T if (left if problem.op == "dsd" else right) == "t" else stored
+        if problem.op == "dsd":
+            operands = sparse, normal(*batch, sparse.shape[1], problem.extent, layout=right)
+        else:
+            operands = normal(*batch, problem.extent, sparse.shape[0], layout=left), sparse
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if problem.dtype == "tf32" else "highest")
+    try:
+        call = catch(problem.op, *operands)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    made, asked = call.problem, problem.rounded()
+    if replace(made, aligned=asked.aligned) != asked:
+        raise ArgumentError(
+            f"no call on contiguous operands has the problem {asked.name}; the nearest is "
+            f"{made.name}. Give the operation and the operands of the call instead"
+        )
+    return call
+
+
+def _is_operand(argument: object) -> bool:
+    """Whether an argument is data, rather than an index or a size."""
+    return isinstance(argument, Tensor) and argument.is_floating_point()
+
+
+def _span(tensor: Tensor) -> int:
+    """Elements from the first of a tensor in memory to its last."""
+    if not tensor.numel():
+        return 0
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return 1 + sum((extent - 1) * stride for extent, stride in pairs)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """A copy with the same strides, that is as far from a multiple of 16 bytes."""
+    span = _span(tensor)
+    shift = tensor.data_ptr() % 16 // tensor.itemsize
+    room = tensor.new_empty(shift + span)[shift:]
+    # All that lies between: an expanded tensor cannot be written entry by entry.
+    room.copy_(tensor.as_strided((span,), (1,)))
+    return room.as_strided(tensor.shape, tensor.stride())
+
+
+class _Watch(TorchDispatchMode):
+    """Stands where a kernel would run: keeps the call, computes nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.call: Call | None = None
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        run = _RUN.get(func)
+        if run is None:
+            return func(*args, **(kwargs or {}))
+        arguments = tuple(args)
+
+        def find(key: dispatch.Key) -> _NoKernel:
+            self.call = Call(key, arguments)
+            return _NoKernel()
+
+        return run(*arguments, find=find)
+
+
+class _NoKernel:
+    """Does nothing, successfully."""
+
+    def pack(self, *words: int) -> bytes:
+        return b""
+
+    def launch(self, words: bytes) -> int:
+        return 0

@@ -1,0 +1,183 @@
+"""``jitsparse tune``: time the kernels of problems and keep the fastest in the tuned table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from jitsparse.cli.console import print_json, print_table, read_device, split, stderr
+from jitsparse.cli.options import one_of, read_density, read_size
+
+if TYPE_CHECKING:
+    from jitsparse.kernels.problem import Problem
+    from jitsparse.tune import Tuning
+
+__all__ = ["command"]
+
+
+def command(
+    op: list[str] = typer.Option([], help="dsd, dds, sdd; by default all."),
+    dtype: list[str] = typer.Option(
+        [], help="f64, f32, tf32, f16, bf16; by default f32 on a CPU and bf16 on a GPU."
+    ),
+    block_size: list[str] = typer.Option([], help="32 or 32x64; by default 32."),
+    size: list[str] = typer.Option([], help="m = n = k, or MxNxK; by default 2048, on a GPU 4096."),
+    density: list[str] = typer.Option([], help="Share of blocks stored; by default 0.25."),
+    layout: list[str] = typer.Option(
+        [],
+        help="A letter an operand: n as stored (last axis contiguous), t transposed; default nn.",
+    ),
+    device: str = typer.Option("auto", help="auto, cpu or cuda."),
+    seconds: float = typer.Option(1.0, min=0.0, help="Rough time for each problem."),
+    jobs: int = typer.Option(0, min=0, help="Compilers at a time; 0: one a core, or MAX_JOBS."),
+    export: Path = typer.Option(
+        None, help="Then write the whole table of this machine to one file, as it is shipped."
+    ),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Print what would be timed, and stop."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """Time every legal kernel of products and have calls on this kind of machine use the fastest.
+
+    Options may be repeated and may hold several values between commas; every combination is
+    tuned. Exits with 1 if a kernel did not compile, did not run or answered wrongly.
+    --export alone writes the table that there is.
+    """
+    from jitsparse import calls
+    from jitsparse.kernels import registry
+    from jitsparse.tune import contestants, tune_call
+    from jitsparse.warmup import compile_variants
+
+    where = read_device(device)
+    on_gpu = where.type == "cuda"
+    asked = (op, dtype, block_size, size, density, layout)
+    problems = dict.fromkeys(
+        _problems(
+            where.type,
+            split(op, one_of(registry.OPS)) or registry.OPS,
+            split(dtype, one_of(registry.DTYPES)) or ["bf16" if on_gpu else "f32"],
+            split(block_size, registry.parse_block_size) or [(32, 32)],
+            split(size, read_size) or [(4096 if on_gpu else 2048,) * 3],
+            split(density, read_density) or [0.25],
+            split(layout, one_of(("nn", "nt", "tn", "tt"))) or ["nn"],
+        )
+    )
+    if export is not None and not any(asked):
+        _export(export, where)
+        return
+    if dry_run:
+        plans = []
+        for problem in problems:
+            call = calls.sample(problem, where)
+            names = [each.variant.name for each in contestants(call.problem, call.index)]
+            plans.append({"problem": call.problem.name, "variants": names})
+        if as_json:
+            print_json(plans)
+        else:
+            rows = [
+                {"problem": plan["problem"], "variant": name}
+                for plan in plans
+                for name in plan["variants"]
+            ]
+            print_table(rows, ["problem", "variant"])
+        return
+    progress = Progress(
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+        console=stderr(),
+        transient=True,
+    )
+    done: list[Tuning] = []
+    index = -1 if where.index is None else where.index
+    variants = dict.fromkeys(
+        each.variant for problem in problems for each in contestants(problem.rounded(), index)
+    )
+    with progress:
+        # All at once, so that no compiler waits for another problem's clock, or disturbs it. What
+        # fails here fails again, and is reported, where it is missed.
+        task = progress.add_task("compiling", total=len(variants))
+        compile_variants(variants, jobs=jobs or None, on_outcome=lambda _: progress.advance(task))
+        task = progress.add_task("", total=len(problems))
+        for problem in problems:
+            progress.update(task, description=problem.name)
+            call = calls.sample(problem, where)
+            done.append(tune_call(call, seconds=seconds, jobs=jobs or None))
+            progress.advance(task)
+    failures = [
+        {"problem": each.problem.name, "failed": name, "error": error}
+        for each in done
+        for name, error in each.failures
+    ]
+    if as_json:
+        print_json([asdict(each) for each in done])
+    else:
+        columns = ["problem", "us", "winner", "gain", "before", "source", "timed"]
+        print_table([_row(each) for each in done], columns)
+        if failures:
+            print()
+            print_table(failures, ["problem", "failed", "error"])
+    changed = sum(each.winner != each.before for each in done)
+    stderr().print(
+        f"{len(done)} problems tuned, {changed} with another kernel than before, "
+        f"{len(failures)} failures",
+        soft_wrap=True,
+    )
+    if export is not None:
+        _export(export, where)
+    if failures:
+        raise typer.Exit(1)
+
+
+def _problems(
+    device: str,
+    ops: Sequence[str],
+    dtypes: Sequence[str],
+    blocks: Sequence[tuple[int, int]],
+    sizes: Sequence[tuple[int, ...]],
+    densities: Sequence[float],
+    layouts: Sequence[str],
+) -> Iterator[Problem]:
+    """Every combination as a problem, in the sizes that were asked for."""
+    from jitsparse.kernels.problem import product_problem
+
+    for op, dtype, size, block, layout, density in product(
+        ops, dtypes, sizes, blocks, layouts, densities
+    ):
+        m, n, k = size
+        yield product_problem(op, device, dtype, block, layout, (m, n, k), density)
+
+
+def _row(tuning: Tuning) -> dict[str, Any]:
+    least, before = (tuning.seconds.get(name) for name in (tuning.winner, tuning.before))
+    return {
+        "problem": tuning.problem.name,
+        "us": None if least is None else 1e6 * least,
+        "winner": tuning.winner,
+        "gain": before / least if before and least else None,
+        "before": tuning.before,
+        "source": tuning.source,
+        "timed": len(tuning.seconds),
+    }
+
+
+def _export(path: Path, device: torch.device) -> None:
+    from jitsparse.bench.report import header
+    from jitsparse.jit import targets, tuned
+    from jitsparse.kernels import registry
+
+    index = -1 if device.index is None else device.index
+    count = tuned.export(
+        path,
+        registry.machine_of(device.type, index),
+        driver=targets.cuda_driver() if device.type == "cuda" else None,
+        commit=header(device).get("commit"),
+    )
+    stderr().print(f"{count} problems written to {path}", soft_wrap=True)

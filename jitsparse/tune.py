@@ -1,0 +1,297 @@
+"""Timing the kernels that a problem has, and keeping the fastest in the tuned table."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from jitsparse import calls
+from jitsparse.errors import CacheMiss, CompileError, JitsparseError, LaunchError
+from jitsparse.kernels import dispatch, registry
+from jitsparse.kernels.problem import Problem
+
+if TYPE_CHECKING:
+    from jitsparse.bench.timing import Timing
+    from jitsparse.jit import Candidate, Kernel
+
+__all__ = ["Tuning", "contestants", "tune", "tune_call"]
+
+TIE = 1.01
+"""A variant that is faster by less than this factor does not replace the families' own choice:
+repeated runs then write the same table."""
+
+HOPELESS = 4.0
+"""A variant whose first calls take longer than the quickest one's by this factor is not timed any
+further: the slowest would otherwise use up the time of all."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What :func:`tune` found; ``print`` it.
+
+    Attributes:
+        problem: the facts of the call, sizes rounded up to their size class.
+        target: what the kernels are compiled for.
+        machine: the processor or GPU that was measured.
+        winner: name of the variant that the tuned table now holds for the problem.
+        before: name of the variant that calls used until now.
+        source: why they did: ``"context"``, ``"environment"``, ``"tuned"`` or ``"heuristic"``. The
+            first two are pins, which still decide.
+        heuristic: name of the variant that calls use if nothing is tuned.
+        seconds: of every variant that answers rightly, by name, fastest first.
+        failures: name and reason of each variant that does not compile, does not run or answers
+            wrongly.
+        path: file that holds the entry.
+    """
+
+    problem: Problem
+    target: str
+    machine: str
+    winner: str
+    before: str
+    source: str
+    heuristic: str
+    seconds: Mapping[str, float]
+    failures: tuple[tuple[str, str], ...]
+    path: str
+
+    def __str__(self) -> str:
+        facts, sizes = self.problem.describe().splitlines()
+        width = max(len(name) for name in self.seconds)
+        lines = [
+            f"problem   {facts}",
+            f"          {sizes}",
+            f"machine   {self.machine}",
+            f"table     {self.path}",
+            f"{'variant':{width}}  {'us':>10}  {'ratio':>6}",
+        ]
+        for row in self.rows():
+            line = f"{row['variant']:{width}}  {row['us']:10.1f}  {row['ratio']:6.2f}"
+            lines.append(f"{line}  {row['remark']}".rstrip())
+        lines += [f"failed    {name}: {reason}" for name, reason in self.failures]
+        if self.source in ("context", "environment"):
+            lines.append(f"pinned    a pin decides here: calls go on using {self.before}")
+        return "\n".join(lines)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each variant that answers rightly: microseconds, and times the least."""
+        least = next(iter(self.seconds.values()))
+        remarks = {
+            "winner": self.winner,
+            f"before ({self.source})": self.before,
+            "heuristic": self.heuristic,
+        }
+        return [
+            {
+                "variant": name,
+                "us": 1e6 * seconds,
+                "ratio": seconds / least,
+                "remark": ", ".join(what for what, whose in remarks.items() if whose == name),
+            }
+            for name, seconds in self.seconds.items()
+        ]
+
+
+def tune(
+    op: str | Problem,
+    *operands: Any,
+    seconds: float = 1.0,
+    jobs: int | None = None,
+    **options: Any,
+) -> Tuning:
+    """Time every variant that is legal for a call, and have such calls use the fastest.
+
+    Variants that are not compiled yet are compiled first, in parallel. Each one's answer is held
+    against plain torch in float64; one that is wrong is never timed. The rest take turns, on
+    operands that lie in memory as those of the call; on a GPU these rotate through copies that
+    together exceed its L2 cache. The outcome is written to the cache, for this kind of machine and
+    for all calls whose sizes lie between the same powers of two. A lead of less than 1 % over the
+    variant that calls use without tuning counts as none.
+
+    Pins are neither needed nor changed: a pin outranks the tuned table.
+
+    Args:
+        op: ``"dsd"``, ``"dds"``, ``"sdd"`` or ``"linear"``; or a problem, without operands, for
+            which random data is made.
+        operands: what the operation is called with.
+        seconds: rough time to spend on timing.
+        jobs: compilers at a time; by default ``MAX_JOBS``, else the number of processors.
+        options: further keyword arguments of the operation (bias and activation of linear).
+
+    Warns:
+        RuntimeWarning: some variants do not compile, do not run or answer wrongly.
+
+    Raises:
+        ArgumentError: the operation does not exist, the operands do not fit it, or there is nothing
+            to run because the output or the pattern is empty.
+        CacheMiss: ``JITSPARSE_JIT=off``, and not all of the variants are cached.
+        ToolchainError: there is no compiler, and not all of the variants are cached.
+        LaunchError: no variant is left, or one has made the GPU unusable.
+        PinError: a pin that no legal variant satisfies.
+
+    Example:
+        >>> import jitsparse as js
+        >>> a = js.random((72, 40), 8, 0.5)
+        >>> tuning = js.tune("dsd", a, torch.randn(40, 24), seconds=0.0)
+        >>> tuning.winner in tuning.seconds
+        True
+        >>> js.explain("dsd", a, torch.randn(40, 24)).source
+        'tuned'
+    """
+    call = calls.sample(op) if isinstance(op, Problem) else calls.catch(op, *operands, **options)
+    tuning = tune_call(call, seconds=seconds, jobs=jobs)
+    if tuning.failures:
+        warnings.warn(
+            f"jitsparse: {len(tuning.failures)} variants of {tuning.problem.name} failed and were "
+            f"left out: {'; '.join(': '.join(failure) for failure in tuning.failures)}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return tuning
+
+
+def contestants(problem: Problem, index: int = -1) -> list[Candidate]:
+    """The variants that are legal for a problem, in order of preference.
+
+    Args:
+        problem: with rounded sizes, as those of calls are.
+        index: of the GPU that it runs on; by default the current one.
+    """
+    target = registry.target_of(problem.device, index)
+    return [each for each in registry.candidates(problem, target) if each.refused is None]
+
+
+@torch.no_grad()
+def tune_call(call: calls.Call, *, seconds: float = 1.0, jobs: int | None = None) -> Tuning:
+    """As :func:`tune`, for a call that has been caught; failures are in the result alone."""
+    import jitsparse
+    from jitsparse.jit import targets, tuned
+
+    problem, index = call.problem, call.index
+    target = registry.target_of(problem.device, index)
+    machine = registry.machine_of(problem.device, index)
+    choice = dispatch.choose(problem, target, index)
+    legal = contestants(problem, index)
+    kernels, failures = _compiled(legal, jobs)
+    # Clocks read the current GPU; an index of -1 changes nothing.
+    with torch.cuda.device(index):
+        kernels = _right(call, kernels, failures)
+        if not kernels:
+            reasons = "\n".join(f"  {name}: {reason}" for name, reason in failures.items())
+            raise LaunchError(f"no variant of {problem.name} can be used:\n{reasons}")
+        timings, estimates = _timed(call, kernels, seconds)
+    taken = estimates | {name: timing.median for name, timing in timings.items()}
+    heuristic = legal[0].variant.name
+    winner = _winner(timings, heuristic)
+    ordered = dict(sorted(taken.items(), key=lambda item: item[1]))
+    entry = tuned.record(
+        problem.name,
+        machine,
+        winner,
+        ordered,
+        driver=targets.cuda_driver() if problem.device == "cuda" else None,
+        version=jitsparse.__version__,
+    )
+    return Tuning(
+        problem=problem,
+        target=target,
+        machine=machine,
+        winner=winner,
+        before=choice.candidate.variant.name,
+        source=choice.source,
+        heuristic=heuristic,
+        seconds=ordered,
+        failures=tuple(failures.items()),
+        path=str(entry.path),
+    )
+
+
+def _compiled(
+    legal: Sequence[Candidate], jobs: int | None
+) -> tuple[dict[str, Kernel], dict[str, str]]:
+    """The kernels of variants, and why others have none.
+
+    Raises:
+        CacheMiss: some are not cached, and nothing may be compiled.
+        ToolchainError: some are not cached, and nothing can be compiled.
+    """
+    from jitsparse import jit
+    from jitsparse.jit import config
+    from jitsparse.warmup import compile_variants
+
+    kernels, failures, missing = {}, {}, []
+    for each, outcome in zip(
+        legal, compile_variants([each.variant for each in legal], jobs=jobs), strict=True
+    ):
+        name, error = each.variant.name, outcome.error
+        if error is None:
+            # Trying a variant is no use of it, which is what JITSPARSE_RECORD is for.
+            with config.override(record=None):
+                kernels[name] = jit.load(each.template, each.variant)
+        elif isinstance(error, CompileError):
+            failures[name] = str(error)
+        elif isinstance(error, CacheMiss):
+            missing.append(name)
+        else:
+            raise error
+    if missing:
+        raise CacheMiss(
+            f"tuning compares all {len(legal)} legal variants, and {len(missing)} of them are not "
+            f"cached and must not be compiled now (JITSPARSE_JIT=off): {', '.join(missing)}. Tune "
+            "once with JITSPARSE_JIT=on, which leaves them in the cache"
+        )
+    return kernels, failures
+
+
+def _right(
+    call: calls.Call, kernels: Mapping[str, Kernel], failures: dict[str, str]
+) -> dict[str, Kernel]:
+    """The kernels that answer rightly; why the others do not is added to ``failures``."""
+    expected, right = call.exact(), {}
+    for name, kernel in kernels.items():
+        try:
+            answer = call.run(kernel)
+            if call.device.type == "cuda":
+                torch.cuda.synchronize(call.device)
+        except JitsparseError as error:
+            failures[name] = str(error)
+            continue
+        except RuntimeError as error:
+            # What a kernel does to the GPU is met by whoever waits for it, and by all after it.
+            raise LaunchError(f"{name} could not be tried: {error}") from error
+        fault = call.fault(answer, expected)
+        if fault is None:
+            right[name] = kernel
+        else:
+            failures[name] = fault
+    return right
+
+
+def _timed(
+    call: calls.Call, kernels: Mapping[str, Kernel], seconds: float
+) -> tuple[dict[str, Timing], dict[str, float]]:
+    """Timings of the kernels worth it, and estimates of all."""
+    from jitsparse.bench.timing import copies_beyond_l2, estimate, interleave
+
+    count = copies_beyond_l2(call.bytes, call.device)
+    copies = [call] if count == 1 else [call.copy() for _ in range(count)]
+    turns = {
+        name: lambda i, kernel=kernel: copies[i % count].run(kernel)
+        for name, kernel in kernels.items()
+    }
+    estimates = {name: estimate(turn, call.device) for name, turn in turns.items()}
+    least = min(estimates.values())
+    close = {name: turn for name, turn in turns.items() if estimates[name] <= HOPELESS * least}
+    return interleave(close, call.device, seconds=seconds), estimates
+
+
+def _winner(timings: Mapping[str, Timing], heuristic: str) -> str:
+    """The fastest, unless the heuristic's choice is as fast but for noise."""
+    best = min(timings, key=lambda name: timings[name].median)
+    if heuristic in timings and timings[best].times_faster_than(timings[heuristic]) < TIE:
+        return heuristic
+    return best

@@ -1,0 +1,125 @@
+"""``jitsparse tune``: what it times, what it prints and how it ends."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import jitsparse as js
+from jitsparse import calls
+from jitsparse.cli import main
+from jitsparse.jit import config, tuned
+from jitsparse.kernels import registry
+from jitsparse.kernels.problem import product_problem
+
+SMALL = ["--op", "dsd", "--block-size", "8", "--size", "32x16x24", "--density", "0.5"]
+QUICK = ["--device", "cpu", "--seconds", "0"]
+PROBLEM = product_problem("dsd", "cpu", "f32", (8, 8), "nn", (32, 16, 24), 0.5).rounded()
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.fixture(autouse=True)
+def own_table(kernels: Path, tmp_path: Path) -> Iterator[None]:
+    """One cache of kernels for all of these tests, an empty tuned table for each."""
+    with config.override(cache_dir=kernels):
+        yield
+        for path in (kernels / "tuned").rglob("*.json"):
+            path.unlink()
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main(["tune", *arguments])
+    return int(stop.value.code or 0)
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*SMALL, *QUICK, "--json") == 0
+    captured = capsys.readouterr()
+    (row,) = json.loads(captured.out)
+    assert row["problem"]["op"] == "dsd"
+    assert row["problem"]["nnz"] == 8
+    assert row["winner"] in row["seconds"]
+    assert row["failures"] == []
+    assert row["source"] == "heuristic"
+    assert all(seconds > 0 for seconds in row["seconds"].values())
+    assert "1 problems tuned" in captured.err
+    found = js.explain(PROBLEM)
+    assert (found.variant, found.source, found.tuned_in) == (row["winner"], "tuned", row["path"])
+
+
+def test_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*SMALL, *QUICK, "--layout", "nn,nt") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:3] == ["problem", "us", "winner"]
+    assert [line.split()[0] for line in lines[1:]] == [
+        PROBLEM.name,
+        PROBLEM.name.replace(".lnn.", ".lnt."),
+    ]
+
+
+def test_dry_run_times_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*SMALL, "--device", "cpu", "--dry-run", "--json", "--density", "0.5,1") == 0
+    plans = json.loads(capsys.readouterr().out)
+    assert plans[0]["problem"] == PROBLEM.name
+    assert plans[0]["variants"] == [
+        each.variant.name for each in registry.candidates(PROBLEM) if each.refused is None
+    ]
+    assert len(plans) == 2
+    assert tuned.lookup(PROBLEM.name, registry.machine_of("cpu")) is None
+    assert run(*SMALL, "--device", "cpu", "--dry-run") == 0
+    assert capsys.readouterr().out.count(PROBLEM.name) == len(plans[0]["variants"])
+
+
+def test_a_wrong_answer_ends_in_a_table_and_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    liar = js.explain(PROBLEM).variant
+    run_kernel = calls.Call.run
+
+    def lying(self: calls.Call, kernel: object) -> object:
+        answer = run_kernel(self, kernel)  # type: ignore[arg-type]
+        return answer + 1 if kernel.variant.name == liar else answer  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(calls.Call, "run", lying)
+    assert run(*SMALL, *QUICK) == 1
+    captured = capsys.readouterr()
+    assert liar in captured.out
+    assert "wrong answer" in captured.out
+    assert "1 failures" in captured.err
+    assert js.explain(PROBLEM).variant != liar
+    assert run(*SMALL, *QUICK, "--json") == 1
+    (row,) = json.loads(capsys.readouterr().out)
+    assert [name for name, _ in row["failures"]] == [liar]
+
+
+def test_export(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    assert run(*SMALL, *QUICK, "--export", str(first)) == 0
+    winner = js.explain(PROBLEM).variant
+    content = json.loads(first.read_text())
+    assert content["machine"] == registry.machine_of("cpu")
+    assert content["entries"] == {PROBLEM.name: winner}
+    capsys.readouterr()
+    # As an attribute of the package, "tune" is the function.
+    monkeypatch.setattr(importlib.import_module("jitsparse.tune"), "tune_call", None)
+    assert run("--device", "cpu", "--export", str(second)) == 0
+    captured = capsys.readouterr()
+    assert not captured.out
+    assert "1 problems written" in captured.err
+    assert second.read_text() == first.read_text()
+
+
+def test_a_problem_that_no_call_has(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", *SMALL, *QUICK, "--dtype", "tf32"]) == 2
+    assert "no call on contiguous operands" in capsys.readouterr().err

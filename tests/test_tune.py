@@ -1,0 +1,410 @@
+"""Tuning changes what calls choose, and neither a wrong kernel nor an illegal one ever wins."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import jitsparse as js
+from jitsparse import calls
+from jitsparse.bench import timing
+from jitsparse.explain import Explanation
+from jitsparse.jit import Kernel, Variant, config, targets, tuned
+from jitsparse.kernels import dispatch, registry
+from jitsparse.kernels.problem import Problem, product_problem
+from jitsparse.warmup import compile_variants
+
+# As an attribute of the package, "tune" is the function.
+tune_module = importlib.import_module("jitsparse.tune")
+
+M, N, K = 40, 24, 48
+QUICK: dict[str, Any] = {"seconds": 0.0}
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache with every variant of the problem that these tests tune."""
+    root = tmp_path_factory.mktemp("compiled")
+    with config.override(cache_dir=root):
+        problem = js.explain("dsd", *operands()).problem
+        compile_variants([each.variant for each in tune_module.contestants(problem)])
+    return root
+
+
+@pytest.fixture
+def cache(compiled: Path, tmp_path: Path) -> Iterator[Path]:
+    """An empty cache in front of which lies the one with the kernels."""
+    with config.override(cache_dir=tmp_path / "cache", cache_path=[compiled]):
+        yield tmp_path / "cache"
+
+
+def operands() -> tuple[js.BlockSparse, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    a = js.random((M, K), 8, 0.5, generator=generator)
+    return a, torch.randn(K, N, generator=generator)
+
+
+def explain() -> Explanation:
+    return js.explain("dsd", *operands())
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """Decides what each variant takes: two seconds, if nothing is said of it."""
+    seconds: dict[str, float] = {}
+
+    def interleave(turns: dict[str, Any], device: Any, *, seconds: float) -> Any:
+        return {name: timing.Timing((told.get(name, 2.0),) * 7) for name in turns}
+
+    told = seconds
+    monkeypatch.setattr(timing, "interleave", interleave)
+    monkeypatch.setattr(timing, "estimate", lambda turn, device: 2.0)
+    return seconds
+
+
+def test_a_call_uses_the_winner(cache: Path, clock: dict[str, float]) -> None:
+    before = explain()
+    assert before.source == "heuristic"
+    winner = before.alternatives[-1]
+    clock[winner] = 1.0
+    tuning = js.tune("dsd", *operands(), **QUICK)
+    assert tuning.winner == winner
+    assert (tuning.before, tuning.source) == (before.variant, "heuristic")
+    assert tuning.heuristic == before.variant
+    assert set(tuning.seconds) == {before.variant, *before.alternatives}
+    assert next(iter(tuning.seconds)) == winner
+    assert tuning.problem == before.problem
+    assert tuning.failures == ()
+    after = explain()
+    assert (after.variant, after.source) == (winner, "tuned")
+    a, x = operands()
+    torch.testing.assert_close(js.dsd(a, x), a.to_dense() @ x)
+    # Another size class is another problem.
+    assert js.explain("dsd", a, torch.randn(K, 8 * N)).source == "heuristic"
+
+
+def test_explain_says_where_an_entry_is_and_what_was_measured(
+    cache: Path, clock: dict[str, float]
+) -> None:
+    winner = explain().alternatives[0]
+    clock[winner] = 1.5e-3
+    tuning = js.tune("dsd", *operands(), **QUICK)
+    found = explain()
+    assert found.tuned_in == tuning.path
+    assert found.tuned_seconds == tuning.seconds
+    text = str(found)
+    assert f"variant   {winner}  (1500.0 us when tuned)" in text
+    assert f"table     {tuning.path}" in text
+
+
+def test_the_table_for_people(cache: Path, clock: dict[str, float]) -> None:
+    winner = explain().alternatives[0]
+    clock[winner] = 1.0
+    text = str(js.tune("dsd", *operands(), **QUICK))
+    rows = [line.split() for line in text.splitlines() if line.startswith("dsd.")]
+    assert rows[0] == [winner, "1000000.0", "1.00", "winner"]
+    assert ["before", "(heuristic),", "heuristic"] in [row[3:] for row in rows]
+    assert "pinned" not in text
+
+
+@pytest.mark.parametrize(("seconds", "wins"), [(1.99, False), (1.9, True)])
+def test_a_tie_goes_to_the_heuristic(
+    seconds: float, wins: bool, cache: Path, clock: dict[str, float]
+) -> None:
+    other = explain().alternatives[0]
+    clock[other] = seconds
+    tuning = js.tune("dsd", *operands(), **QUICK)
+    assert tuning.winner == (other if wins else tuning.heuristic)
+    assert explain().source == "tuned"
+
+
+def test_a_hopeless_variant_is_not_timed_on(
+    cache: Path, clock: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = True
+
+    def estimate(turn: Any, device: Any) -> float:
+        nonlocal first
+        first, was = False, first
+        return 100.0 if was else 1.0
+
+    monkeypatch.setattr(timing, "estimate", estimate)
+    heuristic = explain().variant
+    clock[heuristic] = 1e-9
+    tuning = js.tune("dsd", *operands(), **QUICK)
+    assert tuning.seconds[heuristic] == 100.0
+    assert tuning.winner != heuristic
+
+
+def test_a_pin_outranks_what_was_tuned(cache: Path, clock: dict[str, float]) -> None:
+    pinned, winner = explain().alternatives[:2]
+    clock[winner] = 1.0
+    with js.pin(f"dsd={pinned}"):
+        tuning = js.tune("dsd", *operands(), **QUICK)
+        assert (tuning.winner, tuning.before, tuning.source) == (winner, pinned, "context")
+        assert f"calls go on using {pinned}" in str(tuning)
+        assert (explain().variant, explain().source) == (pinned, "context")
+    assert explain().variant == winner
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda out: out.add_(1.0),
+        lambda out: out.view(-1)[-1].add_(0.5),
+        lambda out: out.view(-1)[3].fill_(float("nan")),
+    ],
+    ids=["everywhere", "at one place", "not a number"],
+)
+def test_a_wrong_answer_never_wins(
+    spoil: Any, cache: Path, clock: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    liar = explain().alternatives[0]
+    clock[liar] = 1e-6
+    run = calls.Call.run
+
+    def lying(self: calls.Call, kernel: Kernel) -> torch.Tensor:
+        answer = run(self, kernel)
+        if kernel.variant.name == liar:
+            spoil(answer)
+        return answer
+
+    monkeypatch.setattr(calls.Call, "run", lying)
+    with pytest.warns(RuntimeWarning, match=f"{liar}: wrong answer"):
+        tuning = js.tune("dsd", *operands(), **QUICK)
+    assert tuning.winner != liar
+    assert liar not in tuning.seconds
+    assert [name for name, _ in tuning.failures] == [liar]
+    assert f"failed    {liar}: wrong answer" in str(tuning)
+    assert explain().variant != liar
+
+
+def test_a_kernel_that_fails_is_left_out(cache: Path, clock: dict[str, float]) -> None:
+    victim = explain().alternatives[0]
+    clock[victim] = 1e-6
+    call = calls.catch("dsd", *operands())
+    launch = Kernel.__init__
+
+    def failing(self: Kernel, variant: Variant, entry: Any, arguments: int) -> None:
+        launch(self, variant, entry, arguments)
+        if variant.name == victim:
+            self.launch = lambda words: 7
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jitsparse.jit.kernel._mapped", {})
+        patch.setattr(Kernel, "__init__", failing)
+        tuning = tune_module.tune_call(call, seconds=0.0)
+    assert tuning.winner != victim
+    ((name, reason),) = tuning.failures
+    assert name == victim
+    assert "code 7" in reason
+
+
+def test_no_variant_left_is_an_error(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls.Call, "fault", lambda *_: "wrong answer")
+    with pytest.raises(js.LaunchError, match=r"no variant of dsd\.f32(.|\n)*wrong answer"):
+        js.tune("dsd", *operands(), **QUICK)
+    assert explain().source == "heuristic"
+
+
+def test_an_illegal_winner_is_passed_over_visibly(cache: Path) -> None:
+    """A table says nothing of legality: here it names AMX tiles for float32."""
+    found = explain()
+    name, why = found.refused[0]
+    machine = registry.machine_of("cpu")
+    tuned.record(found.problem.name, machine, name, {name: 1e-6})
+    after = explain()
+    assert (after.variant, after.source) == (found.variant, "heuristic")
+    assert (after.tuned, after.not_tuned) == (name, why)
+    assert f"tuned     {name}, refused: {why}" in str(after)
+    a, x = operands()
+    torch.testing.assert_close(js.dsd(a, x), a.to_dense() @ x)
+
+
+def test_an_unaligned_call_does_not_use_what_needs_alignment(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aligned = product_problem("dsd", "cuda", "bf16", (64, 64), "nn", (512, 512, 512), 0.5)
+    unaligned = product_problem("dsd", "cuda", "bf16", (64, 64), "nn", (512, 512, 512), 0.5, False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(targets, "cuda_name", lambda device=None: "NVIDIA H200")
+    winner = js.explain(aligned, target="sm90a").alternatives[0]
+    for problem in (aligned, unaligned):
+        tuned.record(problem.name, "NVIDIA H200", winner, {})
+    assert js.explain(aligned, target="sm90a").variant == winner
+    found = js.explain(unaligned, target="sm90a")
+    assert (found.source, found.tuned) == ("heuristic", winner)
+    assert "not 16-byte aligned" in str(found.not_tuned)
+
+
+def test_each_device_has_its_own_table(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU problem belongs to the processor, with GPUs too; any other to the GPU it runs on."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    names = {None: "NVIDIA A", 0: "NVIDIA A", 1: "NVIDIA B"}
+    monkeypatch.setattr(targets, "cuda_name", lambda device=None: names[device])
+    assert registry.machine_of("cpu") == targets.cpu_name()
+    assert [registry.machine_of("cuda", index) for index in (-1, 0, 1)] == [
+        "NVIDIA A",
+        "NVIDIA A",
+        "NVIDIA B",
+    ]
+    problem = product_problem("dsd", "cuda", "bf16", (64, 64), "nn", (512,) * 3, 0.5)
+    winner = js.explain(problem, target="sm90a").alternatives[0]
+    tuned.record(problem.name, "NVIDIA B", winner, {})
+    assert dispatch.choose(problem, "sm90a", 0).source == "heuristic"
+    assert dispatch.choose(problem, "sm90a", 1).source == "tuned"
+    path = Path(js.tune("dsd", *operands(), **QUICK).path)
+    assert path.parent.name == tuned._slug(targets.cpu_name())
+
+
+def test_without_a_gpu_no_table_is_asked_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    problem = product_problem("dsd", "cuda", "bf16", (64, 64), "nn", (512,) * 3, 0.5)
+    assert js.explain(problem, target="sm90a").tuned is None
+    with pytest.raises(js.ArgumentError, match="is for a GPU"):
+        js.tune(problem)
+
+
+def test_the_shipped_table_serves_whoever_has_none(
+    cache: Path, clock: dict[str, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuned, "SHIPPED", tmp_path / "shipped")
+    first, second = explain().alternatives[:2]
+    machine = registry.machine_of("cpu")
+    path = tmp_path / "shipped" / f"{tuned._slug(machine)}.json"
+    clock[first] = 1.0
+    js.tune("dsd", *operands(), **QUICK)
+    tuned.export(path, machine)
+    shutil.rmtree(cache)
+    found = explain()
+    assert (found.variant, found.source, found.tuned_in) == (first, "tuned", str(path))
+    assert not found.tuned_seconds
+    clock[second] = 0.5
+    js.tune("dsd", *operands(), **QUICK)
+    assert explain().variant == second
+
+
+def test_with_jit_off_every_variant_must_be_cached(cache: Path, clock: dict[str, float]) -> None:
+    with config.override(jit="off"):
+        assert js.tune("dsd", *operands(), **QUICK).winner
+        with config.override(cache_path=[]), pytest.raises(js.CacheMiss) as caught:
+            js.tune("dsd", *operands(), **QUICK)
+    assert "JITSPARSE_JIT=on" in str(caught.value)
+    assert explain().alternatives[-1] in str(caught.value)
+
+
+@pytest.mark.parametrize("setting", [{"jit": "off"}, {"cxx": "/nonexistent/g++"}])
+def test_a_winner_that_cannot_be_had_is_passed_over(
+    setting: dict[str, Any], cache: Path, tmp_path: Path
+) -> None:
+    """Warm-up compiles what the families choose, and a machine may have no compiler."""
+    found = explain()
+    winner = found.alternatives[-1]
+    with config.override(cache_dir=tmp_path / "warm", cache_path=[]):
+        compile_variants([Variant.parse(found.variant)])
+        tuned.record(found.problem.name, registry.machine_of("cpu"), winner, {})
+        assert explain().variant == winner
+        with config.override(**setting):
+            after = explain()
+            assert (after.variant, after.source) == (found.variant, "heuristic")
+            assert (after.tuned, after.cached) == (winner, True)
+            assert f"tuned     {winner}, refused: it is not cached" in str(after)
+            a, x = operands()
+            torch.testing.assert_close(js.dsd(a, x), a.to_dense() @ x)
+
+
+def test_trying_is_not_recorded_as_use(
+    cache: Path, clock: dict[str, float], tmp_path: Path
+) -> None:
+    with config.override(record=tmp_path / "used.jsonl"):
+        js.tune("dsd", *operands(), **QUICK)
+        assert not (tmp_path / "used.jsonl").exists()
+
+
+def test_operands_of_no_kernel() -> None:
+    with pytest.raises(js.ArgumentError, match="runs no kernel"):
+        js.tune("dsd", js.random((16, 16), 8, 0.0), torch.randn(16, 4))
+    with pytest.raises(js.ArgumentError, match="no operation 'mm'"):
+        js.tune("mm")
+
+
+@pytest.mark.parametrize("aligned", [True, False])
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize("op", ["dsd", "dds", "sdd"])
+def test_a_call_can_be_made_for_a_problem(op: str, layout: str, aligned: bool) -> None:
+    sizes = (64, 32, 128)
+    problem = product_problem(op, "cpu", "f32", (16, 32), layout, sizes, 0.5, aligned)
+    assert calls.sample(problem).problem == problem.rounded()
+
+
+def test_no_call_has_a_contradictory_problem() -> None:
+    many = Problem("dsd", "cpu", "f32", (32, 32), "nn", True, 64, 64, 8, 64, 1)
+    with pytest.raises(js.ArgumentError, match="cannot store 8"):
+        calls.sample(many)
+    merged = Problem("dds", "cpu", "f32", (32, 32), "nn", True, 64, 64, 4, 64, 4)
+    with pytest.raises(js.ArgumentError, match=r"the nearest is dds\.f32\S+e256\.x1"):
+        calls.sample(merged)
+
+
+STRIDED = {
+    "padded": lambda x: torch.randn(*x.shape[:-1], x.shape[-1] + 3)[..., : x.shape[-1]],
+    "transposed": lambda x: torch.randn(x.shape[::-1]).T,
+    "expanded": lambda x: torch.randn(*x.shape).expand(3, *x.shape),
+    "shifted": lambda x: torch.randn(x.numel() + 1)[1:].view(x.shape),
+}
+
+
+@pytest.mark.parametrize("strided", STRIDED)
+def test_copies_lie_in_memory_as_the_operands_do(strided: str) -> None:
+    a, x = operands()
+    call = calls.catch("dsd", a, STRIDED[strided](x))
+    copy = call.copy()
+    for ours, theirs in zip(copy._operands(), call._operands(), strict=True):
+        assert torch.equal(ours, theirs)
+        assert ours.stride() == theirs.stride()
+        assert ours.data_ptr() % 16 == theirs.data_ptr() % 16
+        assert ours.data_ptr() != theirs.data_ptr()
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "gelu", "silu"])
+def test_linear_is_judged_with_its_activation(activation: str | None) -> None:
+    a, _ = operands()
+    x, bias = torch.randn(2, 5, K), torch.randn(M)
+    call = calls.catch("linear", x, a, bias, activation=activation)
+    expected = call.exact()
+    answer = js.linear(x, a, bias, activation)
+    assert call.fault(answer, expected) is None
+    assert call.fault(answer + 0.01, expected) is not None
+    assert call.fault(answer[0], expected) == "wrong answer: shape (5, 40), not (2, 5, 40)"
+
+
+def test_a_table_made_by_one_process_serves_the_next(cache: Path, compiled: Path) -> None:
+    problem = explain().problem
+    victim = explain().alternatives[2]
+    tuned.record(problem.name, registry.machine_of("cpu"), victim, {victim: 1.0})
+    program = (
+        "import json, torch, jitsparse as js\n"
+        f"a, x = js.random(({M}, {K}), 8, 0.5), torch.randn({K}, {N})\n"
+        "js.dsd(a, x)\n"
+        "found = js.explain('dsd', a, x)\n"
+        "print(json.dumps([found.variant, found.source]))\n"
+    )
+    environment = {
+        **os.environ,
+        "JITSPARSE_CACHE_DIR": str(cache),
+        "JITSPARSE_CACHE_PATH": str(compiled),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True
+    )
+    assert json.loads(done.stdout) == [victim, "tuned"]
