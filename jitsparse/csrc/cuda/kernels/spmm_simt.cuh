@@ -65,12 +65,16 @@ struct SpmmSimt {
       }
     }
 
+    if (OUT_TRANSPOSED && args.bias != nullptr) {
+      const Storage* bias = static_cast<const Storage*>(args.bias);
+      product.for_each([&](int i, int, Accumulator& x) { x += first_m + i < m(args) ? Element::load(bias[first_m + i]) : 0; });
+    }
+    apply_activation(product.values(), args.activation);
     Storage* out = static_cast<Storage*>(args.out) + tile.batch * args.out_batch_stride;
     product.for_each([&](int i, int j, Accumulator x) {
       const int64 at_m = first_m + i, n = first_n + j;
       if (at_m >= m(args) || n >= args.n) return;
-      if (OUT_TRANSPOSED && args.bias != nullptr) x += Element::load(static_cast<const Storage*>(args.bias)[at_m]);
-      out[OUT_TRANSPOSED ? n * args.out_ld + at_m : at_m * args.out_ld + n] = Element::store(activate(x, args.activation));
+      out[OUT_TRANSPOSED ? n * args.out_ld + at_m : at_m * args.out_ld + n] = Element::store(x);
     });
   }
 

@@ -376,13 +376,7 @@ struct SpmmWgmma {
           add_bias_down<Element>(part, args.bias, first_m + warp * 16, m(args), lane);
         }
       }
-      if (args.activation != kIdentity) {
-#pragma unroll
-        for (int r = 0; r < 8; ++r) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) part[r][e] = activate(part[r][e], args.activation);
-        }
-      }
+      apply_activation(c[i], args.activation);
       const unsigned to = staged + buffer * kStagedBytes;
       buffer = (buffer + 1) % kStagedBuffers;
       if (thread == 0) ptx::bulk_wait_read<kStagedBuffers - 1>();

@@ -30,16 +30,7 @@ __device__ __forceinline__ void store_product(const SpmmArgs& args, float (&c)[M
       }
     }
   }
-  if (args.activation != kIdentity) {
-#pragma unroll
-    for (int i = 0; i < M / 16; ++i) {
-#pragma unroll
-      for (int j = 0; j < N / 8; ++j) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) c[i][j][e] = activate(c[i][j][e], args.activation);
-      }
-    }
-  }
+  apply_activation(reinterpret_cast<float(&)[M / 16 * (N / 8) * 4]>(c), args.activation);
   Storage* tile = reinterpret_cast<Storage*>(staged);
   Staged::write(tile, c, lane);
   __syncwarp();

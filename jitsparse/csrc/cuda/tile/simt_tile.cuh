@@ -50,14 +50,19 @@ struct SimtTile {
     __syncthreads();
   }
 
-  // store(i, j, value) for each element this thread owns.
-  template <typename Store>
-  __device__ __forceinline__ void for_each(const Store& store) const {
+  // All elements this thread owns.
+  __device__ __forceinline__ Accumulator (&values())[kRows * kColumns] {
+    return reinterpret_cast<Accumulator(&)[kRows * kColumns]>(c);
+  }
+
+  // use(i, j, value) for each of them.
+  template <typename Use>
+  __device__ __forceinline__ void for_each(const Use& use) {
     const int thread_m = threadIdx.x / kThreadsN, thread_n = threadIdx.x % kThreadsN;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
 #pragma unroll
-      for (int s = 0; s < kColumns; ++s) store(thread_m + r * kThreadsM, thread_n + s * kThreadsN, c[r][s]);
+      for (int s = 0; s < kColumns; ++s) use(thread_m + r * kThreadsM, thread_n + s * kThreadsN, c[r][s]);
     }
   }
 };
