@@ -37,7 +37,7 @@ DTYPES = ("f64", "f32", "tf32", "f16", "bf16")
 
 _FAMILIES = {
     "cpu": {"amx": "cpu", "vec": "cpu"},
-    "cuda": {"wgmma": "wgmma", "mma": "mma", "simt": "simt"},
+    "cuda": {"wgmma": "wgmma", "thin": "thin", "mma": "mma", "simt": "simt"},
 }
 """Family to module of ``jitsparse.kernels``, for each device."""
 
@@ -193,7 +193,7 @@ def _typical_problems(
     size = 4096
     for op, dtype, block in itertools.product(ops, dtypes or DTYPES, block_sizes):
         for layout, aligned, extent in itertools.product(
-            ("nn", "nt", "tn", "tt"), (True, False), (16, 256, size)
+            ("nn", "nt", "tn", "tt"), (True, False), (8, 16, 256, size)
         ):
             yield Problem(
                 op=op,

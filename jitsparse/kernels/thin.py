@@ -1,0 +1,90 @@
+"""Family ``thin``: dsd and dds with few columns, as in serving a few tokens; Ampere and later.
+
+Such a product is as fast as its values are read. The kernel wants stored blocks and the dense
+operand to lie along the axis that is summed over, as in the forward pass of a linear layer.
+
+Knobs: ``b`` block, ``l`` layout, ``t`` tile (rows x columns that a CTA computes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from jitsparse.jit import Candidate, Template, Variant
+from jitsparse.jit.template import Context
+from jitsparse.kernels.cuda import (
+    cuda_template,
+    is_flipped,
+    is_k_contiguous,
+    knobs,
+    operand_context,
+    typical_problems,
+)
+from jitsparse.kernels.problem import Problem
+
+__all__ = ["candidates", "default_variants", "rank", "template"]
+
+_DTYPES = ("bf16", "f16")
+_FEW = 32
+"""Columns up to which reading the values is what takes the time."""
+
+_TILES = ((16, 8), (32, 32), (16, 32))
+
+
+def rank(problem: Problem) -> int:
+    """Before all others for few columns, else before ``simt`` only."""
+    return -1 if problem.extent <= _FEW else 2
+
+
+def candidates(problem: Problem, target: str) -> list[Candidate]:
+    """Variants for a problem, best first; refused ones with their reason."""
+    if problem.op == "sdd":
+        return []
+    narrow = problem.extent <= _TILES[0][1]
+    found = []
+    for tile in sorted(_TILES, key=lambda tile: (tile[1] > _TILES[0][1]) == narrow):
+        variant = Variant(problem.op, "thin", target, problem.dtype, knobs(problem, t=tile))
+        refused = _refusal(problem, tile, target)
+        found.append(Candidate(variant, template(variant), refused))
+    return found
+
+
+def _refusal(problem: Problem, tile: tuple[int, int], target: str) -> str | None:
+    if problem.dtype not in _DTYPES:
+        return f"dtype {problem.dtype}: this family multiplies {' and '.join(_DTYPES)}"
+    if min(problem.block) < 16:
+        return f"block {problem.block[0]}x{problem.block[1]}: both sides must be at least 16"
+    if problem.block[0] < tile[0]:
+        return f"block of {problem.block[0]} rows: a tile of {tile[0]} lies inside one block row"
+    if is_flipped(problem.op, problem.layout):
+        return f"layout {problem.layout}: stored blocks must lie along the axis summed over"
+    if not is_k_contiguous(problem.op, problem.layout):
+        return f"layout {problem.layout}: the dense operand must lie along the axis summed over"
+    if not problem.aligned:
+        return (
+            "an operand is not 16-byte aligned: pointers, strides and contiguous extents of the "
+            "dense operands must be multiples of 8 elements"
+        )
+    capability = int(target.removeprefix("sm").rstrip("af"))
+    if capability < 80:
+        return f"target {target}: needs sm80 or later"
+    return None
+
+
+def default_variants(target: str) -> Iterator[Variant]:
+    """What the forward pass of a layer chooses for up to 8 tokens and up to 32."""
+    for extent in (8, _FEW):
+        for problem in typical_problems(("bf16",), (16, 32, 64, 128), extent=extent):
+            legal = [each for each in candidates(problem, target) if each.refused is None]
+            yield from (each.variant for each in legal[:1])
+
+
+def template(variant: Variant) -> Template:
+    """What a variant is rendered from."""
+    return cuda_template("thin", variant.op, context)
+
+
+def context(variant: Variant) -> Context:
+    """The names that the templates use."""
+    tile_m, tile_n = variant.ints("t")
+    return operand_context(variant) | {"tile_m": tile_m, "tile_n": tile_n}
