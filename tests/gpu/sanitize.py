@@ -7,10 +7,14 @@ compilers are not watched::
     export PYTHONPATH=..
     python sanitize.py
     compute-sanitizer --tool memcheck --kernel-name kns=kernel_entry python sanitize.py
-    compute-sanitizer --tool racecheck --kernel-name kns=kernel_entry python sanitize.py
+    compute-sanitizer --tool racecheck --kernel-name kns=kernel_entry python sanitize.py wgmma thin
+
+Arguments are the families to run, by default all.
 """
 
 from __future__ import annotations
+
+import sys
 
 import torch
 from test_cuda_kernels import DTYPES, grid, problem
@@ -30,6 +34,7 @@ def main() -> None:
         for layout in LAYOUTS
         for candidate in registry.candidates(problem(op, dtype, block, layout))
         if candidate.refused is None
+        if len(sys.argv) == 1 or candidate.variant.family in sys.argv[1:]
     ]
     outcomes = compile_variants(dict.fromkeys(variant for *_, variant in calls))
     failed = [outcome for outcome in outcomes if outcome.error is not None]

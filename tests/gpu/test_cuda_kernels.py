@@ -57,11 +57,14 @@ def legal(op: str, dtype: str, block: tuple[int, int], layout: str) -> list[str]
 
 
 def grid() -> list[tuple[str, str, tuple[int, int]]]:
-    """Every block size meets bf16, the type with most families; the others meet square ones."""
+    """Every block size meets bf16, the type with most families; others meet square ones, and f16,
+    which differs from bf16 in an instruction, a few of these."""
+    few = {"bf16": BLOCKS, "f16": ((8, 8), (16, 16), (128, 128))}
+    square = [block for block in BLOCKS if block[0] == block[1]]
     return [
         (op, dtype, block)
-        for op, dtype, block in itertools.product(registry.OPS, DTYPES, BLOCKS)
-        if dtype == "bf16" or block[0] == block[1]
+        for op, dtype in itertools.product(registry.OPS, DTYPES)
+        for block in few.get(dtype, square)
     ]
 
 

@@ -69,7 +69,7 @@ struct SpmmSimt {
       const Storage* bias = static_cast<const Storage*>(args.bias);
       product.for_each([&](int i, int, Accumulator& x) { x += first_m + i < m(args) ? Element::load(bias[first_m + i]) : 0; });
     }
-    apply_activation(product.values(), args.activation);
+    apply_activation<Element>(product.values(), args.activation);
     Storage* out = static_cast<Storage*>(args.out) + tile.batch * args.out_batch_stride;
     product.for_each([&](int i, int j, Accumulator x) {
       const int64 at_m = first_m + i, n = first_n + j;

@@ -77,11 +77,11 @@ struct SpmmThin {
         const Storage* from = values + int64(block) * (BLOCK_ROWS * BLOCK_COLS) + part;
 #pragma unroll
         for (int row = 0; row < TILE_M / 8; ++row) ptx::load_once(a[u][row], from + row * 8 * BLOCK_COLS, valid);
-        at_k[u] = valid ? __ldg(columns + block) * BLOCK_COLS + part : 0;
+        // What is past the row's last chunk multiplies zeros: without a branch all loads can be on their way together.
+        at_k[u] = valid ? __ldg(columns + block) * BLOCK_COLS + part : int(args.cols);
       }
 #pragma unroll
       for (int u = 0; u < kAhead; ++u) {
-        if (first + u * kWarps >= chunks) break;
 #pragma unroll
         for (int j = 0; j < TILE_N / 8; ++j) {
           const int64 n = first_n + j * 8 + lane / 4;
@@ -115,7 +115,7 @@ struct SpmmThin {
 #pragma unroll
       for (int warp = 1; warp < kWarps; ++warp) sum[0] += sums[warp][i][j];
       if (OUT_TRANSPOSED && args.bias != nullptr) sum[0] += Element::load(static_cast<const Storage*>(args.bias)[m]);
-      apply_activation(sum, args.activation);
+      apply_activation<Element>(sum, args.activation);
       out[OUT_TRANSPOSED ? n * args.out_ld + m : m * args.out_ld + n] = Element::store(sum[0]);
     }
   }

@@ -376,7 +376,7 @@ struct SpmmWgmma {
           add_bias_down<Element>(part, args.bias, first_m + warp * 16, m(args), lane);
         }
       }
-      apply_activation(c[i], args.activation);
+      apply_activation<Element>(c[i], args.activation);
       const unsigned to = staged + buffer * kStagedBytes;
       buffer = (buffer + 1) % kStagedBuffers;
       if (thread == 0) ptx::bulk_wait_read<kStagedBuffers - 1>();

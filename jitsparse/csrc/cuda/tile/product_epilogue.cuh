@@ -30,7 +30,7 @@ __device__ __forceinline__ void store_product(const SpmmArgs& args, float (&c)[M
       }
     }
   }
-  apply_activation(reinterpret_cast<float(&)[M / 16 * (N / 8) * 4]>(c), args.activation);
+  apply_activation<Element>(reinterpret_cast<float(&)[M / 16 * (N / 8) * 4]>(c), args.activation);
   Storage* tile = reinterpret_cast<Storage*>(staged);
   Staged::write(tile, c, lane);
   __syncwarp();
