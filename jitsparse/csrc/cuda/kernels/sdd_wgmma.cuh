@@ -17,6 +17,7 @@
 #include "../tile/load_operand.cuh"
 #include "../tile/order.cuh"
 #include "../tile/ring.cuh"
+#include "../tile/staged_part.cuh"
 #include "../tile/store_tile.cuh"
 
 namespace jitsparse {
@@ -46,18 +47,22 @@ struct SddWgmma {
   static constexpr int kGatheredRowBytes = kGatheredAlongK ? 128 : kSpan * 2;
   static constexpr int kSpanBytes = kSpan * kSlab * 2;
 
-  static constexpr int kPartN = 16;  // columns that a warp stages at once on their way out
-  using Staged = StagedTile<Element, 16, kPartN, GATHER_ROWS>;
+  // On their way out, a warp's 16 rows are staged in parts: of large blocks in parts of kPartN columns that the copy engine takes
+  // away, 64 where there is room; of small ones 16 x 16 at once.
+  static constexpr bool kBulkStores = BLOCK_ROWS >= 64 && BLOCK_COLS >= 64;
+  static constexpr int kPartN = !kBulkStores ? 16 : kGroupsM > 1 ? 64 : 32, kPartBuffers = kGroupsM > 1 ? 2 : 1;
+  using Staged = StagedTile<Element, 16, 16, GATHER_ROWS>;
+  static constexpr int kPartBytes = 16 * kPartN * 2, kStagedBytes = kBulkStores ? kPartBuffers * kPartBytes : Staged::kBytes;
   // The widest tile of the pattern decides how many stages there are.
   static constexpr int kRingBytes = (kGroupsM > 1 ? 4 : 3) * (kPanelBytes + Shape::kMost * kColumnBytes), kMostStages = 8;
   static constexpr int kStagedAt = kRingBytes;
-  static constexpr int kBarriersAt = kStagedAt + kConsumers * 4 * Staged::kBytes;
+  static constexpr int kBarriersAt = kStagedAt + kConsumers * 4 * kStagedBytes;
   static constexpr int kSharedBytes = kBarriersAt + kMostStages * 16 + 1024;  // to begin at a multiple of 1024
   static_assert(kSharedBytes <= 232448, "fits an SM");
 
   struct Params {
     SddArgs args;
-    CUtensorMap panel, gathered;
+    CUtensorMap panel, gathered, out;
   };
 
   // Block columns of a tile that the first warpgroup multiplies; the second has the rest.
@@ -149,13 +154,25 @@ struct SddWgmma {
                                                  const StageBarriers& barriers, int warp, int lane) {
     const int stages = int(div_up(params.args.k, kSlab) * params.args.batch);
     const int group = warp / 4, group_m = group / kGroupsN, group_n = group % kGroupsN;
-    auto* staged = reinterpret_cast<Storage*>(shared + kStagedAt + warp * Staged::kBytes);
+    const int row = group_m * 64 + warp % 4 * 16, down = row / kBlockP;  // the warp's first
+    int buffer = 0;
     RingPosition ring;
-    for (int round = 0, t; (t = int(tile_of_round(round))) < tiles.count; ++round) {
-      const int4 tile = __ldg(tiles.tiles + t);
+    // What is needed of a tile is read while the one before it is computed.
+    int t = int(tile_of_round(0));
+    int4 next = t < tiles.count ? __ldg(tiles.tiles + t) : make_int4(0, 0, 0, 0);
+    for (int round = 1; t < tiles.count; ++round) {
+      const int4 tile = next;
+      t = int(tile_of_round(round));
+      if (t < tiles.count) next = __ldg(tiles.tiles + t);
       // The warpgroup's steps.
       const int middle = tile.y + first_half(tile.z - tile.y);
       const int begin = group_n == 0 ? tile.y : middle, end = group_n == 0 ? middle : tile.z;
+      // Where the block that the warp has a part of lies in values, in each gathered column; a lane knows one.
+      int position = -1;
+      if (begin + lane < end) {
+        const int4 column = __ldg(tiles.steps + begin + lane);
+        if (column.y >> down & 1) position = __ldg(tiles.positions + column.z + __popc(column.y & ((1 << down) - 1)));
+      }
       Accumulators c = {};
       if ((end - begin) * kBlockG > kHalf) {
         accumulate<kGroupN>(c, tiles, base, barriers, ring, stages, group_m, begin - tile.y, lane);
@@ -165,8 +182,14 @@ struct SddWgmma {
         accumulate<0>(c, tiles, base, barriers, ring, stages, group_m, 0, lane);
       }
       keep_in_order(c);
-      store(params.args, tiles, begin, end, c, staged, group_m * 64 + warp % 4 * 16, lane);
+      if constexpr (kBulkStores) {
+        store_bulk(params, end - begin, position, c, base + kStagedAt + warp * kStagedBytes, buffer, row, lane);
+      } else {
+        auto* staged = reinterpret_cast<Storage*>(shared + kStagedAt + warp * kStagedBytes);
+        store(params.args, end - begin, position, c, staged, row % kBlockP, lane);
+      }
     }
+    if (kBulkStores && lane == 0) ptx::bulk_wait_read<0>();
   }
 
   // c += panel x gathered over all of k, for the first COLUMNS of the warpgroup's columns. A loop for each width, since a branch
@@ -205,23 +228,45 @@ struct SddWgmma {
   }
 
   // A warp has 16 rows of every gathered column: a part of one block of each. With GATHER_ROWS they are 16 columns of the block.
-  static __device__ __forceinline__ void store(const SddArgs& args, const Tiles& tiles, int begin, int end, Accumulators& c,
-                                               Storage* staged, int row, int lane) {
-    const int down = row / kBlockP, in_block = row % kBlockP;
+  static __device__ __forceinline__ void store(const SddArgs& args, int columns, int position, Accumulators& c, Storage* staged,
+                                               int in_block, int lane) {
 #pragma unroll
     for (int u = 0; u < kGroupN / kBlockG; ++u) {
-      if (begin + u >= end) break;
-      const int4 column = __ldg(tiles.steps + begin + u);
-      if (!(column.y >> down & 1)) continue;
-      const int64 position = __ldg(tiles.positions + column.z + __popc(column.y & ((1 << down) - 1)));
-      Storage* block = static_cast<Storage*>(args.out) + position * (BLOCK_ROWS * BLOCK_COLS);
+      if (u >= columns) break;
+      const int64 at = __shfl_sync(~0u, position, u);
+      if (at < 0) continue;
+      Storage* block = static_cast<Storage*>(args.out) + at * (BLOCK_ROWS * BLOCK_COLS);
+#pragma unroll
+      for (int n = 0; n < kBlockG; n += 16) {
+        __syncwarp();
+        Staged::write(staged, reinterpret_cast<float(&)[1][2][4]>(c[(u * kBlockG + n) / 8]), lane);
+        __syncwarp();
+        Staged::copy_out(staged, block + (GATHER_ROWS ? n * BLOCK_COLS + in_block : in_block * BLOCK_COLS + n), BLOCK_COLS, 16, 16,
+                         lane);
+      }
+    }
+  }
+
+  // The same by the copy engine; a panel of 64 or 128 rows is one block here, so every gathered column has one.
+  static __device__ __forceinline__ void store_bulk(const Params& params, int columns, int position, Accumulators& c, unsigned staged,
+                                                    int& buffer, int row, int lane) {
+#pragma unroll
+    for (int u = 0; u < kGroupN / kBlockG; ++u) {
+      if (u >= columns) break;
+      const int first_row = __shfl_sync(~0u, position, u) * BLOCK_ROWS + row;
 #pragma unroll
       for (int n = 0; n < kBlockG; n += kPartN) {
+        const unsigned to = staged + buffer * kPartBytes;
+        buffer = (buffer + 1) % kPartBuffers;
+        if (lane == 0) ptx::bulk_wait_read<kPartBuffers - 1>();
         __syncwarp();
-        Staged::write(staged, reinterpret_cast<float(&)[1][kPartN / 8][4]>(c[(u * kBlockG + n) / 8]), lane);
+        stage_rows<Element, kPartN>(reinterpret_cast<float(&)[kPartN / 8][4]>(c[(u * kBlockG + n) / 8]), to, lane);
+        ptx::fence_proxy_async();
         __syncwarp();
-        Staged::copy_out(staged, block + (GATHER_ROWS ? n * BLOCK_COLS + in_block : in_block * BLOCK_COLS + n), BLOCK_COLS, 16,
-                         kPartN, lane);
+        if (lane == 0) {
+          ptx::tma_store_3d(&params.out, to, n, first_row, 0);
+          ptx::bulk_commit();
+        }
       }
     }
   }
@@ -241,6 +286,10 @@ struct SddWgmma {
     const MatrixShape right =
         RIGHT_K_CONTIGUOUS ? MatrixShape{args.k, args.cols, args.batch, args.right_ld, args.right_batch_stride}
                            : MatrixShape{args.cols, args.k, args.batch, args.right_ld, args.right_batch_stride};
+    if (kBulkStores) {
+      const MatrixShape out = {BLOCK_COLS, args.nnz * BLOCK_ROWS, 1, BLOCK_COLS, 0};
+      if (auto error = encode_map(&params.out, args.out, out, {kPartN, 16})) return error;
+    }
     const Box panel_box = kPanelAlongK ? Box{64, kTileM} : Box{64, 64};
     const Box gathered_box = kGatheredAlongK ? Box{64, kBlockG} : Box{kSpan, 64};
     if (auto error = encode_map(&params.panel, GATHER_ROWS ? args.right : args.left, GATHER_ROWS ? right : left, panel_box)) {

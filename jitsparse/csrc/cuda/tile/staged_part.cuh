@@ -57,4 +57,17 @@ __device__ __forceinline__ void stage_part(const float (&part)[8][4], unsigned t
   }
 }
 
+// A warp's 16 rows of COLUMNS (32 or 64) into shared memory at `to`, with the swizzle of that width.
+template <typename Element, int COLUMNS>
+__device__ __forceinline__ void stage_rows(const float (&part)[COLUMNS / 8][4], unsigned to, int lane) {
+  static_assert(COLUMNS == 32 || COLUMNS == 64, "the widths that are used");
+#pragma unroll
+  for (int j = 0; j < COLUMNS / 8; j += 2) {
+    const unsigned packed[4] = {Element::pack(part[j][0], part[j][1]), Element::pack(part[j][2], part[j][3]),
+                                Element::pack(part[j + 1][0], part[j + 1][1]), Element::pack(part[j + 1][2], part[j + 1][3])};
+    const int row = lane % 16, chunk = (j + lane / 16) ^ (COLUMNS == 64 ? row % 8 : row / 2 % 4);
+    ptx::stmatrix_x4(to + row * (COLUMNS * 2) + chunk * 16, packed);
+  }
+}
+
 }  // namespace jitsparse
