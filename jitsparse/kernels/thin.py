@@ -8,6 +8,7 @@ Knobs: ``b`` block, ``l`` layout, ``t`` tile (rows x columns that a CTA computes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from jitsparse.jit import Candidate, Template, Variant
@@ -28,11 +29,18 @@ _DTYPES = ("bf16", "f16")
 _FEW = 32
 """Columns up to which reading the values is what takes the time."""
 
-_TILES = ((16, 8), (32, 32), (16, 32))
+_TILES = ((16, 8), (32, 16), (32, 32), (16, 32))
+"""The narrower first: the first that holds all columns loads nothing in vain."""
+
+_MMA_BYTES = 40 << 20
+"""Of values, from which ``mma`` reads high blocks faster for 9 to 16 columns (1.1 times)."""
 
 
 def rank(problem: Problem) -> int:
     """Before all others for few columns, else before ``simt`` only."""
+    if problem.extent == 16 and problem.block[0] == 128:
+        if problem.nnz * math.prod(problem.block) * 2 >= _MMA_BYTES:
+            return 2
     return -1 if problem.extent <= _FEW else 2
 
 
@@ -40,9 +48,8 @@ def candidates(problem: Problem, target: str) -> list[Candidate]:
     """Variants for a problem, best first; refused ones with their reason."""
     if problem.op == "sdd":
         return []
-    narrow = problem.extent <= _TILES[0][1]
     found = []
-    for tile in sorted(_TILES, key=lambda tile: (tile[1] > _TILES[0][1]) == narrow):
+    for tile in sorted(_TILES, key=lambda tile: tile[1] < min(problem.extent, _FEW)):
         variant = Variant(problem.op, "thin", target, problem.dtype, knobs(problem, t=tile))
         refused = _refusal(problem, tile, target)
         found.append(Candidate(variant, template(variant), refused))
@@ -72,8 +79,8 @@ def _refusal(problem: Problem, tile: tuple[int, int], target: str) -> str | None
 
 
 def default_variants(target: str) -> Iterator[Variant]:
-    """What the forward pass of a layer chooses for up to 8 tokens and up to 32."""
-    for extent in (8, _FEW):
+    """What the forward pass of a layer chooses for up to 8, 16 and 32 tokens."""
+    for extent in (8, 16, _FEW):
         for problem in typical_problems(("bf16",), (16, 32, 64, 128), extent=extent):
             legal = [each for each in candidates(problem, target) if each.refused is None]
             yield from (each.variant for each in legal[:1])

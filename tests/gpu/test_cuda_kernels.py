@@ -69,12 +69,18 @@ def grid() -> list[tuple[str, str, tuple[int, int]]]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def compiled() -> None:
+def compiled(request: pytest.FixtureRequest) -> None:
+    """Compiles, in parallel, what the selected tests run."""
     if not torch.cuda.is_available():
         return
+    grids = [
+        tuple(item.callspec.params.get(name) for name in ("op", "dtype", "block"))
+        for item in request.session.items
+        if getattr(item, "originalname", None) == test_every_candidate_is_right.__name__
+    ]
     variants = [
         each.variant
-        for op, dtype, block in grid()
+        for op, dtype, block in grids
         for layout in LAYOUTS
         for each in registry.candidates(problem(op, dtype, block, layout))
         if each.refused is None

@@ -283,6 +283,11 @@ struct SpmmWgmma {
       const int panel = next_panel.x, steps = next_panel.z - next_panel.y;
       next = Tile(params, round);
       if (next.valid) next_panel = __ldg(index.panels + next.rank);
+      const int first_m = panel * kPanel + group * kGroupM;
+      float2 bias = {0.0f, 0.0f};  // of the thread's rows, where rows are not columns of the accumulators
+      if (OUT_TRANSPOSED && !kTransposed && params.args.bias != nullptr) {
+        bias = bias_of_rows<Element>(params.args.bias, first_m + thread / 32 * 16, m(params.args), lane);
+      }
       Accumulators c = {};
       int pending = -1;  // the stage that is being multiplied
       for (int step = 0; step < steps; ++step) {
@@ -315,7 +320,7 @@ struct SpmmWgmma {
       if (kSlots > 1 && next.valid) masks.start(next_panel.y, next_panel.z);
       keep_in_order(c);
       const unsigned to = base + kStagedAt + group * kStagedBuffers * kStagedBytes;
-      store(params, c, panel * kPanel + group * kGroupM, tile.column * kTileN, tile.batch, to, staged, group, thread);
+      store(params, c, bias, first_m, tile.column * kTileN, tile.batch, to, staged, group, thread);
     }
     if (thread == 0) ptx::bulk_wait_read<0>();
   }
@@ -360,8 +365,8 @@ struct SpmmWgmma {
 
   // ---- epilogue
 
-  static __device__ __forceinline__ void store(const Params& params, Accumulators& c, int first_m, int first_n, int batch,
-                                               unsigned staged, int& buffer, int group, int thread) {
+  static __device__ __forceinline__ void store(const Params& params, Accumulators& c, float2 bias, int first_m, int first_n,
+                                               int batch, unsigned staged, int& buffer, int group, int thread) {
     const SpmmArgs& args = params.args;
     const int lane = thread % 32, warp = thread / 32;
 #pragma unroll
@@ -373,7 +378,7 @@ struct SpmmWgmma {
         if constexpr (kTransposed) {
           add_bias_along<Element>(part, args.bias, first_m, m(args), lane);
         } else {
-          add_bias_down<Element>(part, args.bias, first_m + warp * 16, m(args), lane);
+          add_bias_down(part, bias);
         }
       }
       apply_activation<Element>(c[i], args.activation);

@@ -2,11 +2,11 @@
 #pragma once
 
 #include "../../abi.h"
-#include "../ptx/exp2.cuh"
+#include "../ptx/arithmetic.cuh"
 
 namespace jitsparse {
 
-__device__ __forceinline__ float relu(float x) { return x != x ? x : fmaxf(x, 0.0f); }
+__device__ __forceinline__ float relu(float x) { return ptx::max_nan(x, 0.0f); }
 __device__ __forceinline__ float gelu(float x) { return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f)); }
 __device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
 

@@ -24,19 +24,21 @@ __device__ __forceinline__ void add_bias_along(float (&part)[8][4], const void* 
   }
 }
 
-// A bias whose elements belong to its rows; `first` is that of the warp's first row.
+// The elements of a bias that belong to the two rows of a thread's fragments; `first` is the warp's first row.
 template <typename Element>
-__device__ __forceinline__ void add_bias_down(float (&part)[8][4], const void* values, int first, int64 extent, int lane) {
+__device__ __forceinline__ float2 bias_of_rows(const void* values, int first, int64 extent, int lane) {
   const auto* bias = static_cast<const typename Element::Storage*>(values);
+  const int upper = first + lane / 4, lower = upper + 8;
+  return {upper < extent ? Element::load(bias[upper]) : 0.0f, lower < extent ? Element::load(bias[lower]) : 0.0f};
+}
+
+__device__ __forceinline__ void add_bias_down(float (&part)[8][4], float2 bias) {
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int at = first + half * 8 + lane / 4;
-    const float b = at < extent ? Element::load(bias[at]) : 0.0f;
-#pragma unroll
-    for (int r = 0; r < 8; ++r) {
-      part[r][half * 2] += b;
-      part[r][half * 2 + 1] += b;
-    }
+  for (int r = 0; r < 8; ++r) {
+    part[r][0] += bias.x;
+    part[r][1] += bias.x;
+    part[r][2] += bias.y;
+    part[r][3] += bias.y;
   }
 }
 

@@ -1,0 +1,58 @@
+"""Which CUDA family is preferred for what. Needs no GPU: choosing reads facts only."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from jitsparse.kernels import registry
+from jitsparse.kernels.problem import Problem, typical_problem
+
+
+def chosen(problem: Problem, target: str = "sm90a") -> str:
+    """Family and tile of the first legal candidate."""
+    legal = [each for each in registry.candidates(problem, target) if each.refused is None]
+    variant = legal[0].variant
+    knobs = dict(variant.knobs)
+    return ".".join([variant.family, knobs["t"]] if "t" in knobs else [variant.family])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [(1, "thin.16x8"), (8, "thin.16x8"), (16, "thin.32x16"), (32, "thin.32x32")],
+)
+def test_few_tokens_through_a_layer(tokens: int, expected: str) -> None:
+    assert chosen(typical_problem("dds", "cuda", "bf16", 64, "nt", tokens)) == expected
+
+
+@pytest.mark.parametrize(("op", "layout"), [("dds", "nn"), ("dsd", "nn"), ("dsd", "tt")])
+def test_few_columns_where_an_operand_lies_across(op: str, layout: str) -> None:
+    assert chosen(typical_problem(op, "cuda", "bf16", 64, layout, 8)).startswith("mma.")
+
+
+def test_blocks_too_low_for_a_tile_take_a_lower_one() -> None:
+    assert chosen(typical_problem("dds", "cuda", "f16", 16, "nt", 32)) == "thin.16x32"
+
+
+def test_sixteen_tokens_through_a_large_layer_of_high_blocks() -> None:
+    layer = typical_problem("dds", "cuda", "bf16", 128, "nt", 16)
+    assert chosen(layer).startswith("thin.")
+    large = dataclasses.replace(layer, rows=16384, cols=16384, nnz=4096)
+    assert chosen(large).startswith("mma.")
+
+
+@pytest.mark.parametrize(
+    ("target", "op", "expected"),
+    [("sm90a", "dsd", "wgmma.128x256x64"), ("sm90a", "sdd", "wgmma"), ("sm80", "dsd", "mma.")],
+)
+def test_many_columns(target: str, op: str, expected: str) -> None:
+    assert chosen(typical_problem(op, "cuda", "bf16", 64, "nn"), target).startswith(expected)
+
+
+@pytest.mark.parametrize("op", registry.OPS)
+def test_misaligned_operands_fall_back_and_say_why(op: str) -> None:
+    problem = dataclasses.replace(typical_problem(op, "cuda", "bf16", 64, "nt", 8), aligned=False)
+    assert chosen(problem).startswith("simt.")
+    refused = [each.refused for each in registry.candidates(problem, "sm90a") if each.refused]
+    assert any("16-byte aligned" in reason for reason in refused)
