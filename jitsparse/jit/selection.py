@@ -45,11 +45,13 @@ class Candidate:
         variant: the variant.
         template: what it is rendered from.
         refused: why it is not legal for the problem, or None if it is.
+        why: why its family stands where it does among the candidates.
     """
 
     variant: Variant
     template: Template
     refused: str | None = None
+    why: str = "first legal candidate"
 
 
 @dataclass(frozen=True)
@@ -178,7 +180,7 @@ def choose(
         raise UnsupportedProblem(
             f"no kernel for this {op} problem. Candidates:\n{_listing(everything, None)}"
         )
-    why = "first legal candidate of the families"
+    why = legal[0].why
     entry = None if problem is None else tuned.lookup(problem, machine or cpu_name())
     if entry is None:
         return Choice(legal[0], "heuristic", why, everything)

@@ -17,9 +17,9 @@ from pathlib import Path
 from jitsparse.jit import Candidate, Template, Variant
 from jitsparse.jit.template import Context
 from jitsparse.kernels import abi
-from jitsparse.kernels.problem import Problem, typical_problem
+from jitsparse.kernels.problem import Place, Problem, typical_problem
 
-__all__ = ["candidates", "default_variants", "rank", "template"]
+__all__ = ["candidates", "default_variants", "place", "template"]
 
 _ROOT = Path(__file__).resolve().parent.parent
 
@@ -45,9 +45,9 @@ _BLOCKS = (16, 32, 64, 128)
 _LAYOUTS = ("nn", "nt", "tn", "tt")
 
 
-def rank(problem: Problem) -> int:
+def place(problem: Problem) -> Place:
     """The only module of its device."""
-    return 0
+    return Place(0, "the best instruction set of this processor, its preferred register tile first")
 
 
 def candidates(problem: Problem, target: str) -> list[Candidate]:

@@ -25,9 +25,9 @@ from jitsparse.kernels.cuda import (
     shared_memory_limit,
     typical_problems,
 )
-from jitsparse.kernels.problem import Problem
+from jitsparse.kernels.problem import Place, Problem
 
-__all__ = ["candidates", "default_variants", "rank", "template"]
+__all__ = ["candidates", "default_variants", "place", "template"]
 
 _BYTES = {"bf16": 2, "f16": 2, "tf32": 4}
 _BLOCKS = (16, 32, 64, 128)
@@ -99,9 +99,9 @@ _SDD_32_BIT = {
 }
 
 
-def rank(problem: Problem) -> int:
+def place(problem: Problem) -> Place:
     """Before ``simt`` always."""
-    return 1
+    return Place(1, "tensor cores; the tile with the least waves of CTAs times work of each first")
 
 
 def candidates(problem: Problem, target: str) -> list[Candidate]:

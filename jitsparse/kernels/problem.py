@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-__all__ = ["Problem", "product_problem", "typical_problem"]
+__all__ = ["Place", "Problem", "product_problem", "typical_problem"]
+
+
+class Place(NamedTuple):
+    """Where a family's variants stand among those of other families.
+
+    Attributes:
+        rank: lower is earlier.
+        why: what speaks for it, or against it, in words for a person.
+    """
+
+    rank: int
+    why: str
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import itertools
@@ -14,7 +15,7 @@ from jitsparse.pattern import as_block_size
 
 if TYPE_CHECKING:
     from jitsparse.jit import Candidate, Template, Variant
-    from jitsparse.kernels.problem import Problem
+    from jitsparse.kernels.problem import Place, Problem
 
 __all__ = [
     "DTYPES",
@@ -45,8 +46,8 @@ _FAMILIES = {
 class Module(Protocol):
     """What a module of kernels offers."""
 
-    def rank(self, problem: Problem) -> int:
-        """Where its variants stand among those of other modules; lower is earlier."""
+    def place(self, problem: Problem) -> Place:
+        """Where its variants stand among those of other modules."""
 
     def candidates(self, problem: Problem, target: str) -> list[Candidate]:
         """Its variants for a problem, best first; refused ones with their reason."""
@@ -75,9 +76,10 @@ def candidates(problem: Problem, target: str | None = None) -> list[Candidate]:
         target: what to compile for; by default what this machine has.
     """
     where = target_of(problem.device) if target is None else target
+    places = [(module.place(problem), module) for module in _modules(problem.device)]
     return [
-        candidate
-        for module in sorted(_modules(problem.device), key=lambda module: module.rank(problem))
+        dataclasses.replace(candidate, why=place.why)
+        for place, module in sorted(places, key=lambda each: each[0].rank)
         for candidate in module.candidates(problem, where)
     ]
 

@@ -18,17 +18,17 @@ from jitsparse.kernels.cuda import (
     operand_context,
     typical_problems,
 )
-from jitsparse.kernels.problem import Problem
+from jitsparse.kernels.problem import Place, Problem
 
-__all__ = ["candidates", "default_variants", "rank", "template"]
+__all__ = ["candidates", "default_variants", "place", "template"]
 
 _MAX_SIDE = 64
 """A thread of the 8 x 16 that compute a tile then owns 8 x 4 elements: what registers hold."""
 
 
-def rank(problem: Problem) -> int:
+def place(problem: Problem) -> Place:
     """After all others: it is always legal."""
-    return 3
+    return Place(3, "always legal, and slower than tensor cores")
 
 
 def candidates(problem: Problem, target: str) -> list[Candidate]:

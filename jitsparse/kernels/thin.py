@@ -21,9 +21,9 @@ from jitsparse.kernels.cuda import (
     operand_context,
     typical_problems,
 )
-from jitsparse.kernels.problem import Problem
+from jitsparse.kernels.problem import Place, Problem
 
-__all__ = ["candidates", "default_variants", "rank", "template"]
+__all__ = ["candidates", "default_variants", "place", "template"]
 
 _DTYPES = ("bf16", "f16")
 _FEW = 32
@@ -36,12 +36,14 @@ _MMA_BYTES = 40 << 20
 """Of values, from which ``mma`` reads high blocks faster for 9 to 16 columns (1.1 times)."""
 
 
-def rank(problem: Problem) -> int:
+def place(problem: Problem) -> Place:
     """Before all others for few columns, else before ``simt`` only."""
+    if problem.extent > _FEW:
+        return Place(2, f"more than {_FEW} columns: multiplying takes longer than reading values")
     if problem.extent == 16 and problem.block[0] == 128:
         if problem.nnz * math.prod(problem.block) * 2 >= _MMA_BYTES:
-            return 2
-    return -1 if problem.extent <= _FEW else 2
+            return Place(2, "9 to 16 columns and many values in high blocks: mma reads them faster")
+    return Place(-1, f"at most {_FEW} columns: reading the values is what takes the time")
 
 
 def candidates(problem: Problem, target: str) -> list[Candidate]:

@@ -20,9 +20,9 @@ from jitsparse.kernels.cuda import (
     operand_context,
     typical_problems,
 )
-from jitsparse.kernels.problem import Problem
+from jitsparse.kernels.problem import Place, Problem
 
-__all__ = ["candidates", "default_variants", "rank", "template"]
+__all__ = ["candidates", "default_variants", "place", "template"]
 
 _DTYPES = ("bf16", "f16")
 _BLOCKS = (16, 32, 64, 128)
@@ -31,15 +31,19 @@ _NARROWEST = 192
 """Columns of the dense operand from which a tile of 256 is better than the narrower ones of mma."""
 
 
-def rank(problem: Problem) -> int:
+def place(problem: Problem) -> Place:
     """Before ``mma`` where it is faster, else after it."""
     if problem.op == "sdd":
         # An operand gathered in blocks of 16 that do not lie along k is copied 32 bytes a row, for
         # which the copy engine takes as long as for 128.
         side = _gathered(problem)[0]
         narrow = problem.block[0 if side == "rows" else 1] == 16
-        return 2 if narrow and not _lies_along_k(problem, side) else 0
-    return 0 if problem.extent >= _NARROWEST else 2
+        if narrow and not _lies_along_k(problem, side):
+            return Place(2, "blocks of 16 that lie across k: mma copies their operand faster")
+        return Place(0, "Hopper's own tensor cores and copy engine")
+    if problem.extent < _NARROWEST:
+        return Place(2, f"fewer than {_NARROWEST} columns: mma has tiles that are narrower")
+    return Place(0, "Hopper's own tensor cores and copy engine, for many columns")
 
 
 def candidates(problem: Problem, target: str) -> list[Candidate]:
