@@ -117,7 +117,7 @@ def knobs(problem: Problem, **values: tuple[int, ...]) -> tuple[tuple[str, str],
 
 @dataclass(frozen=True)
 class Tile:
-    """One way to divide the work among warps fed by cp.async: the values of the knobs t, w, s, c."""
+    """One way to divide the work of warps fed by cp.async: the values of the knobs t, w, s, c."""
 
     shape: tuple[int, int, int]
     warps: tuple[int, int]
