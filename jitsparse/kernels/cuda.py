@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from jitsparse.jit import Template, Variant
@@ -15,6 +16,7 @@ __all__ = [
     "CSRC",
     "LAYOUTS",
     "TEMPLATES",
+    "Tile",
     "cpp_bool",
     "cuda_template",
     "is_flipped",
@@ -24,6 +26,7 @@ __all__ = [
     "operand_context",
     "relative_time",
     "shared_memory_limit",
+    "tile_context",
     "typical_problems",
 ]
 
@@ -110,6 +113,36 @@ def knobs(problem: Problem, **values: tuple[int, ...]) -> tuple[tuple[str, str],
     numbers = {"b": problem.block, **values}
     text = {letter: "x".join(map(str, value)) for letter, value in numbers.items()}
     return (("b", text.pop("b")), ("l", problem.layout), *text.items())
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One way to divide the work of warps fed by cp.async: the values of the knobs t, w, s, c."""
+
+    shape: tuple[int, int, int]
+    warps: tuple[int, int]
+    stages: int
+    ctas: int
+
+    def variant(self, family: str, problem: Problem, target: str) -> Variant:
+        """The variant of a problem that works like this."""
+        values = knobs(problem, t=self.shape, w=self.warps, s=(self.stages,), c=(self.ctas,))
+        return Variant(problem.op, family, target, problem.dtype, values)
+
+
+def tile_context(variant: Variant) -> Context:
+    """The names that templates use for the variant of a :class:`Tile`."""
+    tile_m, tile_n, tile_k = variant.ints("t")
+    warps_m, warps_n = variant.ints("w")
+    return operand_context(variant) | {
+        "tile_m": tile_m,
+        "tile_n": tile_n,
+        "tile_k": tile_k,
+        "warps_m": warps_m,
+        "warps_n": warps_n,
+        "stages": variant.ints("s")[0],
+        "min_ctas": variant.ints("c")[0],
+    }
 
 
 _SMS = 132

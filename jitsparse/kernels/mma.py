@@ -11,18 +11,16 @@ moves through shared memory, which favours warps of 64 x 64.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from jitsparse.jit import Candidate, Template, Variant
-from jitsparse.jit.template import Context
 from jitsparse.kernels.cuda import (
+    Tile,
     cuda_template,
     is_k_contiguous,
-    knobs,
     op_block,
-    operand_context,
     relative_time,
     shared_memory_limit,
+    tile_context,
     typical_problems,
 )
 from jitsparse.kernels.problem import Place, Problem
@@ -31,22 +29,6 @@ __all__ = ["candidates", "default_variants", "place", "template"]
 
 _BYTES = {"bf16": 2, "f16": 2, "tf32": 4}
 _BLOCKS = (16, 32, 64, 128)
-
-
-@dataclass(frozen=True)
-class Tile:
-    """One way to divide the work: the values of the knobs t, w, s and c."""
-
-    shape: tuple[int, int, int]
-    warps: tuple[int, int]
-    stages: int
-    ctas: int
-
-    def variant(self, problem: Problem, target: str) -> Variant:
-        """The variant of a problem that works like this."""
-        values = knobs(problem, t=self.shape, w=self.warps, s=(self.stages,), c=(self.ctas,))
-        return Variant(problem.op, "mma", target, problem.dtype, values)
-
 
 # Products by the height of a block as the kernel sees it, widest tile first.
 _SPMM_16_BIT = {
@@ -112,7 +94,7 @@ def candidates(problem: Problem, target: str) -> list[Candidate]:
     )
     found = []
     for tile in tiles:
-        variant = tile.variant(problem, target)
+        variant = tile.variant("mma", problem, target)
         found.append(Candidate(variant, template(variant), _refusal(problem, tile, target)))
     return found
 
@@ -186,19 +168,4 @@ def default_variants(target: str) -> Iterator[Variant]:
 
 def template(variant: Variant) -> Template:
     """What a variant is rendered from."""
-    return cuda_template("mma", variant.op, context)
-
-
-def context(variant: Variant) -> Context:
-    """The names that the templates use."""
-    tile_m, tile_n, tile_k = variant.ints("t")
-    warps_m, warps_n = variant.ints("w")
-    return operand_context(variant) | {
-        "tile_m": tile_m,
-        "tile_n": tile_n,
-        "tile_k": tile_k,
-        "warps_m": warps_m,
-        "warps_n": warps_n,
-        "stages": variant.ints("s")[0],
-        "min_ctas": variant.ints("c")[0],
-    }
+    return cuda_template("mma", variant.op, tile_context)

@@ -38,7 +38,7 @@ DTYPES = ("f64", "f32", "tf32", "f16", "bf16")
 
 _FAMILIES = {
     "cpu": {"amx": "cpu", "vec": "cpu"},
-    "cuda": {"wgmma": "wgmma", "thin": "thin", "mma": "mma", "simt": "simt"},
+    "cuda": {"wgmma": "wgmma", "thin": "thin", "mma": "mma", "fma": "fma", "simt": "simt"},
 }
 """Family to module of ``jitsparse.kernels``, for each device."""
 

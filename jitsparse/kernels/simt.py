@@ -1,6 +1,6 @@
 """Family ``simt``: ordinary CUDA cores, any dtype, any block size, any alignment.
 
-The fallback that is always right, and the only family for float64 and IEEE float32.
+The fallback that is always right, and the only family for float64.
 
 Knobs: ``b`` block, ``l`` layout, ``t`` tile (rows x columns that a CTA computes).
 """
@@ -52,9 +52,9 @@ def _tiles(problem: Problem) -> list[tuple[int, int]]:
 
 
 def default_variants(target: str) -> Iterator[Variant]:
-    """What calls choose where ``mma`` has no kernel: float32, float64, and blocks of 8."""
+    """What calls choose where no other family has a kernel: float64, and blocks of 8."""
     for problem in (
-        *typical_problems(("f32",), (8, 32, 128)),
+        *typical_problems(("f32",), (8,)),
         *typical_problems(("f64",), (32,)),
         *typical_problems(("bf16",), (8,)),
     ):

@@ -1,4 +1,4 @@
-// ldmatrix: four 8x8 matrices of 16-bit elements (or 8x4 of 32-bit ones) from shared memory (sm_75).
+// Loads from shared memory. ldmatrix: four 8x8 matrices of 16-bit elements, or 8x4 of 32-bit ones (sm_75).
 #pragma once
 
 namespace jitsparse::ptx {
@@ -22,6 +22,13 @@ __device__ __forceinline__ unsigned load_shared_b32(unsigned shared) {
   unsigned d;
   asm volatile("ld.shared.b32 %0, [%1];\n" : "=r"(d) : "r"(shared) : "memory");
   return d;
+}
+
+__device__ __forceinline__ void load_shared_b128(float (&d)[4], unsigned shared) {
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];\n"
+               : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+               : "r"(shared)
+               : "memory");
 }
 
 }  // namespace jitsparse::ptx

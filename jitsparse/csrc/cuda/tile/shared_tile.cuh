@@ -36,11 +36,12 @@ struct SharedTile {
     return unsigned(row * kRowBytes + (chunk ^ (twist & kMask)) * kChunkBytes);
   }
 
-  // The address `rows` further down and `chunks` to the right of one made with offset(). With `rows` a
-  // multiple of the permutation's period (8; 4 if SCALAR) and `chunks` even, and the chunk of `address` 0 or 1,
-  // the permutation is one XOR with a constant: with constant arguments a single instruction.
+  // The address `rows` further down and `chunks` to the right of one made with offset(), if no bit of a row or chunk
+  // number is set in both: offset() is linear in their bits. With constant arguments it costs one XOR, which
+  // addresses that differ by a multiple of 128 bytes share.
   static __device__ __forceinline__ unsigned moved(unsigned address, int rows, int chunks) {
-    return (address ^ unsigned((chunks & kMask) * kChunkBytes)) + unsigned(rows * kRowBytes + (chunks & ~kMask) * kChunkBytes);
+    const unsigned by = offset(rows, chunks);
+    return (address ^ (by & 0x70)) + (by & ~0x7fu);
   }
 };
 
@@ -139,10 +140,7 @@ struct TileCopy {
                                         const RowInside& row_inside) const {
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
-      // Rows a multiple of the permutation's period apart are permuted alike.
-      const unsigned to = kRowStep % 8 == 0 ? offset + pass * kRowStep * Tile::kRowBytes
-                                            : Tile::offset(first_row + pass * kRowStep, column / Tile::kPerChunk) +
-                                                  first_tile * Tile::kBytes;
+      const unsigned to = Tile::moved(offset, pass * kRowStep, 0);
       ptx::cp_async_16(shared + i * kTileStep * Tile::kBytes + to, from, row_inside(first_row + pass * kRowStep));
       from += kRowStep * stride;
     }
@@ -151,9 +149,7 @@ struct TileCopy {
   __device__ __forceinline__ void start(unsigned shared, int i, const char* from, int64 stride) const {
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
-      const unsigned to = kRowStep % 8 == 0 ? offset + pass * kRowStep * Tile::kRowBytes
-                                            : Tile::offset(first_row + pass * kRowStep, column / Tile::kPerChunk) +
-                                                  first_tile * Tile::kBytes;
+      const unsigned to = Tile::moved(offset, pass * kRowStep, 0);
       ptx::cp_async_16(shared + i * kTileStep * Tile::kBytes + to, from);
       from += kRowStep * stride;
     }

@@ -1,0 +1,94 @@
+// Block-sparse x dense in IEEE float32: ordinary cores, fed by cp.async (sm_80 and later).
+//
+// Role form as in spmm_pipeline.cuh. A tile is as high as a block, so that every block of its row is work for every warp: the
+// cores are slow enough that the dense operand can be loaded once a block, and panels would leave warps without work.
+#pragma once
+
+#include "../../abi.h"
+#include "../ptx/special_register.cuh"
+#include "../tile/activation.cuh"
+#include "../tile/fma_tile.cuh"
+#include "../tile/order.cuh"
+#include "spmm_pipeline.cuh"
+
+namespace jitsparse {
+
+template <int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CONTIGUOUS, bool OUT_TRANSPOSED, int TILE_M, int TILE_N,
+          int TILE_K, int WARPS_M, int WARPS_N, int STAGES>
+struct SpmmFma {
+  static constexpr int kThreads = 32 * WARPS_M * WARPS_N;
+  static constexpr int WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
+  static constexpr int kAhead = STAGES - 1;
+  using Pipeline = SpmmPipeline<F32, BLOCK_ROWS, BLOCK_COLS, FLIPPED, DENSE_K_CONTIGUOUS, TILE_M, TILE_N, TILE_K, kThreads,
+                                STAGES, kAhead>;
+  static_assert(Pipeline::kGroup == 1 && Pipeline::kSlots == 1, "a stage is a part of one block");
+  static constexpr int kSharedBytes = Pipeline::kBytes;
+  static constexpr int kGroupedPanels = 16;
+
+  using Product = FmaTile<typename Pipeline::BlockTile, typename Pipeline::DenseTile, !FLIPPED, DENSE_K_CONTIGUOUS, WARP_M,
+                          WARP_N, TILE_K>;
+
+  // Which part of the output a thread has.
+  struct Part {
+    TileCoordinates tile;
+    int thread, lane_m, lane_n, warp_m, warp_n;
+
+    __device__ __forceinline__ explicit Part(const SpmmArgs& args)
+        : tile(grouped_order<int>(ptx::block_index(), int(Pipeline::panels(args)), int(Pipeline::column_tiles(args)),
+                                  kGroupedPanels)),
+          thread(ptx::thread_index()), lane_m(Product::lane_m(thread % 32)), lane_n(Product::lane_n(thread % 32)),
+          warp_m(thread / 32 / WARPS_N * WARP_M), warp_n(thread / 32 % WARPS_N * WARP_N) {}
+  };
+
+  static __device__ __forceinline__ void run(const SpmmArgs& args) {
+    typename Product::Accumulators c = {};
+    accumulate(args, c);
+    store(args, c);
+  }
+
+  static __device__ __forceinline__ void accumulate(const SpmmArgs& args, typename Product::Accumulators& c) {
+    extern __shared__ __align__(128) unsigned char shared[];
+    const Part part(args);
+    const int thread = part.thread;
+    typename Pipeline::Stream stream(args, part.tile.row, part.tile.column * TILE_N, part.tile.batch, shared, thread);
+    stream.start(thread);
+    const unsigned block_offset = Product::Left::lane_offset(part.warp_m, part.lane_m);
+    const unsigned dense_offset = Pipeline::kBlockBytes + Product::Right::lane_offset(part.warp_n, part.lane_n);
+    unsigned filled = stream.buffers, free = stream.buffers + kAhead * Pipeline::kStageBytes;
+    for (int stage = 0; stage < stream.stage_count; ++stage) {
+      ptx::cp_async_wait<kAhead - 1>();
+      __syncthreads();
+      stream.advance(stage + kAhead, free, thread);
+      Product::multiply(c, filled + block_offset, filled + dense_offset);
+      filled = stream.next(filled);
+      free = stream.next(free);
+    }
+  }
+
+  static __device__ __forceinline__ void store(const SpmmArgs& args, typename Product::Accumulators& c) {
+    const Part part(args);
+    const int64 first_m = part.tile.row * TILE_M + part.warp_m, first_n = part.tile.column * TILE_N + part.warp_n;
+    const int m_left = inside(Pipeline::m(args), first_m, WARP_M), n_left = inside(args.n, first_n, WARP_N);
+    if (OUT_TRANSPOSED && args.bias != nullptr) {
+      const float* bias = static_cast<const float*>(args.bias) + first_m;
+#pragma unroll
+      for (int i = 0; i < Product::kEachM; ++i) {
+        const int m = Product::Left::at(part.lane_m, i);
+        const float b = m < m_left ? bias[m] : 0.0f;
+#pragma unroll
+        for (int j = 0; j < Product::kEachN; ++j) c[i * Product::kEachN + j] += b;
+      }
+    }
+    apply_activation<F32>(c, args.activation);
+    float* out = static_cast<float*>(args.out) + part.tile.batch * args.out_batch_stride +
+                 (OUT_TRANSPOSED ? first_n * args.out_ld + first_m : first_m * args.out_ld + first_n);
+    // Operands are aligned, so an extent of the output is a multiple of a run along it: a run is inside whole.
+    Product::template for_each_run<OUT_TRANSPOSED>(c, part.lane_m, part.lane_n, [&](int m, int n, const auto& run) {
+      if (m < m_left && n < n_left) store_run(out + (OUT_TRANSPOSED ? n * args.out_ld + m : m * args.out_ld + n), run);
+    });
+  }
+
+  static int64 grid(const SpmmArgs& args) { return Pipeline::grid(args); }
+};
+
+}  // namespace jitsparse

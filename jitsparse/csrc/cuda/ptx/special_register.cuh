@@ -1,0 +1,18 @@
+// Special registers, read anew by each call: what is computed from them again after a loop takes no registers during it.
+#pragma once
+
+namespace jitsparse::ptx {
+
+__device__ __forceinline__ int thread_index() {
+  int x;
+  asm volatile("mov.u32 %0, %%tid.x;\n" : "=r"(x));
+  return x;
+}
+
+__device__ __forceinline__ int block_index() {
+  int x;
+  asm volatile("mov.u32 %0, %%ctaid.x;\n" : "=r"(x));
+  return x;
+}
+
+}  // namespace jitsparse::ptx

@@ -1,0 +1,133 @@
+"""Family ``fma``: IEEE float32 on ordinary CUDA cores, fed by cp.async; Ampere and later.
+
+Knobs as of ``mma``: ``b`` block, ``l`` layout, ``t`` tile (rows x columns x depth of a pipeline
+stage), ``w`` warps (down x across the tile), ``s`` stages of the pipeline, ``c`` CTAs that an SM
+should hold. What a warp computes decides what a thread does: 16 x 8 products of a warp's 64 x 64 or
+32 x 128, 8 x 8 of its 32 x 64 or 16 x 128. A tile is as high as a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from jitsparse.jit import Candidate, Template, Variant
+from jitsparse.kernels.cuda import (
+    Tile,
+    cuda_template,
+    op_block,
+    relative_time,
+    shared_memory_limit,
+    tile_context,
+    typical_problems,
+)
+from jitsparse.kernels.problem import Place, Problem
+
+__all__ = ["candidates", "default_variants", "place", "template"]
+
+_BLOCKS = (16, 32, 64, 128)
+
+# By the height of a block as the kernel sees it, widest tile first.
+_SPMM = {
+    16: (
+        Tile((16, 256, 16), (1, 2), 3, 6),
+        Tile((16, 512, 16), (1, 4), 3, 3),
+        Tile((16, 64, 16), (1, 2), 4, 8),
+    ),
+    32: (
+        Tile((32, 512, 16), (1, 4), 3, 2),
+        Tile((32, 256, 16), (1, 4), 3, 3),
+        Tile((32, 64, 16), (1, 2), 4, 6),
+    ),
+    64: (
+        Tile((64, 256, 16), (2, 2), 4, 2),
+        Tile((64, 256, 16), (1, 4), 4, 2),
+        Tile((64, 128, 16), (2, 2), 3, 3),
+        Tile((64, 32, 16), (2, 1), 4, 6),
+    ),
+    128: (
+        Tile((128, 128, 16), (2, 2), 4, 2),
+        Tile((128, 128, 8), (2, 2), 4, 2),
+        Tile((128, 64, 16), (2, 2), 3, 3),
+        Tile((128, 32, 16), (4, 1), 4, 3),
+    ),
+}
+_SDD = {
+    16: (Tile((16, 256, 16), (1, 4), 3, 4), Tile((16, 128, 16), (1, 2), 4, 6)),
+    32: (
+        Tile((32, 256, 16), (1, 4), 3, 2),
+        Tile((32, 256, 16), (1, 2), 4, 4),
+        Tile((32, 128, 16), (1, 2), 4, 5),
+    ),
+    64: (Tile((64, 128, 16), (1, 2), 4, 4), Tile((64, 128, 16), (2, 2), 3, 3)),
+    128: (Tile((128, 128, 16), (2, 2), 4, 2), Tile((128, 128, 8), (2, 2), 4, 2)),
+}
+
+
+def place(problem: Problem) -> Place:
+    """Before ``simt`` always."""
+    return Place(2, "float32 on ordinary cores; the tile with the least waves of CTAs first")
+
+
+def candidates(problem: Problem, target: str) -> list[Candidate]:
+    """Variants for a problem, best first; refused ones with their reason."""
+    tiles = sorted(
+        _tiles(problem),
+        key=lambda tile: relative_time(problem, tile.shape[0], tile.shape[1], tile.ctas),
+    )
+    found = []
+    for tile in tiles:
+        variant = tile.variant("fma", problem, target)
+        found.append(Candidate(variant, template(variant), _refusal(problem, tile, target)))
+    return found
+
+
+def _tiles(problem: Problem) -> tuple[Tile, ...]:
+    if problem.op == "sdd":
+        return _SDD.get(problem.block[0], _SDD[16])
+    height, _ = op_block(problem.op, problem.block, problem.layout)
+    return _SPMM.get(height, _SPMM[16])
+
+
+def _refusal(problem: Problem, tile: Tile, target: str) -> str | None:
+    if problem.dtype != "f32":
+        return f"dtype {problem.dtype}: this family multiplies IEEE float32"
+    if min(problem.block) < 16:
+        return f"block {problem.block[0]}x{problem.block[1]}: both sides must be at least 16"
+    if not problem.aligned:
+        return (
+            "an operand is not 16-byte aligned: pointers, strides and contiguous extents of the "
+            "dense operands must be multiples of 4 elements"
+        )
+    capability = int(target.removeprefix("sm").rstrip("af"))
+    if capability < 80:
+        return f"target {target}: needs sm80 or later"
+    needed, limit = _shared_memory(problem, tile), shared_memory_limit(target)
+    if needed > limit:
+        return f"needs {needed} bytes of shared memory a CTA, {target} has {limit}"
+    return None
+
+
+def _shared_memory(problem: Problem, tile: Tile) -> int:
+    """Bytes that a CTA asks for: kSharedBytes of spmm_fma.cuh and sdd_fma.cuh."""
+    tile_m, tile_n, tile_k = tile.shape
+    metadata = 16 * (tile_n // problem.block[1]) if problem.op == "sdd" else 16 * (16 + 4)
+    return tile.stages * (tile_m + tile_n) * tile_k * 4 + metadata
+
+
+def default_variants(target: str) -> Iterator[Variant]:
+    """What calls choose for square blocks, with many columns and with few."""
+    problems = (
+        *typical_problems(("f32",), _BLOCKS),
+        *typical_problems(("f32",), (32, 128), extent=16),
+    )
+    legal = (
+        [each.variant for each in candidates(problem, target) if each.refused is None]
+        for problem in problems
+    )
+    # An sdd has the same tile for every extent.
+    yield from dict.fromkeys(variants[0] for variants in legal if variants)
+
+
+def template(variant: Variant) -> Template:
+    """What a variant is rendered from."""
+    return cuda_template("fma", variant.op, tile_context)
