@@ -42,10 +42,17 @@ inline cudaError_t encode_map(CUtensorMap* map, const void* base, const MatrixSh
   const CUtensorMapSwizzle swizzle = box.inner == 64   ? CU_TENSOR_MAP_SWIZZLE_128B
                                      : box.inner == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
                                                        : CU_TENSOR_MAP_SWIZZLE_32B;
-  const CUresult result =
-      encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 3, const_cast<void*>(base), sizes, strides, boxes, steps,
-             CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+  const auto try_to = [&] {
+    return encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 3, const_cast<void*>(base), sizes, strides, boxes, steps,
+                  CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  };
+  if (try_to() == CUDA_SUCCESS) return cudaSuccess;
+  // The driver wants a context, which a thread has only after a call of the runtime: one of autograd's threads may have made none.
+  int device = 0;
+  if (cudaError_t error = cudaGetDevice(&device)) return error;
+  if (cudaError_t error = cudaSetDevice(device)) return error;
+  const CUresult result = try_to();
+  return result == CUDA_SUCCESS ? cudaSuccess : result == CUDA_ERROR_INVALID_VALUE ? cudaErrorInvalidValue : cudaErrorUnknown;
 }
 
 }  // namespace jitsparse

@@ -181,7 +181,7 @@ struct SddWgmma {
       } else {
         accumulate<0>(c, tiles, base, barriers, ring, stages, group_m, 0, lane);
       }
-      keep_in_order(c);
+      ptx::keep_in_order(c);
       if constexpr (kBulkStores) {
         store_bulk(params, end - begin, position, c, base + kStagedAt + warp * kStagedBytes, buffer, row, lane);
       } else {

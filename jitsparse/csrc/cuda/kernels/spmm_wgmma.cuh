@@ -318,7 +318,7 @@ struct SpmmWgmma {
       ptx::wgmma_wait<0>();
       if (pending >= 0) barriers.release(pending, lane);
       if (kSlots > 1 && next.valid) masks.start(next_panel.y, next_panel.z);
-      keep_in_order(c);
+      ptx::keep_in_order(c);
       const unsigned to = base + kStagedAt + group * kStagedBuffers * kStagedBytes;
       store(params, c, bias, first_m, tile.column * kTileN, tile.batch, to, staged, group, thread);
     }

@@ -16,6 +16,16 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(PENDING) : "memory");
 }
 
+// Accumulators are written behind the compiler's back until wgmma_wait<0>; reading them must not move before it.
+template <int ROWS, int COLUMNS>
+__device__ __forceinline__ void keep_in_order(float (&c)[ROWS][COLUMNS]) {
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i) {
+#pragma unroll
+    for (int j = 0; j < COLUMNS; ++j) asm volatile("" : "+f"(c[i][j])::"memory");
+  }
+}
+
 // Makes this thread's writes to shared memory visible to wgmma and to bulk copies, which use the async proxy.
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
 

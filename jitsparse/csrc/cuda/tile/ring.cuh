@@ -45,14 +45,4 @@ struct RingPosition {
   }
 };
 
-// Accumulators are written behind the compiler's back until wgmma_wait<0>; reading them must not move before it.
-template <int ROWS, int COLUMNS>
-__device__ __forceinline__ void keep_in_order(float (&c)[ROWS][COLUMNS]) {
-#pragma unroll
-  for (int i = 0; i < ROWS; ++i) {
-#pragma unroll
-    for (int j = 0; j < COLUMNS; ++j) asm volatile("" : "+f"(c[i][j])::"memory");
-  }
-}
-
 }  // namespace jitsparse

@@ -1,0 +1,49 @@
+// In place of launch.cuh: CTAs run here, one after another.
+#pragma once
+
+#include "../abi.h"
+#include "emulator.h"
+
+namespace jitsparse {
+
+inline const char* failure = "";
+
+template <typename Kernel, typename Params>
+int run_grid(const Params& params, long long grid) {
+  emulation::shared_bytes = Kernel::kSharedBytes;
+  emulation::grid = unsigned(grid);
+  for (emulation::block = 0; emulation::block < emulation::grid; ++emulation::block) {
+    std::memset(emulation::memory, 0xff, sizeof emulation::memory);
+    try {
+      emulation::run_cta(Kernel::kThreads, [&] { Kernel::run(params); });
+    } catch (const emulation::Failure& raised) {
+      failure = raised.what;
+      return -1;
+    }
+  }
+  return cudaSuccess;
+}
+
+template <typename Kernel, int MIN_CTAS, typename Args>
+int launch(const Args& args) {
+  return run_grid<Kernel>(args, Kernel::grid(args));
+}
+
+template <typename Kernel, typename Args>
+int launch_with_maps(const Args& args) {
+  typename Kernel::Params params;
+  if (cudaError_t error = Kernel::prepare(args, params)) return error;
+  return run_grid<Kernel>(params, Kernel::grid(args));
+}
+
+}  // namespace jitsparse
+
+extern "C" const char* jitsparse_error(int) { return jitsparse::failure; }
+
+// Where operands lie: pairs of addresses.
+extern "C" void allow_reads(const long long* ranges, int count) {
+  emulation::readable.clear();
+  for (int i = 0; i < count; ++i) {
+    emulation::readable.emplace_back(reinterpret_cast<const char*>(ranges[2 * i]), reinterpret_cast<const char*>(ranges[2 * i + 1]));
+  }
+}

@@ -1,0 +1,53 @@
+#pragma once
+
+#include "../emulator.h"
+
+namespace emulation {
+
+struct Mbarrier {
+  int arrivals, left, bytes;
+  unsigned phase;
+};
+inline std::map<unsigned, Mbarrier> mbarriers;  // by address
+
+inline Mbarrier& mbarrier(unsigned address) {
+  const auto found = mbarriers.find(address);
+  if (found == mbarriers.end()) fail("an mbarrier that was not initialised");
+  return found->second;
+}
+
+inline void settle(Mbarrier& barrier) {
+  ++cta->progress;
+  if (barrier.left < 0) fail("too many arrivals at an mbarrier");
+  if (barrier.left > 0 || barrier.bytes != 0) return;
+  barrier.left = barrier.arrivals;
+  ++barrier.phase;
+}
+
+}  // namespace emulation
+
+namespace jitsparse::ptx {
+
+inline void mbarrier_init(unsigned barrier, int arrivals) {
+  emulation::at(barrier, 8);
+  emulation::mbarriers[barrier] = {arrivals, arrivals, 0, 0};
+}
+inline void fence_mbarrier_init() {}
+inline void mbarrier_arrive(unsigned barrier) {
+  auto& here = emulation::mbarrier(barrier);
+  --here.left;
+  emulation::settle(here);
+}
+inline void mbarrier_arrive_expect(unsigned barrier, int bytes) {
+  auto& here = emulation::mbarrier(barrier);
+  here.bytes += bytes;
+  --here.left;
+  emulation::settle(here);
+}
+inline void mbarrier_wait(unsigned barrier, unsigned parity) {
+  auto& here = emulation::mbarrier(barrier);
+  emulation::wait_until([&] { return (here.phase & 1) != parity; });
+}
+inline void named_barrier(int name, int threads) { emulation::arrive_and_wait(emulation::cta->named[name], threads); }
+
+}  // namespace jitsparse::ptx

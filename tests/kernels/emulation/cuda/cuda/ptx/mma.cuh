@@ -1,0 +1,41 @@
+#pragma once
+
+#include "../emulator.h"
+
+namespace jitsparse::ptx {
+
+struct Fragments {
+  const unsigned* a;
+  unsigned b[2];
+};
+
+// element(word, half): an element of a register. A row of 16-bit fragments has two a word, one of tf32 has one.
+template <int PER_WORD, typename Element>
+void multiply(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, const Element& element) {
+  Fragments mine = {a, {b0, b1}};
+  emulation::exchange(mine, [&](const auto& all) {
+    const int lane = emulation::lane();
+    for (int e = 0; e < 4; ++e) {
+      const int row = lane / 4, half = e / 2, column = lane % 4 * 2 + e % 2;
+      for (int k = 0; k < 8 * PER_WORD; ++k) {
+        // Fragments hold the first half of k in their first registers.
+        const int later = k / (4 * PER_WORD), quarter = k / PER_WORD % 4, word = k % PER_WORD;
+        const float left = element(all(row * 4 + quarter).a[later * 2 + half], word);
+        const float right = element(all(column * 4 + quarter).b[later], word);
+        c[e] += left * right;
+      }
+    }
+  });
+}
+
+inline void mma_m16n8k16_bf16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  multiply<2>(c, a, b0, b1, [](unsigned bits, int half) { return emulation::from_bf16(bits >> 16 * half); });
+}
+inline void mma_m16n8k16_f16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  multiply<2>(c, a, b0, b1, [](unsigned bits, int half) { return emulation::from_f16(bits >> 16 * half); });
+}
+inline void mma_m16n8k8_tf32(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  multiply<1>(c, a, b0, b1, [](unsigned bits, int) { return __uint_as_float(bits); });
+}
+
+}  // namespace jitsparse::ptx

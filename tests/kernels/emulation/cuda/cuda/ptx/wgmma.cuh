@@ -1,0 +1,83 @@
+#pragma once
+
+#include "../../abi.h"
+#include "../emulator.h"
+
+namespace emulation {
+
+// An operand of wgmma as its descriptor says: element (i, k), i along m or n. ACROSS: rows in shared memory run along i.
+struct Operand {
+  unsigned start, leading, stride;
+  int row_bytes;
+
+  explicit Operand(unsigned long long descriptor)
+      : start((descriptor & 0x3fff) << 4),
+        leading((descriptor >> 16 & 0x3fff) << 4),
+        stride((descriptor >> 32 & 0x3fff) << 4),
+        row_bytes(descriptor >> 62 == 1 ? 128 : descriptor >> 62 == 2 ? 64 : 32) {}
+
+  unsigned short get(bool across, int i, int k) const {
+    const int in_row = across ? i * 2 % row_bytes : k * 2, row = across ? k : i, tile = across ? i * 2 / row_bytes : 0;
+    const unsigned address = start + tile * leading + row / 8 * stride + row % 8 * row_bytes + in_row;
+    unsigned short element;
+    std::memcpy(&element, at(swizzled(address, row_bytes), 2), 2);
+    return element;
+  }
+};
+
+// A thread's elements of a (64 x 16) times b (16 x N), in float.
+template <int REGISTERS, typename Convert>
+void multiply(float* c, Operand a, bool a_across, Operand b, bool b_across, const Convert& convert) {
+  const int row = thread() / 32 % 4 * 16 + lane() / 4, column = lane() % 4 * 2;
+  for (int half = 0; half < 2; ++half) {
+    float left[16];
+    for (int k = 0; k < 16; ++k) left[k] = convert(a.get(a_across, row + half * 8, k));
+    for (int j = 0; j < REGISTERS / 4; ++j) {
+      for (int e = 0; e < 2; ++e) {
+        float& to = c[j * 4 + half * 2 + e];
+        for (int k = 0; k < 16; ++k) to += left[k] * convert(b.get(b_across, j * 8 + column + e, k));
+      }
+    }
+  }
+}
+
+}  // namespace emulation
+
+namespace jitsparse::ptx {
+
+inline void wgmma_fence() {}
+inline void wgmma_commit() {
+  emulation::self().products.push_back(std::move(emulation::self().open_products));
+  emulation::self().open_products.clear();
+}
+template <int PENDING>
+void wgmma_wait() {
+  emulation::finish(emulation::self().products, PENDING);
+}
+template <int ROWS, int COLUMNS>
+void keep_in_order(float (&)[ROWS][COLUMNS]) {}
+inline void fence_proxy_async() {}
+
+template <int ROW_BYTES>
+uint64 wgmma_descriptor(unsigned address, int leading, int stride) {
+  constexpr uint64 kSwizzle = ROW_BYTES == 128 ? 1 : ROW_BYTES == 64 ? 2 : 3;
+  return kSwizzle << 62 | uint64(stride >> 4) << 32 | uint64(leading >> 4) << 16 | (address & 0x3ffff) >> 4;
+}
+inline uint64 moved(uint64 descriptor, int bytes) {
+  return (descriptor & 0xffffffff00000000ull) | (unsigned(descriptor) + unsigned(bytes >> 4));
+}
+
+template <int TRANSPOSE_A, int TRANSPOSE_B, int REGISTERS>
+void wgmma_bf16(float (&c)[REGISTERS], uint64 a, uint64 b) {
+  emulation::self().open_products.push_back([&c, a, b] {
+    emulation::multiply<REGISTERS>(c, emulation::Operand(a), TRANSPOSE_A, emulation::Operand(b), TRANSPOSE_B, emulation::from_bf16);
+  });
+}
+template <int TRANSPOSE_A, int TRANSPOSE_B, int REGISTERS>
+void wgmma_f16(float (&c)[REGISTERS], uint64 a, uint64 b) {
+  emulation::self().open_products.push_back([&c, a, b] {
+    emulation::multiply<REGISTERS>(c, emulation::Operand(a), TRANSPOSE_A, emulation::Operand(b), TRANSPOSE_B, emulation::from_f16);
+  });
+}
+
+}  // namespace jitsparse::ptx

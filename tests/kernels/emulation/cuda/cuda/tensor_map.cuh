@@ -1,0 +1,37 @@
+// In place of tensor_map.cuh: a map says in words what the copy engine's says in bits.
+#pragma once
+
+#include "../abi.h"
+#include "emulator.h"
+
+namespace jitsparse {
+
+struct MatrixShape {
+  int64 inner, outer, batch;
+  int64 ld, batch_stride;
+};
+struct Box {
+  int inner, outer;
+};
+
+}  // namespace jitsparse
+
+struct CUtensorMap {
+  char* base;
+  jitsparse::MatrixShape shape;
+  jitsparse::Box box;
+};
+
+namespace jitsparse {
+
+inline int multiprocessors() { return 2; }  // few, so that a CTA takes tile after tile
+
+inline cudaError_t encode_map(CUtensorMap* map, const void* base, const MatrixShape& shape, const Box& box) {
+  const bool legal = box.inner * 2 <= 128 && box.outer <= 256 && shape.ld * 2 % 16 == 0 && shape.batch_stride * 2 % 16 == 0 &&
+                     reinterpret_cast<std::size_t>(base) % 16 == 0;
+  if (!legal) return cudaErrorInvalidValue;
+  *map = {static_cast<char*>(const_cast<void*>(base)), shape, box};
+  return cudaSuccess;
+}
+
+}  // namespace jitsparse

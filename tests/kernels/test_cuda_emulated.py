@@ -1,0 +1,204 @@
+"""The CUDA kernels without a GPU: the rendered templates, run by an emulator of what they need.
+
+``emulation/cuda/cuda/`` stands in for ``csrc/cuda/ptx``, the launcher and the tensor maps; kernels
+and tiles are the product's own. The emulator finishes everything asynchronous as late as a kernel
+may count on, so what this proves is arithmetic, addresses and the protocol of the pipelines, in
+the part of the grid of ``tests/gpu`` that fits a test run. ``JITSPARSE_TEST_EMULATION=all`` runs it
+all.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import re
+import shutil
+import struct
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import cases
+import pytest
+import torch
+from torch import Tensor
+
+import jitsparse as js
+from jitsparse.jit import Variant
+from jitsparse.jit.template import render
+from jitsparse.kernels import abi, registry
+from jitsparse.kernels.cuda import CSRC, LAYOUTS
+from jitsparse.kernels.problem import Problem
+from jitsparse.schedule import build_index
+
+EMULATION = Path(__file__).parent / "emulation" / "cuda" / "cuda"
+FAMILIES = ("wgmma", "thin", "mma", "fma", "simt")
+DTYPES = {
+    "bf16": torch.bfloat16,
+    "f16": torch.float16,
+    "tf32": torch.float32,
+    "f32": torch.float32,
+    "f64": torch.float64,
+}
+# Aligned, so that no family stands back; no multiple of a block, so that every edge is met.
+ROWS, COLS, EXTENT, BATCH = 200, 152, 72, 2
+ALL = os.environ.get("JITSPARSE_TEST_EMULATION") == "all"
+
+
+def problem(op: str, dtype: str, block: tuple[int, int], layout: str) -> Problem:
+    return Problem(op, "cuda", dtype, block, layout, True, ROWS, COLS, 8, EXTENT, BATCH)
+
+
+def legal(op: str, dtype: str, block: tuple[int, int], layout: str) -> Iterator[Variant]:
+    for candidate in registry.candidates(problem(op, dtype, block, layout), "sm90a"):
+        if candidate.refused is None:
+            yield candidate.variant
+
+
+def selected() -> list[Variant]:
+    """Of every family some: each operation, layout and block size is met by several."""
+    blocks = [(16, 16), (32, 32), (64, 64), (128, 128), (64, 16), (16, 128)]
+    everything = dict.fromkeys(
+        variant
+        for dtype, op, block, layout in itertools.product(DTYPES, registry.OPS, blocks, LAYOUTS)
+        for variant in legal(op, dtype, block, layout)
+    )
+    if ALL:
+        return list(everything)
+    found = []
+    for family in FAMILIES:
+        of_family = [variant for variant in everything if variant.family == family]
+        # Coprime to the number of layouts, so that a stride meets them all.
+        found += of_family[:: max(1, len(of_family) // 9) | 1]
+    return found
+
+
+def emulated_sources(root: Path) -> Path:
+    """The product's headers, with the emulator's in their place where there is one."""
+    shutil.copytree(CSRC, root / "csrc")
+    shutil.copytree(EMULATION, root / "csrc" / "cuda", dirs_exist_ok=True)
+    for header in (root / "csrc" / "cuda").rglob("*.cuh"):
+        if header.parent.name not in ("kernels", "tile"):
+            continue
+        # Dynamic shared memory is the emulator's; a static part is one for all threads.
+        text = re.sub(
+            r"extern __shared__ (?:__align__\(\d+\) )?(unsigned char) (\w+)\[\];",
+            r"\1* \2 = emulation::memory;",
+            header.read_text(),
+        )
+        header.write_text(text.replace("__shared__ ", "static "))
+    return root
+
+
+@pytest.fixture(scope="session")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return emulated_sources(tmp_path_factory.mktemp("emulated"))
+
+
+class Kernel:
+    """A variant, compiled for the emulator."""
+
+    def __init__(self, variant: Variant, root: Path) -> None:
+        template = registry.template_of(variant)
+        source = root / f"{variant.name}.cpp"
+        source.write_text(render(template, template.context(variant)))
+        library = source.with_suffix(".so")
+        headers = root / "csrc"
+        command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-I", headers]
+        command += ["-include", headers / "cuda" / "emulator.h", source, "-o", library]
+        subprocess.run([*map(str, command)], check=True)
+        self.library = ctypes.CDLL(str(library))
+        self.library.jitsparse_error.restype = ctypes.c_char_p
+
+    def __call__(self, words: tuple[int, ...], operands: list[Tensor]) -> None:
+        ranges = []
+        for each in operands:
+            storage = each.untyped_storage()
+            ranges += [storage.data_ptr(), storage.data_ptr() + storage.nbytes()]
+        self.library.allow_reads(struct.pack(f"{len(ranges)}q", *ranges), len(operands))
+        code = self.library.jitsparse_launch(struct.pack(f"{len(words)}q", *words))
+        assert code == 0, f"{code}: {self.library.jitsparse_error(code).decode()}"
+
+
+def letter(x: Tensor, name: str) -> tuple[int, int]:
+    """Leading dimension and batch stride of a dense operand in a layout."""
+    return (x.stride(-2) if name == "n" else x.stride(-1)), x.stride(0)
+
+
+@pytest.mark.parametrize("variant", selected(), ids=lambda variant: variant.name)
+def test_kernel(variant: Variant, sources: Path) -> None:
+    check(variant, sources)
+
+
+@pytest.mark.parametrize(
+    ("name", "header", "line"),
+    [
+        ("dsd.mma.sm90a.bf16.b64x64.lnn.t64x32x64.w4x1.s4.c3", "spmm_mma", "cp_async_wait"),
+        ("dsd.wgmma.sm90a.bf16.b32x32.lnn.t128x256x64", "spmm_wgmma", "wait_empty"),
+        ("dsd.wgmma.sm90a.bf16.b64x64.lnn.t128x256x64", "spmm_wgmma", "wait_full"),
+        ("dds.wgmma.sm90a.bf16.b128x128.lnn.t128x256x64", "spmm_wgmma", "bulk_wait_read"),
+        ("sdd.wgmma.sm90a.bf16.b64x64.lnn.gcols", "sdd_wgmma", "wgmma_wait<1>"),
+        ("sdd.wgmma.sm90a.bf16.b16x16.lnn.grows", "sdd_wgmma", "wgmma_wait<0>"),
+    ],
+)
+def test_the_emulator_finds_a_missing_wait(
+    name: str, header: str, line: str, tmp_path: Path
+) -> None:
+    root = emulated_sources(tmp_path)
+    path = root / "csrc" / "cuda" / "kernels" / f"{header}.cuh"
+    lines = path.read_text().splitlines()
+    kept = [each for each in lines if line not in each]
+    assert len(kept) < len(lines)
+    path.write_text("\n".join(kept))
+    with pytest.raises(AssertionError):
+        check(Variant.parse(name), root)
+
+
+def check(variant: Variant, sources: Path) -> None:
+    """Run a variant on data that meets every edge, and judge the result."""
+    op, dtype, layout = variant.op, DTYPES[variant.dtype], variant.knob("l")
+    rows, cols = variant.ints("b")
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.rand(-(-ROWS // rows), -(-COLS // cols), generator=generator) < 0.5
+    if mask.shape[0] > 2:
+        mask[1] = False
+    mask[0, 0] = mask[-1, -1] = True
+    pattern = js.Pattern.from_mask(mask, (rows, cols), (ROWS, COLS))
+    index = build_index(
+        pattern.crow_indices, pattern.col_indices, mask.shape[1], (rows, cols), panels=True
+    )
+    kernel = Kernel(variant, sources)
+    products = 2**-9 if variant.dtype == "tf32" else None
+    make = dict(strided="packed", dtype=dtype, device="cpu", generator=generator)
+    sizes = (ROWS, COLS, pattern.nnz_blocks)
+    if op == "sdd":
+        left = cases.dense((BATCH, ROWS, EXTENT), layout[0], **make)
+        right = cases.dense((BATCH, EXTENT, COLS), layout[1], **make)
+        out = torch.full((pattern.nnz_blocks, rows, cols), float("nan"), dtype=dtype)
+        pointers = (left.data_ptr(), right.data_ptr(), index.data_ptr(), out.data_ptr())
+        lds = (*letter(left, layout[0]), *letter(right, layout[1]))
+        kernel((*pointers, *sizes, EXTENT, *lds, BATCH, 0), [left, right, index])
+        cases.check_sdd(js.BlockSparse(out, pattern), left, right, products=products)
+        return
+    values = torch.randn((pattern.nnz_blocks, rows, cols), generator=generator).to(dtype)
+    stored = js.BlockSparse(values, pattern)
+    values, whole = stored.values, stored.to_dense()
+    bias = torch.randn(COLS if layout[1] == "n" else ROWS, generator=generator).to(dtype)
+    if op == "dsd":
+        whole = whole.T if layout[0] == "t" else whole
+        dense = cases.dense((BATCH, whole.shape[1], EXTENT), layout[1], **make)
+        out = torch.full((BATCH, whole.shape[0], EXTENT), float("nan"), dtype=dtype)
+        ld, bias_at, activation = letter(dense, layout[1]), 0, "identity"
+    else:
+        whole = whole.T if layout[1] == "t" else whole
+        dense = cases.dense((BATCH, EXTENT, whole.shape[0]), layout[0], **make)
+        out = torch.full((BATCH, EXTENT, whole.shape[1]), float("nan"), dtype=dtype)
+        ld, bias_at, activation = letter(dense, layout[0]), bias.data_ptr(), "gelu"
+    pointers = (values.data_ptr(), index.data_ptr(), dense.data_ptr(), out.data_ptr(), bias_at)
+    strides = (*ld, out.stride(-2), out.stride(0), BATCH, abi.ACTIVATIONS[activation], 0)
+    kernel((*pointers, *sizes, EXTENT, *strides), [values, dense, index])
+    if op == "dsd":
+        cases.check_product(out, whole, dense, products=products)
+    else:
+        cases.check_product(out, dense, whole, bias, "gelu", products=products)
