@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import torch
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -15,6 +14,8 @@ from jitsparse.cli.console import print_json, print_table, read_device, split, s
 from jitsparse.cli.options import one_of, read_density, read_size
 
 if TYPE_CHECKING:
+    import torch
+
     from jitsparse.bench.section import Section
 
 __all__ = ["command"]
@@ -178,6 +179,8 @@ def _measure(section: Section, seconds: float, device: torch.device) -> Table:
             on_case=lambda done, label: progress.update(task, completed=done, description=label),
         )
     if device.type == "cuda":
+        import torch
+
         # The next section's tensors have other sizes.
         torch.cuda.empty_cache()
     return table

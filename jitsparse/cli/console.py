@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from jitsparse.bench.report import cell
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["one", "print_json", "print_table", "read_device", "split", "stderr", "stdout"]
 
@@ -80,6 +82,8 @@ def read_device(name: str) -> torch.device:
     Raises:
         typer.BadParameter: there is no such device here.
     """
+    import torch
+
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

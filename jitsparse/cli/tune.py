@@ -8,7 +8,6 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -16,6 +15,8 @@ from jitsparse.cli.console import print_json, print_table, read_device, split, s
 from jitsparse.cli.options import one_of, read_density, read_size
 
 if TYPE_CHECKING:
+    import torch
+
     from jitsparse.kernels.problem import Problem
     from jitsparse.tune import Tuning
 

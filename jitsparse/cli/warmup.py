@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from jitsparse.cli.console import print_json, print_table, split, stderr
-from jitsparse.warmup import Outcome, compile_variants, plan, recorded
+
+if TYPE_CHECKING:
+    from jitsparse.warmup import Outcome
 
 __all__ = ["command"]
 
@@ -35,6 +38,7 @@ def command(
     targets, only nvcc and a torch built with CUDA. Exits with 1 if a kernel failed to compile.
     """
     from jitsparse.kernels.registry import parse_block_size
+    from jitsparse.warmup import compile_variants, plan, recorded
 
     if record is not None:
         if op or dtype or block_size or device or arch:
