@@ -33,10 +33,42 @@ from typing import Any
 
 from jitsparse.errors import ConfigError
 
-__all__ = ["Config", "bump", "generation", "get", "override", "parse_arch", "reload"]
+__all__ = [
+    "VARIABLES",
+    "Config",
+    "bump",
+    "examine",
+    "generation",
+    "get",
+    "override",
+    "parse_arch",
+    "reload",
+    "use",
+]
 
 LOG_LEVELS = ("debug", "info", "warning", "quiet")
 CPU_TARGETS = ("generic", "avx2", "avx512", "amx")
+
+VARIABLES = (
+    "JITSPARSE_CACHE_DIR",
+    "JITSPARSE_CACHE_PATH",
+    "JITSPARSE_PIN",
+    "JITSPARSE_JIT",
+    "JITSPARSE_LOG",
+    "JITSPARSE_ARCH",
+    "JITSPARSE_RECORD",
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "CXX",
+    "CC",
+    "MAX_JOBS",
+    "XDG_CACHE_HOME",
+    "NO_COLOR",
+    "TERM",
+    "RANK",
+    "LOCAL_RANK",
+)
+"""Every variable that :meth:`Config.from_environment` reads; each is judged by itself."""
 
 generation = 0
 """Moves on at every change of configuration or pin. Read it as ``config.generation``."""
@@ -153,15 +185,39 @@ def override(**changes: Any) -> Iterator[Config]:
     Raises:
         ConfigError: an unknown name or an illegal value.
     """
+    coerced = {name: _coerce(name, value) for name, value in changes.items()}
+    with use(replace(get(), **coerced)) as settings:
+        yield settings
+
+
+@contextmanager
+def use(settings: Config) -> Iterator[Config]:
+    """Have a configuration in force inside a ``with`` block, whatever the environment says."""
     global _current
-    before = get()
-    _current = replace(before, **{name: _coerce(name, value) for name, value in changes.items()})
+    before = _current
+    _current = settings
     bump()
     try:
-        yield _current
+        yield settings
     finally:
         _current = before
         bump()
+
+
+def examine(environment: Mapping[str, str]) -> tuple[Config, dict[str, ConfigError]]:
+    """The configuration of an environment without its illegal values, and what is wrong with these.
+
+    For a report that has to go on where a call would stop.
+    """
+    errors: dict[str, ConfigError] = {}
+    for name in VARIABLES:
+        if name in environment:
+            try:
+                Config.from_environment({name: environment[name]})
+            except ConfigError as error:
+                errors[name] = error
+    legal = {name: value for name, value in environment.items() if name not in errors}
+    return Config.from_environment(legal), errors
 
 
 def parse_arch(text: str) -> tuple[str, ...]:
