@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import typer
 
-from jitsparse.cli import bench, cache, demo, explain, listing, tune, warmup
+from jitsparse.cli import bench, cache, demo, doctor, explain, listing, tune, warmup
 from jitsparse.errors import JitsparseError
 
 __all__ = ["app", "main"]
@@ -28,6 +28,7 @@ app.command("warmup")(warmup.command)
 app.command("list")(listing.command)
 app.command("explain")(explain.command)
 app.command("tune")(tune.command)
+app.command("doctor")(doctor.command)
 app.add_typer(cache.app, name="cache")
 app.command("bench")(bench.command)
 
@@ -63,4 +64,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"jitsparse: {error}", file=sys.stderr)
         # An error that is a ValueError judges what was asked for; any other is a failure to do it.
         return 2 if isinstance(error, ValueError) else 1
+    except ImportError as error:
+        print(
+            f"jitsparse: {error}. What this installation lacks is said by: jitsparse doctor",
+            file=sys.stderr,
+        )
+        return 1
     return 0
