@@ -57,7 +57,7 @@ def test_the_command_line_is_there_without_torch(tmp_path: Path) -> None:
 
 def test_a_submodule_can_be_imported_before_anything_else(tmp_path: Path) -> None:
     """Also those that have the name of a function, which stays the function."""
-    for first in ("warmup", "explain", "tune", "sparse", "functional", "ops", "nn", "kernels.cpu"):
+    for first in ("warmup", "sparse", "ops"):
         code = (
             f"import jitsparse.{first}\n"
             "import torch, jitsparse as js\n"

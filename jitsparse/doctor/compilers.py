@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from jitsparse.doctor.finding import Finding
+from jitsparse.doctor.finding import Finding, Status
 from jitsparse.doctor.software import Torch
 from jitsparse.errors import ToolchainError
 from jitsparse.jit import toolchain
@@ -37,11 +37,11 @@ def check_cxx(settings: Config) -> Iterator[Finding]:
     """The compiler of CPU kernels, which also links CUDA kernels."""
     try:
         compiler = toolchain.find("c++").cxx
-        version = compiler.ask().splitlines()[0]
-    except (ToolchainError, IndexError) as error:
-        yield _missing("c++", str(error) or "the compiler does not say its version", settings)
+        version = compiler.ask()
+    except ToolchainError as error:
+        yield _missing("c++", str(error), settings)
         return
-    text = f"{compiler.path}, {version}"
+    text = f"{compiler.path}, {version.partition(chr(10))[0] or 'which does not say its version'}"
     with tempfile.TemporaryDirectory(prefix="jitsparse-doctor-") as folder:
         source = Path(folder) / "probe.cpp"
         source.write_text(_SOURCE, encoding="utf-8")
@@ -135,8 +135,8 @@ def _missing(name: str, message: str, settings: Config) -> Finding:
     return _lacking(name, "fail", message)
 
 
-def _lacking(name: str, status: str, message: str) -> Finding:
+def _lacking(name: str, status: Status, message: str) -> Finding:
     """A finding of the toolchain's own message, whose last sentences are the remedy."""
     before, separator, after = message.partition(" Install")
     remedy = f"Install{after}" if separator else "Install it, or set CXX or CUDA_HOME to another."
-    return Finding(name, "fail" if status == "fail" else "warn", before, remedy)
+    return Finding(name, status, before, remedy)

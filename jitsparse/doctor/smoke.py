@@ -44,7 +44,9 @@ def check_smoke_cpu(torch: Torch, *, allowed: bool) -> Iterator[Finding]:
             text = f"{variant.name} compiled in {entry.compile_seconds:.1f} s"
             text += f", {entry.library_bytes / 1e3:.0f} kB"
     except JitsparseError as error:
-        yield _refused(name, str(error), "the compiler")
+        # The rest of the message points at files that are gone by now.
+        text = str(error).partition("\n  log:")[0]
+        yield _refused(name, text, "Check the findings on c++, ninja and torch above, and CXX.")
     else:
         yield Finding(name, "ok", text)
 
@@ -74,7 +76,11 @@ def check_smoke_cuda(torch: Torch, *, allowed: bool) -> Iterator[Finding]:
         output = _nvcc(variant, tools, folder)
         seconds = time.perf_counter() - started
     if output:
-        yield _refused(name, f"{variant.name}: {output}", "nvcc, or the host compiler that it uses")
+        remedy = (
+            "Use a toolkit that knows the target and accepts the host compiler (CUDA_HOME), or "
+            "another host compiler (CC)."
+        )
+        yield _refused(name, f"{variant.name} did not compile\n{output}", remedy)
     else:
         yield Finding(name, "ok", f"{variant.name} compiled by nvcc in {seconds:.1f} s")
 
@@ -130,10 +136,8 @@ def _not_tried(torch: Torch, allowed: bool) -> str:
     return "" if torch.usable else "not tried: torch cannot be used, see above"
 
 
-def _refused(name: str, text: str, who: str) -> Finding:
-    status = "fail" if config.get().jit else "warn"
-    remedy = f"See which finding above concerns {who}; if none does, report this message."
-    return Finding(name, "warn" if status == "warn" else "fail", text, remedy)
+def _refused(name: str, text: str, remedy: str) -> Finding:
+    return Finding(name, "fail" if config.get().jit else "warn", text, remedy)
 
 
 @contextmanager
