@@ -37,11 +37,12 @@ def check_cxx(settings: Config) -> Iterator[Finding]:
     """The compiler of CPU kernels, which also links CUDA kernels."""
     try:
         compiler = toolchain.find("c++").cxx
-        version = compiler.ask()
+        # gcc's copyright notice follows in further lines.
+        version = compiler.ask().partition("\n")[0] or "which does not say its version"
     except ToolchainError as error:
         yield _missing("c++", str(error), settings)
         return
-    text = f"{compiler.path}, {version.partition(chr(10))[0] or 'which does not say its version'}"
+    text = f"{compiler.path}, {version}"
     with tempfile.TemporaryDirectory(prefix="jitsparse-doctor-") as folder:
         source = Path(folder) / "probe.cpp"
         source.write_text(_SOURCE, encoding="utf-8")

@@ -99,7 +99,7 @@ def test_the_compiler_here() -> None:
     [
         ('[ "$1" = --version ] && echo "c++ (A) 1" || { echo "omp.h: no" >&2; exit 1; }', "omp.h"),
         ("exit 3", "does not run"),
-        ('[ "$1" != --version ] && exit 1', "does not say its version"),
+        ('[ "$1" = --version ] || exit 1', "does not say its version"),
     ],
 )
 def test_a_compiler_that_does_not_compile(tmp_path: Path, script: str, said: str) -> None:
