@@ -6,6 +6,7 @@ something that does not exist.
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
 
@@ -58,6 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         /home/me/.cache/jitsparse
         0
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A path may hold bytes that are no text, and is printed as the bytes that it is.
+        sys.stdout.reconfigure(errors="surrogateescape")
     try:
         app(args=None if arguments is None else list(arguments), prog_name="jitsparse")
     except JitsparseError as error:

@@ -73,17 +73,19 @@ def check_rank(settings: Config) -> Iterator[Finding]:
 def _check_pin(settings: Config) -> Iterator[Finding]:
     name = "variable.JITSPARSE_PIN"
     try:
-        selection.parse_pins(settings.pin)
+        selection.parse_pins(settings.pin, "JITSPARSE_PIN: ")
     except PinError as error:
         remedy = "jitsparse explain prints the variants that a pin may name for a call."
-        yield Finding(name, "fail", f"JITSPARSE_PIN: {error}", remedy)
+        yield Finding(name, "fail", str(error), remedy)
 
 
 def _check_record(settings: Config) -> Iterator[Finding]:
     path = settings.record
     if path is None:
         return
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+    # os.path, which takes a path that is too long for one that does not exist.
+    target = path if os.path.exists(path) else path.parent
+    if os.path.isdir(path) or not os.access(target, os.W_OK):
         yield Finding(
             "variable.JITSPARSE_RECORD",
             "warn",

@@ -41,8 +41,16 @@ def check_root(settings: Config) -> Iterator[Finding]:
     """The cache that entries are written to."""
     root = settings.cache_dir
     existing = root
-    while not existing.exists() and existing != existing.parent:
+    # os.path, which takes a path that is too long for one that does not exist.
+    while not os.path.exists(existing) and existing != existing.parent:
         existing = existing.parent
+    try:
+        os.stat(root)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        yield _unwritable(root, str(error.strerror), settings)
+        return
     if not existing.is_dir():
         yield _unwritable(root, f"{existing} is not a directory", settings)
         return
@@ -73,8 +81,8 @@ def check_layer(name: str, root: Path) -> Iterator[Finding]:
         name: what to call it in the findings, ``layer1``.
         root: its directory.
     """
-    if not os.access(root, os.R_OK | os.X_OK) or not root.is_dir():
-        text = "cannot be read" if root.exists() else "does not exist"
+    if not os.access(root, os.R_OK | os.X_OK) or not os.path.isdir(root):
+        text = "cannot be read" if os.path.exists(root) else "does not exist"
         remedy = "Mount or fill it, or take it out of JITSPARSE_CACHE_PATH."
         yield Finding(f"{name}.directory", "warn", f"{root} {text}", remedy)
         return

@@ -48,6 +48,9 @@ __all__ = [
 
 LOG_LEVELS = ("debug", "info", "warning", "quiet")
 CPU_TARGETS = ("generic", "avx2", "avx512", "amx")
+# ASCII: other scripts have digits too, and no compiler knows them.
+_CAPABILITY = re.compile(r"(?:sm_?)?(\d{1,2})\.?(\d)([af]?)", re.ASCII)
+_MAX_DIGITS = 9
 
 VARIABLES = (
     "JITSPARSE_CACHE_DIR",
@@ -144,7 +147,9 @@ class Config:
             max_jobs=_count("MAX_JOBS", variable("MAX_JOBS")),
             color=not environment.get("NO_COLOR"),
             live=variable("TERM") != "dumb",
-            rank=_count("RANK", variable("RANK") or variable("LOCAL_RANK")) or 0,
+            rank=_count("RANK", variable("RANK"))
+            or _count("LOCAL_RANK", "" if variable("RANK") else variable("LOCAL_RANK"))
+            or 0,
         )
 
 
@@ -220,12 +225,13 @@ def examine(environment: Mapping[str, str]) -> tuple[Config, dict[str, ConfigErr
     return Config.from_environment(legal), errors
 
 
-def parse_arch(text: str) -> tuple[str, ...]:
+def parse_arch(text: str, name: str = "JITSPARSE_ARCH") -> tuple[str, ...]:
     """Target names of an architecture list.
 
     Args:
         text: entries separated by ``;``, ``,`` or blanks, each a compute capability (``9.0a``), a
             CUDA target (``sm90a``) or a CPU target (``avx2``).
+        name: what the text is the value of, for the error message.
 
     Returns:
         Target names in the order given, e.g. ``("sm90a", "sm80")``.
@@ -237,14 +243,14 @@ def parse_arch(text: str) -> tuple[str, ...]:
     for entry in re.split(r"[;,\s]+", text.strip()):
         if not entry:
             continue
-        capability = re.fullmatch(r"(?:sm_?)?(\d{1,2})\.?(\d)([af]?)", entry.lower())
+        capability = _CAPABILITY.fullmatch(entry.lower())
         if capability:
             targets.append("sm" + "".join(capability.groups()))
         elif entry.lower() in CPU_TARGETS:
             targets.append(entry.lower())
         else:
             raise ConfigError(
-                f"JITSPARSE_ARCH: {entry!r} is not a target. Write compute capabilities such as "
+                f"{name}: {entry!r} is not a target. Write compute capabilities such as "
                 f"9.0a or 8.0, or CPU targets ({', '.join(CPU_TARGETS)}), separated by ';'."
             )
     return tuple(dict.fromkeys(targets))
@@ -281,6 +287,8 @@ def _choice(name: str, value: str, legal: tuple[str, ...]) -> str:
 def _count(name: str, value: str) -> int | None:
     if not value:
         return None
-    if not value.isdigit():
-        raise ConfigError(f"{name}={value!r} is not a whole number of 0 or more.")
+    if not (value.isascii() and value.isdigit() and len(value) <= _MAX_DIGITS):
+        raise ConfigError(
+            f"{name}={value!r} is not a whole number of 0 or more, of at most {_MAX_DIGITS} digits."
+        )
     return int(value)
