@@ -51,6 +51,7 @@ CPU_TARGETS = ("generic", "avx2", "avx512", "amx")
 # ASCII: other scripts have digits too, and no compiler knows them.
 _CAPABILITY = re.compile(r"(?:sm_?)?(\d{1,2})\.?(\d)([af]?)", re.ASCII)
 _MAX_DIGITS = 9
+_MAX_PATH, _MAX_NAME = 3500, 255
 
 VARIABLES = (
     "JITSPARSE_CACHE_DIR",
@@ -126,22 +127,20 @@ class Config:
         def variable(name: str) -> str:
             return environment.get(name, "").strip()
 
-        cache_dir = variable("JITSPARSE_CACHE_DIR")
-        cache_home = variable("XDG_CACHE_HOME") or "~/.cache"
-        record = variable("JITSPARSE_RECORD")
+        def paths(name: str, separator: str | None = None) -> tuple[Path, ...]:
+            parts = variable(name).split(separator) if separator else [variable(name)]
+            return tuple(_path(name, part) for part in parts if part)
+
+        cache_home = paths("XDG_CACHE_HOME") or (_absolute("~/.cache"),)
         return cls(
-            cache_dir=_absolute(cache_dir) if cache_dir else _absolute(cache_home) / "jitsparse",
-            cache_path=tuple(
-                _absolute(part) for part in variable("JITSPARSE_CACHE_PATH").split(":") if part
-            ),
+            cache_dir=next(iter(paths("JITSPARSE_CACHE_DIR")), cache_home[0] / "jitsparse"),
+            cache_path=paths("JITSPARSE_CACHE_PATH", ":"),
             pin=variable("JITSPARSE_PIN"),
             jit=_choice("JITSPARSE_JIT", variable("JITSPARSE_JIT") or "on", ("on", "off")) == "on",
             log=_choice("JITSPARSE_LOG", variable("JITSPARSE_LOG") or "info", LOG_LEVELS),
             arch=parse_arch(variable("JITSPARSE_ARCH")),
-            record=_absolute(record) if record else None,
-            cuda_home=tuple(
-                _absolute(variable(name)) for name in ("CUDA_HOME", "CUDA_PATH") if variable(name)
-            ),
+            record=next(iter(paths("JITSPARSE_RECORD")), None),
+            cuda_home=(*paths("CUDA_HOME"), *paths("CUDA_PATH")),
             cxx=variable("CXX") or None,
             cc=variable("CC") or None,
             max_jobs=_count("MAX_JOBS", variable("MAX_JOBS")),
@@ -276,6 +275,22 @@ def _coerce(name: str, value: Any) -> Any:
 
 def _absolute(path: str | os.PathLike[str]) -> Path:
     return Path(os.path.abspath(os.path.expanduser(path)))
+
+
+def _path(name: str, text: str) -> Path:
+    """The path in a variable, if the system could have it.
+
+    Below a cache there are names of its own, so less than what the system allows is left.
+    """
+    path = _absolute(text)
+    if len(os.fsencode(path)) > _MAX_PATH or any(
+        len(os.fsencode(part)) > _MAX_NAME for part in path.parts
+    ):
+        raise ConfigError(
+            f"{name} is not a usable path: it has {len(os.fsencode(path))} bytes. At most "
+            f"{_MAX_PATH} are possible, and {_MAX_NAME} between two slashes."
+        )
+    return path
 
 
 def _choice(name: str, value: str, legal: tuple[str, ...]) -> str:
