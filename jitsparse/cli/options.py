@@ -56,9 +56,10 @@ def writable_file(text: str) -> Path:
     # Written beside and renamed, so what is no regular file would be replaced by one.
     if not path.name or (os.path.lexists(path) and not os.path.isfile(path)):
         raise ValueError("not the name of a file")
-    where = path.absolute()
-    while not os.path.lexists(where) and where != where.parent:
-        where = where.parent
-    if not os.access(where, os.W_OK) or (where != path.absolute() and not os.path.isdir(where)):
-        raise ValueError(f"{where} cannot be written")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"its directory cannot be created: {error.strerror}") from error
+    if not os.access(path.parent, os.W_OK):
+        raise ValueError(f"{path.parent} cannot be written")
     return path

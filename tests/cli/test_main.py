@@ -71,7 +71,10 @@ def test_usage_errors_exit_with_2(arguments: list[str], capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize(
     "arguments",
-    [],
+    [
+        ["warmup", "--arch", "9.0a", "--device", "cpu"],
+        ["warmup", "--arch", "avx2", "--dtype", "tf32", "--op", "dsd", "--device", "cuda"],
+    ],
     ids=" ".join,
 )
 def test_errors_are_messages_and_not_tracebacks(
