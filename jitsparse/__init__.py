@@ -5,12 +5,20 @@
 >>> (a @ torch.randn(128, 10)).shape
 torch.Size([256, 10])
 
-Importing compiles nothing, prints nothing, writes nothing and makes no CUDA context.
+Importing compiles nothing, prints nothing, writes nothing and makes no CUDA context. Torch
+itself is imported, and the operations are registered, when the first public name is used: so
+``jitsparse doctor`` can say what is wrong with a torch that cannot be imported, and commands that
+need no torch start at once.
 """
 
 from __future__ import annotations
 
-from jitsparse import nn
+import importlib
+import importlib.util
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING
+
 from jitsparse.errors import (
     ArgumentError,
     CacheMiss,
@@ -23,13 +31,16 @@ from jitsparse.errors import (
     ToolchainError,
     UnsupportedProblem,
 )
-from jitsparse.explain import explain
-from jitsparse.functional import dds, dsd, linear, sdd
 from jitsparse.jit import cache_info, clear_cache, pin
-from jitsparse.pattern import Pattern
-from jitsparse.sparse import BlockSparse, random
-from jitsparse.tune import tune
-from jitsparse.warmup import warmup
+
+if TYPE_CHECKING:
+    from jitsparse import nn
+    from jitsparse.explain import explain
+    from jitsparse.functional import dds, dsd, linear, sdd
+    from jitsparse.pattern import Pattern
+    from jitsparse.sparse import BlockSparse, random
+    from jitsparse.tune import tune
+    from jitsparse.warmup import warmup
 
 __version__ = "0.1.0"
 
@@ -59,3 +70,44 @@ __all__ = [
     "tune",
     "warmup",
 ]
+
+_MODULES = {
+    "explain": ("explain",),
+    "functional": ("dds", "dsd", "linear", "sdd"),
+    "pattern": ("Pattern",),
+    "sparse": ("BlockSparse", "random"),
+    "tune": ("tune",),
+    "warmup": ("warmup",),
+}
+"""Modules that import torch, and the public names that they define."""
+
+
+class _Package(ModuleType):
+    """This package: three of its functions have the name of the module that defines them."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        # Importing a submodule binds it here under its name, which is the function's.
+        if isinstance(value, ModuleType) and name in _MODULES.get(name, ()):
+            value = getattr(value, name)
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+if not TYPE_CHECKING:  # or every misspelt name would be one that might exist
+
+    def __getattr__(name: str) -> object:
+        if name in __all__:
+            package = sys.modules[__name__]
+            for module, names in _MODULES.items():
+                loaded = importlib.import_module(f"{__name__}.{module}")
+                for each in names:
+                    setattr(package, each, getattr(loaded, each))
+            importlib.import_module(f"{__name__}.nn")
+            return vars(package)[name]
+        if not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}"):
+            return importlib.import_module(f"{__name__}.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

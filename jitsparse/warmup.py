@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -136,9 +137,15 @@ def recorded(path: str | os.PathLike[str]) -> list[Variant]:
     from jitsparse.jit import Variant
 
     try:
+        # A device may never end; a pipe does.
+        kind = os.stat(path).st_mode
+        if not (stat.S_ISREG(kind) or stat.S_ISFIFO(kind)):
+            raise ArgumentError(f"{path} is not a record of variants: it is no file")
         lines = Path(path).read_text(encoding="utf-8").splitlines()
-        names = [json.loads(line)["variant"] for line in lines if line.strip()]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        names = [str(json.loads(line)["variant"]) for line in lines if line.strip()]
+    except ArgumentError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ArgumentError(f"{path} is not a record of variants: {error!r}") from error
     variants = (Variant.parse(name) for name in dict.fromkeys(names))
     return [variant for variant in variants if variant.op in registry.OPS]
@@ -197,7 +204,7 @@ def _targets(device: str | None, arch: str | Sequence[str] | None) -> list[str]:
     if device not in (None, "cpu", "cuda"):
         raise ArgumentError(f"device {device!r} is not one of cpu, cuda")
     if arch is not None:
-        named = config.parse_arch(arch if isinstance(arch, str) else ";".join(arch))
+        named = config.parse_arch(arch if isinstance(arch, str) else ";".join(arch), "arch")
         targets = [t for t in named if device in (None, registry.device_of(t))]
         if not targets:
             asked = ", ".join(named) or repr(arch)

@@ -37,6 +37,39 @@ def test_importing_leaves_no_trace(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_command_line_is_there_without_torch(tmp_path: Path) -> None:
+    """What is wrong with a torch can only be said by a program that does not import it."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise OSError('libcudart.so.12: not found')")
+    code = (
+        "import sys; sys.path.insert(0, '.')\n"
+        "import jitsparse as js, jitsparse.cli\n"
+        "assert 'torch' not in sys.modules\n"
+        "assert 'dsd' in dir(js)\n"
+        "js.cache_info()\n"
+        "try:\n"
+        "    js.dsd\n"
+        "except OSError as error:\n"
+        "    print(error)\n"
+    )
+    assert python(code, tmp_path).stdout == "libcudart.so.12: not found\n"
+
+
+def test_a_submodule_can_be_imported_before_anything_else(tmp_path: Path) -> None:
+    """Also those that have the name of a function, which stays the function."""
+    for first in ("warmup", "sparse", "ops"):
+        code = (
+            f"import jitsparse.{first}\n"
+            "import torch, jitsparse as js\n"
+            "assert callable(js.warmup) and callable(js.explain) and callable(js.tune)\n"
+            "a = js.random((8, 8), 8, 1.0)\n"
+            "assert torch.ops.jitsparse.dsd\n"
+            "assert js.pattern.BLOCK_SIZES\n"
+            "assert not hasattr(js, 'no_such_name')\n"
+        )
+        assert python(code, tmp_path).stderr == ""
+
+
 def test_importing_asks_nothing_of_the_environment_that_it_could_refuse(tmp_path: Path) -> None:
     """An illegal setting is an error of the first call that needs it, not of the import."""
     done = python(

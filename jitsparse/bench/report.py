@@ -10,11 +10,12 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from jitsparse.errors import ArgumentError
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["Table", "cell", "header", "processor"]
 
@@ -93,6 +94,8 @@ def cell(value: object) -> str:
 
 def header(device: torch.device) -> dict[str, str]:
     """Where, with what and by which command something was measured."""
+    import torch
+
     facts = {
         "device": processor(device),
         "threads": str(torch.get_num_threads()),
@@ -111,6 +114,8 @@ def header(device: torch.device) -> dict[str, str]:
 
 def processor(device: torch.device) -> str:
     """Name of the GPU, or model name and core count of the CPU."""
+    import torch
+
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

@@ -6,12 +6,13 @@ something that does not exist.
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
 
 import typer
 
-from jitsparse.cli import bench, cache, demo, explain, listing, tune, warmup
+from jitsparse.cli import bench, cache, demo, doctor, explain, listing, tune, warmup
 from jitsparse.errors import JitsparseError
 
 __all__ = ["app", "main"]
@@ -28,6 +29,7 @@ app.command("warmup")(warmup.command)
 app.command("list")(listing.command)
 app.command("explain")(explain.command)
 app.command("tune")(tune.command)
+app.command("doctor")(doctor.command)
 app.add_typer(cache.app, name="cache")
 app.command("bench")(bench.command)
 
@@ -57,10 +59,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         /home/me/.cache/jitsparse
         0
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A path may hold bytes that are no text, and is printed as the bytes that it is.
+        sys.stdout.reconfigure(errors="surrogateescape")
     try:
         app(args=None if arguments is None else list(arguments), prog_name="jitsparse")
     except JitsparseError as error:
         print(f"jitsparse: {error}", file=sys.stderr)
         # An error that is a ValueError judges what was asked for; any other is a failure to do it.
         return 2 if isinstance(error, ValueError) else 1
+    except ImportError as error:
+        print(
+            f"jitsparse: {error}. What this installation lacks is said by: jitsparse doctor",
+            file=sys.stderr,
+        )
+        return 1
     return 0

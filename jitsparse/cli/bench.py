@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import torch
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -15,6 +14,8 @@ from jitsparse.cli.console import print_json, print_table, read_device, split, s
 from jitsparse.cli.options import one_of, read_density, read_size
 
 if TYPE_CHECKING:
+    import torch
+
     from jitsparse.bench.section import Section
 
 __all__ = ["command"]
@@ -68,22 +69,26 @@ def command(
     where = read_device(device)
     if suite and suite not in (*GRIDS, "hopper", "overhead"):
         known = ", ".join([*GRIDS, "hopper", "overhead"])
-        raise typer.BadParameter(f"there is no suite {suite!r}; there are {known}")
+        raise typer.BadParameter(
+            f"there is no suite {suite!r}; there are {known}", param_hint="--suite"
+        )
     if section and suite != "hopper":
-        raise typer.BadParameter("--section selects from --suite hopper, which was not asked for")
+        raise typer.BadParameter(
+            "it selects from --suite hopper, which was not asked for", param_hint="--section"
+        )
     chosen: dict[str, Any] = {
-        "ops": split(op, one_of(OPERATIONS)),
-        "layouts": split(layout, one_of(LAYOUTS)),
-        "dtypes": split(dtype, one_of(tuple(DTYPES))),
-        "blocks": split(block_size, parse_block_size),
-        "sizes": split(size, read_size),
-        "densities": split(density, read_density),
-        "patterns": split(pattern, one_of(PATTERNS)),
+        "ops": split(op, one_of(OPERATIONS), "--op"),
+        "layouts": split(layout, one_of(LAYOUTS), "--layout"),
+        "dtypes": split(dtype, one_of(tuple(DTYPES)), "--dtype"),
+        "blocks": split(block_size, parse_block_size, "--block-size"),
+        "sizes": split(size, read_size, "--size"),
+        "densities": split(density, read_density, "--density"),
+        "patterns": split(pattern, one_of(PATTERNS), "--pattern"),
     }
     chosen = {name: values for name, values in chosen.items() if values}
     sections = []
     if suite == "hopper":
-        sections = _hopper(where, split(section, str), chosen, torch_tuned)
+        sections = _hopper(where, split(section, str, "--section"), chosen, torch_tuned)
     elif suite != "overhead":
         sections = [_grid(suite, where, chosen, torch_tuned)]
     measured = header(where)
@@ -140,7 +145,10 @@ def _hopper(
     known = [each.name for each in sections]
     for name in names:
         if name not in known:
-            raise typer.BadParameter(f"there is no section {name!r}; there are {', '.join(known)}")
+            raise typer.BadParameter(
+                f"there is no section {name!r}; there are {', '.join(known)}",
+                param_hint="--section",
+            )
     written: dict[str, Callable[[Any], object]] = {
         "block": block_name,
         "size": lambda size: size_name(*size),
@@ -178,6 +186,8 @@ def _measure(section: Section, seconds: float, device: torch.device) -> Table:
             on_case=lambda done, label: progress.update(task, completed=done, description=label),
         )
     if device.type == "cuda":
+        import torch
+
         # The next section's tensors have other sizes.
         torch.cuda.empty_cache()
     return table

@@ -5,28 +5,36 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from jitsparse.bench.report import cell
 
+if TYPE_CHECKING:
+    import torch
+
 __all__ = ["one", "print_json", "print_table", "read_device", "split", "stderr", "stdout"]
 
 T = TypeVar("T")
 
+DEVICE = "--device"
+
 
 def stdout() -> Console:
-    """Console for data. Redirected, it has no width, so that no cell is ever cut."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 10_000)
+    """Console for data. Redirected, it has no width, so that no cell is ever cut.
+
+    Without markup: a path or a compiler's message may hold square brackets.
+    """
+    width = None if sys.stdout.isatty() else 10_000
+    return Console(highlight=False, markup=False, emoji=False, width=width)
 
 
 def stderr() -> Console:
     """Console for progress."""
-    return Console(stderr=True, highlight=False)
+    return Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 
 def print_json(data: Any) -> None:
@@ -52,17 +60,17 @@ def print_table(
     (console or stdout()).print(table)
 
 
-def split(values: Iterable[str], read: Callable[[str], T]) -> list[T]:
+def split(values: Iterable[str], read: Callable[[str], T], option: str) -> list[T]:
     """The entries of an option that may be repeated and may hold several between commas.
 
     Raises:
         typer.BadParameter: ``read`` raised ValueError for one of them.
     """
     parts = [part.strip() for value in values for part in value.split(",") if part.strip()]
-    return [one(part, read) for part in parts]
+    return [one(part, read, option) for part in parts]
 
 
-def one(value: str, read: Callable[[str], T]) -> T:
+def one(value: str, read: Callable[[str], T], option: str) -> T:
     """The value of an option.
 
     Raises:
@@ -71,7 +79,7 @@ def one(value: str, read: Callable[[str], T]) -> T:
     try:
         return read(value)
     except ValueError as error:
-        raise typer.BadParameter(f"{value!r}: {error}") from error
+        raise typer.BadParameter(f"{value!r}: {error}", param_hint=option) from error
 
 
 def read_device(name: str) -> torch.device:
@@ -80,17 +88,24 @@ def read_device(name: str) -> torch.device:
     Raises:
         typer.BadParameter: there is no such device here.
     """
+    import torch
+
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise typer.BadParameter(f"{name!r} is not a device; use auto, cpu or cuda") from error
+        raise typer.BadParameter(
+            f"{name!r} is not a device; use auto, cpu or cuda", param_hint=DEVICE
+        ) from error
     if device.type not in ("cpu", "cuda"):
-        raise typer.BadParameter(f"{name!r}: kernels are compiled for cpu and cuda")
+        raise typer.BadParameter(
+            f"{name!r}: kernels are compiled for cpu and cuda", param_hint=DEVICE
+        )
     if device.type == "cuda" and not torch.cuda.is_available():
         built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
         raise typer.BadParameter(
-            f"torch sees no CUDA GPU here (torch {torch.__version__}, built with {built})"
+            f"torch sees no CUDA GPU here (torch {torch.__version__}, built with {built})",
+            param_hint=DEVICE,
         )
     return device

@@ -39,6 +39,10 @@ def command(
     if no_figure:
         console.print(no_figure, soft_wrap=True)
     demo = Demo(device=where, steps=steps or None, seed=seed)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise typer.BadParameter(str(error), param_hint="--out") from error
     console.print(demo.description(), soft_wrap=True)
     compiled = demo.warm_up()
     root = cache.current().root
@@ -60,7 +64,6 @@ def command(
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("", total=demo.settings.steps)
         demo.train(lambda done, text: progress.update(task, completed=done, description=text))
-    out.mkdir(parents=True, exist_ok=True)
     written = [demo.write_json(out / "demo.json")]
     if not no_figure:
         written.append(draw(demo, out / "demo.png"))

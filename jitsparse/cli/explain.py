@@ -7,6 +7,7 @@ from dataclasses import asdict
 import typer
 
 from jitsparse.cli.console import one, print_json
+from jitsparse.cli.options import MOST, read_arch
 
 __all__ = ["command"]
 
@@ -15,9 +16,9 @@ def command(
     op: str = typer.Argument(help="dsd, dds or sdd."),
     dtype: str = typer.Option("f32", help="f64, f32, tf32, f16, bf16."),
     block_size: str = typer.Option("32", help="32 or 32x64."),
-    m: int = typer.Option(4096, min=1, help="Rows of the product."),
-    n: int = typer.Option(4096, min=1, help="Columns of the product."),
-    k: int = typer.Option(4096, min=1, help="The extent that is summed over."),
+    m: int = typer.Option(4096, min=1, max=MOST, help="Rows of the product."),
+    n: int = typer.Option(4096, min=1, max=MOST, help="Columns of the product."),
+    k: int = typer.Option(4096, min=1, max=MOST, help="The extent that is summed over."),
     density: float = typer.Option(0.25, min=0.0, max=1.0, help="Share of blocks stored."),
     layout: str = typer.Option(
         "nn", help="A letter an operand: n as stored (last axis contiguous), t transposed."
@@ -33,23 +34,24 @@ def command(
     and the result of sdd. ``--arch`` explains another machine's choice.
     """
     from jitsparse.explain import explain
-    from jitsparse.jit import config
     from jitsparse.kernels import registry
     from jitsparse.kernels.problem import product_problem
 
     for what, value, legal in (
-        ("op", op, registry.OPS),
-        ("dtype", dtype, registry.DTYPES),
-        ("layout", layout, ("nn", "nt", "tn", "tt")),
-        ("device", device, ("", "cpu", "cuda")),
+        ("OP", op, registry.OPS),
+        ("--dtype", dtype, registry.DTYPES),
+        ("--layout", layout, ("nn", "nt", "tn", "tt")),
+        ("--device", device, ("", "cpu", "cuda")),
     ):
         if value not in legal:
             names = ", ".join(name for name in legal if name)
-            raise typer.BadParameter(f"{what} {value!r} is not one of {names}")
-    block = one(block_size, registry.parse_block_size)
-    targets = one(arch, config.parse_arch)
+            raise typer.BadParameter(f"{value!r} is not one of {names}", param_hint=what)
+    block = one(block_size, registry.parse_block_size, "--block-size")
+    targets = one(arch, read_arch, "--arch")
     if len(targets) > 1:
-        raise typer.BadParameter(f"explain takes one target, got {', '.join(targets)}")
+        raise typer.BadParameter(
+            f"explain takes one target, got {', '.join(targets)}", param_hint="--arch"
+        )
     where = _device(device, targets)
     problem = product_problem(op, where, dtype, block, layout, (m, n, k), density, aligned)
     explanation = explain(problem.rounded(), target=targets[0] if targets else None)
@@ -64,5 +66,7 @@ def _device(asked: str, targets: tuple[str, ...]) -> str:
 
     implied = registry.device_of(targets[0]) if targets else ""
     if asked and implied and asked != implied:
-        raise typer.BadParameter(f"target {targets[0]} is for {implied}, not for {asked}")
+        raise typer.BadParameter(
+            f"target {targets[0]} is for {implied}, not for {asked}", param_hint="--arch"
+        )
     return asked or implied or ("cuda" if torch.cuda.is_available() else "cpu")

@@ -7,6 +7,7 @@ import time
 import typer
 
 from jitsparse.cli.console import print_json, print_table, split, stderr
+from jitsparse.cli.options import one_of, read_arch
 
 __all__ = ["command"]
 
@@ -27,24 +28,25 @@ def command(
 
     Filters may be repeated and may hold several values between commas.
     """
-    from jitsparse.jit import Variant, cache, config
+    from jitsparse.jit import Variant, cache
     from jitsparse.kernels import registry
 
-    targets = [name for names in split(arch, config.parse_arch) for name in names]
-    blocks = split(block_size, registry.parse_block_size)
+    targets = [name for names in split(arch, read_arch, "--arch") for name in names]
+    blocks = split(block_size, registry.parse_block_size, "--block-size")
+    ops = split(op, one_of(registry.OPS), "--op")
+    dtypes = split(dtype, one_of(registry.DTYPES), "--dtype")
     if known:
         rows: list[dict[str, object]] = [
             {"variant": variant.name}
             for variant in registry.select_variants(
                 targets or _targets_here(),
-                ops=split(op, str),
-                dtypes=split(dtype, str),
+                ops=ops,
+                dtypes=dtypes,
                 block_sizes=blocks,
             )
         ]
     else:
         wanted_blocks = {f"{r}x{c}" for r, c in blocks}
-        ops, dtypes = set(split(op, str)), set(split(dtype, str))
         rows = []
         for entry in sorted(cache.current().entries(), key=lambda each: each.created):
             variant = Variant.parse(entry.variant)

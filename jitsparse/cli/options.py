@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
-__all__ = ["one_of", "read_density", "read_size"]
+__all__ = ["one_of", "read_arch", "read_density", "read_size", "writable_file"]
+
+MOST = 2**31 - 1
+"""Rows, columns and steps are 32-bit numbers in kernels."""
 
 
 def one_of(legal: Sequence[str]) -> Callable[[str], str]:
@@ -18,17 +23,43 @@ def one_of(legal: Sequence[str]) -> Callable[[str], str]:
     return read
 
 
+def read_arch(text: str) -> tuple[str, ...]:
+    """``"9.0a"`` or ``"avx2"``, or several, as names of targets."""
+    from jitsparse.jit import config
+
+    return config.parse_arch(text, "target")
+
+
 def read_size(text: str) -> tuple[int, ...]:
     """``"512"`` or ``"512x256x128"`` as ``(m, n, k)``."""
-    sides = tuple(int(side) for side in text.lower().split("x"))
-    if len(sides) not in (1, 3) or min(sides) < 1:
-        raise ValueError("a size is m = n = k, or MxNxK, each at least 1")
+    words = text.lower().split("x")
+    sides = tuple(int(word) if word.isdecimal() and len(word) < 20 else 0 for word in words)
+    if len(sides) not in (1, 3) or min(sides) < 1 or max(sides) > MOST:
+        raise ValueError(f"a size is m = n = k, or MxNxK, each from 1 to {MOST}")
     return sides * 3 if len(sides) == 1 else sides
 
 
 def read_density(text: str) -> float:
     """A share of blocks."""
-    density = float(text)
+    try:
+        density = float(text)
+    except ValueError:
+        density = 0.0
     if not 0 < density <= 1:
         raise ValueError("a density is above 0 and at most 1")
     return density
+
+
+def writable_file(text: str) -> Path:
+    """A file that is there or could be; asked before the work whose result it is to hold."""
+    path = Path(text)
+    # Written beside and renamed, so what is no regular file would be replaced by one.
+    if not path.name or (os.path.lexists(path) and not os.path.isfile(path)):
+        raise ValueError("not the name of a file")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"its directory cannot be created: {error.strerror}") from error
+    if not os.access(path.parent, os.W_OK):
+        raise ValueError(f"{path.parent} cannot be written")
+    return path

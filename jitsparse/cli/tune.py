@@ -8,14 +8,15 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from jitsparse.cli.console import print_json, print_table, read_device, split, stderr
-from jitsparse.cli.options import one_of, read_density, read_size
+from jitsparse.cli.console import one, print_json, print_table, read_device, split, stderr
+from jitsparse.cli.options import one_of, read_density, read_size, writable_file
 
 if TYPE_CHECKING:
+    import torch
+
     from jitsparse.kernels.problem import Problem
     from jitsparse.tune import Tuning
 
@@ -55,17 +56,19 @@ def command(
     from jitsparse.warmup import compile_variants
 
     where = read_device(device)
+    if export is not None:
+        one(str(export), writable_file, "--export")
     on_gpu = where.type == "cuda"
     asked = (op, dtype, block_size, size, density, layout)
     problems = dict.fromkeys(
         _problems(
             where.type,
-            split(op, one_of(registry.OPS)) or registry.OPS,
-            split(dtype, one_of(registry.DTYPES)) or ["bf16" if on_gpu else "f32"],
-            split(block_size, registry.parse_block_size) or [(32, 32)],
-            split(size, read_size) or [(4096 if on_gpu else 2048,) * 3],
-            split(density, read_density) or [0.25],
-            split(layout, one_of(("nn", "nt", "tn", "tt"))) or ["nn"],
+            split(op, one_of(registry.OPS), "--op") or registry.OPS,
+            split(dtype, one_of(registry.DTYPES), "--dtype") or ["bf16" if on_gpu else "f32"],
+            split(block_size, registry.parse_block_size, "--block-size") or [(32, 32)],
+            split(size, read_size, "--size") or [(4096 if on_gpu else 2048,) * 3],
+            split(density, read_density, "--density") or [0.25],
+            split(layout, one_of(("nn", "nt", "tn", "tt")), "--layout") or ["nn"],
         )
     )
     if export is not None and not any(asked):

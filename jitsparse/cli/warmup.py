@@ -5,12 +5,17 @@ from __future__ import annotations
 import time
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from jitsparse.cli.console import print_json, print_table, split, stderr
-from jitsparse.warmup import Outcome, compile_variants, plan, recorded
+from jitsparse.cli.console import one, print_json, print_table, split, stderr
+from jitsparse.cli.options import one_of, read_arch
+from jitsparse.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from jitsparse.warmup import Outcome
 
 __all__ = ["command"]
 
@@ -34,19 +39,25 @@ def command(
     Options may be repeated and may hold several values between commas. Needs no GPU for CUDA
     targets, only nvcc and a torch built with CUDA. Exits with 1 if a kernel failed to compile.
     """
-    from jitsparse.kernels.registry import parse_block_size
+    from jitsparse.kernels import registry
+    from jitsparse.warmup import compile_variants, plan, recorded
 
     if record is not None:
         if op or dtype or block_size or device or arch:
-            raise typer.BadParameter("--from names the kernels; it takes no filters beside it")
-        variants = recorded(record)
+            raise typer.BadParameter(
+                "it names the kernels, and takes no filters beside it", param_hint="--from"
+            )
+        try:
+            variants = recorded(record)
+        except ArgumentError as error:
+            raise typer.BadParameter(str(error), param_hint="--from") from error
     else:
         variants = plan(
-            op=split(op, str),
-            dtype=split(dtype, str),
-            block_size=list(split(block_size, parse_block_size)) or None,
-            device=device or None,
-            arch=split(arch, str) or None,
+            op=split(op, one_of(registry.OPS), "--op"),
+            dtype=split(dtype, one_of(registry.DTYPES), "--dtype"),
+            block_size=split(block_size, registry.parse_block_size, "--block-size") or None,
+            device=one(device, one_of(("cpu", "cuda")), "--device") if device else None,
+            arch=[name for names in split(arch, read_arch, "--arch") for name in names] or None,
         )
     progress = Progress(
         TextColumn("compiling"),

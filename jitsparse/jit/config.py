@@ -33,10 +33,46 @@ from typing import Any
 
 from jitsparse.errors import ConfigError
 
-__all__ = ["Config", "bump", "generation", "get", "override", "parse_arch", "reload"]
+__all__ = [
+    "VARIABLES",
+    "Config",
+    "bump",
+    "examine",
+    "generation",
+    "get",
+    "override",
+    "parse_arch",
+    "reload",
+    "use",
+]
 
 LOG_LEVELS = ("debug", "info", "warning", "quiet")
 CPU_TARGETS = ("generic", "avx2", "avx512", "amx")
+# ASCII: other scripts have digits too, and no compiler knows them.
+_CAPABILITY = re.compile(r"(?:sm_?)?(\d{1,2})\.?(\d)([af]?)", re.ASCII)
+_MAX_DIGITS = 9
+_MAX_PATH, _MAX_NAME = 3500, 255
+
+VARIABLES = (
+    "JITSPARSE_CACHE_DIR",
+    "JITSPARSE_CACHE_PATH",
+    "JITSPARSE_PIN",
+    "JITSPARSE_JIT",
+    "JITSPARSE_LOG",
+    "JITSPARSE_ARCH",
+    "JITSPARSE_RECORD",
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "CXX",
+    "CC",
+    "MAX_JOBS",
+    "XDG_CACHE_HOME",
+    "NO_COLOR",
+    "TERM",
+    "RANK",
+    "LOCAL_RANK",
+)
+"""Every variable that :meth:`Config.from_environment` reads; each is judged by itself."""
 
 generation = 0
 """Moves on at every change of configuration or pin. Read it as ``config.generation``."""
@@ -91,28 +127,28 @@ class Config:
         def variable(name: str) -> str:
             return environment.get(name, "").strip()
 
-        cache_dir = variable("JITSPARSE_CACHE_DIR")
-        cache_home = variable("XDG_CACHE_HOME") or "~/.cache"
-        record = variable("JITSPARSE_RECORD")
+        def paths(name: str, separator: str | None = None) -> tuple[Path, ...]:
+            parts = variable(name).split(separator) if separator else [variable(name)]
+            return tuple(_path(name, part) for part in parts if part)
+
+        cache_home = paths("XDG_CACHE_HOME") or (_absolute("~/.cache"),)
         return cls(
-            cache_dir=_absolute(cache_dir) if cache_dir else _absolute(cache_home) / "jitsparse",
-            cache_path=tuple(
-                _absolute(part) for part in variable("JITSPARSE_CACHE_PATH").split(":") if part
-            ),
+            cache_dir=next(iter(paths("JITSPARSE_CACHE_DIR")), cache_home[0] / "jitsparse"),
+            cache_path=paths("JITSPARSE_CACHE_PATH", ":"),
             pin=variable("JITSPARSE_PIN"),
             jit=_choice("JITSPARSE_JIT", variable("JITSPARSE_JIT") or "on", ("on", "off")) == "on",
             log=_choice("JITSPARSE_LOG", variable("JITSPARSE_LOG") or "info", LOG_LEVELS),
             arch=parse_arch(variable("JITSPARSE_ARCH")),
-            record=_absolute(record) if record else None,
-            cuda_home=tuple(
-                _absolute(variable(name)) for name in ("CUDA_HOME", "CUDA_PATH") if variable(name)
-            ),
+            record=next(iter(paths("JITSPARSE_RECORD")), None),
+            cuda_home=(*paths("CUDA_HOME"), *paths("CUDA_PATH")),
             cxx=variable("CXX") or None,
             cc=variable("CC") or None,
             max_jobs=_count("MAX_JOBS", variable("MAX_JOBS")),
             color=not environment.get("NO_COLOR"),
             live=variable("TERM") != "dumb",
-            rank=_count("RANK", variable("RANK") or variable("LOCAL_RANK")) or 0,
+            rank=_count("RANK", variable("RANK"))
+            or _count("LOCAL_RANK", "" if variable("RANK") else variable("LOCAL_RANK"))
+            or 0,
         )
 
 
@@ -153,23 +189,48 @@ def override(**changes: Any) -> Iterator[Config]:
     Raises:
         ConfigError: an unknown name or an illegal value.
     """
+    coerced = {name: _coerce(name, value) for name, value in changes.items()}
+    with use(replace(get(), **coerced)) as settings:
+        yield settings
+
+
+@contextmanager
+def use(settings: Config) -> Iterator[Config]:
+    """Have a configuration in force inside a ``with`` block, whatever the environment says."""
     global _current
-    before = get()
-    _current = replace(before, **{name: _coerce(name, value) for name, value in changes.items()})
+    before = _current
+    _current = settings
     bump()
     try:
-        yield _current
+        yield settings
     finally:
         _current = before
         bump()
 
 
-def parse_arch(text: str) -> tuple[str, ...]:
+def examine(environment: Mapping[str, str]) -> tuple[Config, dict[str, ConfigError]]:
+    """The configuration of an environment without its illegal values, and what is wrong with these.
+
+    For a report that has to go on where a call would stop.
+    """
+    errors: dict[str, ConfigError] = {}
+    for name in VARIABLES:
+        if name in environment:
+            try:
+                Config.from_environment({name: environment[name]})
+            except ConfigError as error:
+                errors[name] = error
+    legal = {name: value for name, value in environment.items() if name not in errors}
+    return Config.from_environment(legal), errors
+
+
+def parse_arch(text: str, name: str = "JITSPARSE_ARCH") -> tuple[str, ...]:
     """Target names of an architecture list.
 
     Args:
         text: entries separated by ``;``, ``,`` or blanks, each a compute capability (``9.0a``), a
             CUDA target (``sm90a``) or a CPU target (``avx2``).
+        name: what the text is the value of, for the error message.
 
     Returns:
         Target names in the order given, e.g. ``("sm90a", "sm80")``.
@@ -181,14 +242,14 @@ def parse_arch(text: str) -> tuple[str, ...]:
     for entry in re.split(r"[;,\s]+", text.strip()):
         if not entry:
             continue
-        capability = re.fullmatch(r"(?:sm_?)?(\d{1,2})\.?(\d)([af]?)", entry.lower())
+        capability = _CAPABILITY.fullmatch(entry.lower())
         if capability:
             targets.append("sm" + "".join(capability.groups()))
         elif entry.lower() in CPU_TARGETS:
             targets.append(entry.lower())
         else:
             raise ConfigError(
-                f"JITSPARSE_ARCH: {entry!r} is not a target. Write compute capabilities such as "
+                f"{name}: {entry!r} is not a target. Write compute capabilities such as "
                 f"9.0a or 8.0, or CPU targets ({', '.join(CPU_TARGETS)}), separated by ';'."
             )
     return tuple(dict.fromkeys(targets))
@@ -216,6 +277,22 @@ def _absolute(path: str | os.PathLike[str]) -> Path:
     return Path(os.path.abspath(os.path.expanduser(path)))
 
 
+def _path(name: str, text: str) -> Path:
+    """The path in a variable, if the system could have it.
+
+    Below a cache there are names of its own, so less than what the system allows is left.
+    """
+    path = _absolute(text)
+    if len(os.fsencode(path)) > _MAX_PATH or any(
+        len(os.fsencode(part)) > _MAX_NAME for part in path.parts
+    ):
+        raise ConfigError(
+            f"{name} is not a usable path: it has {len(os.fsencode(path))} bytes. At most "
+            f"{_MAX_PATH} are possible, and {_MAX_NAME} between two slashes."
+        )
+    return path
+
+
 def _choice(name: str, value: str, legal: tuple[str, ...]) -> str:
     if value.lower() not in legal:
         raise ConfigError(f"{name}={value!r} is not one of {', '.join(legal)}.")
@@ -225,6 +302,8 @@ def _choice(name: str, value: str, legal: tuple[str, ...]) -> str:
 def _count(name: str, value: str) -> int | None:
     if not value:
         return None
-    if not value.isdigit():
-        raise ConfigError(f"{name}={value!r} is not a whole number of 0 or more.")
+    if not (value.isascii() and value.isdigit() and len(value) <= _MAX_DIGITS):
+        raise ConfigError(
+            f"{name}={value!r} is not a whole number of 0 or more, of at most {_MAX_DIGITS} digits."
+        )
     return int(value)

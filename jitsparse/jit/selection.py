@@ -170,7 +170,8 @@ def choose(
         candidate = _obey(wanted, everything, "the argument")
         return Choice(candidate, "argument", f"asked for as {explicit!r}", everything)
     sources = [("context", "with pin(...)", pins) for pins in reversed(_pinned)]
-    sources.append(("environment", "JITSPARSE_PIN", parse_pins(config.get().pin)))
+    pins = parse_pins(config.get().pin, "JITSPARSE_PIN: ")
+    sources.append(("environment", "JITSPARSE_PIN", pins))
     for source, origin, pins in sources:
         applying = _applying(pins, everything, origin)
         if applying is not None:
@@ -194,8 +195,12 @@ def choose(
     return Choice(legal[0], "heuristic", why, everything, entry, gone)
 
 
-def parse_pins(text: str) -> tuple[Pin, ...]:
+def parse_pins(text: str, origin: str = "") -> tuple[Pin, ...]:
     """Pins of a text.
+
+    Args:
+        text: as in ``JITSPARSE_PIN``.
+        origin: what an error message begins with.
 
     Raises:
         PinError: a part is not of the form ``op[:filter]*=[family.]knob[.knob]*``.
@@ -207,14 +212,14 @@ def parse_pins(text: str) -> tuple[Pin, ...]:
         wanted = right.split(".")
         if not separator or not op or not all(wanted) or not all(filters):
             raise PinError(
-                f"{part!r} is not a pin. Write op[:filter]*=[family.]knob[.knob]*, as in "
+                f"{origin}{part!r} is not a pin. Write op[:filter]*=[family.]knob[.knob]*, as in "
                 "dsd:bf16:b32=mma.t128x128x32."
             )
         for each in filters:
             if not (each in DTYPES or each in config.CPU_TARGETS or _TARGET.fullmatch(each)):
                 if not _BLOCK.fullmatch(each):
                     raise PinError(
-                        f"{each!r} in pin {part!r} is not a filter: use a dtype "
+                        f"{origin}{each!r} in pin {part!r} is not a filter: use a dtype "
                         f"({', '.join(DTYPES)}), a target (sm90a, avx512) or a block (b32, b32x64)."
                     )
         pins.append(Pin(part, op, tuple(filters), tuple(wanted)))

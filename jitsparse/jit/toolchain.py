@@ -95,16 +95,21 @@ class Compiler:
         """
         resolved = Path(os.path.realpath(self.path))
         if resolved.name in _WRAPPERS:
-            return self._ask()
+            return self.ask()
         stat = resolved.stat()
         identity = f"{resolved} {stat.st_size} {stat.st_mtime_ns}"
         version = memo.read(identity)
         if version is None:
-            version = self._ask()
+            version = self.ask()
             memo.write(identity, version)
         return version
 
-    def _ask(self) -> str:
+    def ask(self) -> str:
+        """The same, from the compiler itself, whatever it said before.
+
+        Raises:
+            ToolchainError: the program does not run.
+        """
         try:
             answer = subprocess.run(
                 [str(self.path), "--version"],

@@ -225,7 +225,10 @@ def parse_block_size(text: str | int | Sequence[int]) -> tuple[int, int]:
         PatternError: the block size is not supported.
     """
     if isinstance(text, str):
-        sides = [int(side) if side.isdigit() else -1 for side in text.lower().split("x")]
+        sides = [
+            int(side) if side.isdecimal() and len(side) < 9 else -1
+            for side in text.lower().split("x")
+        ]
         return as_block_size(sides[0] if len(sides) == 1 else sides)
     return as_block_size(text)
 

@@ -13,7 +13,7 @@ import pytest
 
 from jitsparse.cli import main
 
-COMMANDS = ["demo", "warmup", "list", "explain", "bench", "tune", "cache"]
+COMMANDS = ["demo", "warmup", "list", "explain", "bench", "tune", "doctor", "cache"]
 
 
 def run(*arguments: str) -> int:
@@ -43,6 +43,13 @@ def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
         ["explain", "dsd", "--arch", "avx2", "--device", "cuda"],
         ["list", "--known", "--block-size", "24"],
         ["warmup", "--op", "dsd", "--from", "x.jsonl"],
+        ["warmup", "--op", "ddd"],
+        ["warmup", "--dtype", "f8"],
+        ["warmup", "--arch", "pentium"],
+        ["list", "--known", "--op", "ddd"],
+        ["warmup", "--from", "/nonexistent/record"],
+        ["tune", "--export", "/dev/null"],
+        ["tune", "--export", "/proc/none/table.json"],
         ["demo", "--steps", "-1"],
         ["tune", "--op", "ddd"],
         ["tune", "--dtype", "f8"],
@@ -65,11 +72,8 @@ def test_usage_errors_exit_with_2(arguments: list[str], capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["warmup", "--op", "ddd"],
-        ["warmup", "--dtype", "f8"],
-        ["warmup", "--arch", "pentium"],
-        ["warmup", "--from", "/nonexistent/record"],
-        ["list", "--known", "--op", "ddd"],
+        ["warmup", "--arch", "9.0a", "--device", "cpu"],
+        ["warmup", "--arch", "avx2", "--dtype", "tf32", "--op", "dsd", "--device", "cuda"],
     ],
     ids=" ".join,
 )

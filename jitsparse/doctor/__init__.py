@@ -1,0 +1,58 @@
+"""What ``jitsparse doctor`` looks at: the machine, its compilers, the settings and the caches.
+
+Nothing here imports torch before another process has shown that this is possible, and nothing
+stops at a setting that is illegal: it is reported, and the rest is looked at without it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from jitsparse.doctor import compilers, gpu, settings, smoke, software, storage
+from jitsparse.doctor.finding import Finding, guarded
+from jitsparse.jit import config
+
+__all__ = ["Finding", "examine"]
+
+
+def examine(*, smoke_compile: bool = True) -> list[Finding]:
+    """Look at everything.
+
+    Args:
+        smoke_compile: whether to compile a kernel for the CPU and one for CUDA.
+
+    Returns:
+        The findings, in an order that depends on nothing but what there is to look at.
+
+    Example:
+        >>> from jitsparse.doctor import examine
+        >>> examine(smoke_compile=False)[0].name
+        'python'
+    """
+    chosen, errors = config.examine(os.environ)
+    with config.use(chosen):
+        torch = software.probe_torch()
+        driver = gpu.driver_version()
+        checks: list[tuple[str, Callable[[], Iterable[Finding]]]] = [
+            ("python", software.check_python),
+            ("packages", software.check_packages),
+            ("torch", lambda: software.check_torch(torch)),
+            ("driver", lambda: gpu.check_driver(torch, driver)),
+            ("gpu", lambda: gpu.check_gpu(torch, driver)),
+            ("c++", lambda: compilers.check_cxx(chosen)),
+            ("ninja", lambda: compilers.check_ninja(chosen)),
+            ("nvcc", lambda: compilers.check_nvcc(chosen, torch)),
+            ("target", lambda: gpu.check_targets(chosen, torch)),
+            ("variables", lambda: settings.check_variables(os.environ, chosen, errors)),
+            ("jit", lambda: settings.check_jit(chosen)),
+            ("rank", lambda: settings.check_rank(chosen)),
+            ("cache", lambda: storage.check_root(chosen)),
+        ]
+        for number, layer in enumerate(chosen.cache_path, start=1):
+            name = f"layer{number}"
+            checks.append((name, partial(storage.check_layer, name, layer)))
+        checks.append(("smoke.cpu", lambda: smoke.check_smoke_cpu(torch, allowed=smoke_compile)))
+        checks.append(("smoke.cuda", lambda: smoke.check_smoke_cuda(torch, allowed=smoke_compile)))
+        return [finding for name, check in checks for finding in guarded(name, check)]

@@ -1,0 +1,94 @@
+"""The environment: misspelt and illegal variables, and what the legal ones mean here."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator, Mapping
+
+from jitsparse.doctor.finding import Finding
+from jitsparse.errors import ConfigError, PinError
+from jitsparse.jit import selection
+from jitsparse.jit.cache import Cache
+from jitsparse.jit.config import VARIABLES, Config
+
+__all__ = ["check_jit", "check_rank", "check_variables"]
+
+OURS = tuple(name for name in VARIABLES if name.startswith("JITSPARSE_"))
+
+
+def check_variables(
+    environment: Mapping[str, str], settings: Config, errors: Mapping[str, ConfigError]
+) -> Iterator[Finding]:
+    """One finding a variable that is wrong, and one for those that are right."""
+    wrong = set(errors)
+    for name in sorted(name for name in environment if name.startswith("JITSPARSE_")):
+        if name not in OURS:
+            wrong.add(name)
+            near = difflib.get_close_matches(name, OURS, 1)
+            remedy = f"Did you mean {near[0]}? " if near else ""
+            yield Finding(
+                f"variable.{name}",
+                "warn",
+                f"{name}={environment[name]!r} is set, and jitsparse reads no such variable",
+                f"{remedy}There are {', '.join(OURS)}.",
+            )
+    for name, error in errors.items():
+        remedy = f"Set {name} to a legal value, or unset it."
+        yield Finding(f"variable.{name}", "fail", str(error), remedy)
+    for finding in (*_check_pin(settings), *_check_record(settings)):
+        wrong.add(finding.name.partition(".")[2])
+        yield finding
+    right = [
+        f"{name}={environment[name]!r}"
+        for name in OURS
+        if environment.get(name) and name not in wrong
+    ]
+    if right or not wrong:
+        yield Finding("variables", "ok", ", ".join(right) or "none set")
+
+
+def check_jit(settings: Config) -> Iterator[Finding]:
+    """What ``JITSPARSE_JIT`` means with the entries that there are."""
+    if settings.jit:
+        yield Finding("jit", "ok", "on: a kernel that is not cached is compiled at its first use")
+        return
+    cache = Cache(settings.cache_dir, settings.cache_path)
+    count = sum(1 for _ in cache.entries())
+    text = f"JITSPARSE_JIT=off: nothing is compiled, and {count} kernels are cached"
+    if count:
+        yield Finding("jit", "ok", text)
+    else:
+        remedy = "Fill a cache where there is a compiler: JITSPARSE_CACHE_DIR=... jitsparse warmup"
+        yield Finding("jit", "fail", f"{text}, so every call raises CacheMiss", remedy)
+
+
+def check_rank(settings: Config) -> Iterator[Finding]:
+    """Said only in a process of torchrun that is not the one that speaks."""
+    if settings.rank:
+        text = f"rank {settings.rank}: only rank 0 says what is compiled and who waits for whom"
+        yield Finding("rank", "ok", text)
+
+
+def _check_pin(settings: Config) -> Iterator[Finding]:
+    name = "variable.JITSPARSE_PIN"
+    try:
+        selection.parse_pins(settings.pin, "JITSPARSE_PIN: ")
+    except PinError as error:
+        remedy = "jitsparse explain prints the variants that a pin may name for a call."
+        yield Finding(name, "fail", str(error), remedy)
+
+
+def _check_record(settings: Config) -> Iterator[Finding]:
+    path = settings.record
+    if path is None:
+        return
+    # os.path, which takes a path that is too long for one that does not exist.
+    target = path if os.path.exists(path) else path.parent
+    if os.path.isdir(path) or not os.access(target, os.W_OK):
+        yield Finding(
+            "variable.JITSPARSE_RECORD",
+            "warn",
+            f"JITSPARSE_RECORD={str(path)!r} is no file that can be written here",
+            "Name a file in a directory that exists and can be written.",
+        )
