@@ -2,8 +2,8 @@
 
 Knobs as of ``mma``: ``b`` block, ``l`` layout, ``t`` tile (rows x columns x depth of a pipeline
 stage), ``w`` warps (down x across the tile), ``s`` stages of the pipeline, ``c`` CTAs that an SM
-should hold. What a warp computes decides what a thread does: 16 x 8 products of a warp's 64 x 64 or
-32 x 128, 8 x 8 of its 32 x 64 or 16 x 128. A tile is as high as a block.
+should hold. What a warp computes decides what a thread does: 16 x 8 products of a warp's 64 x 64,
+8 x 8 of its 32 x 64 or 16 x 128. A tile is as high as a block.
 """
 
 from __future__ import annotations
@@ -26,40 +26,20 @@ __all__ = ["candidates", "default_variants", "place", "template"]
 
 _BLOCKS = (16, 32, 64, 128)
 
-# By the height of a block as the kernel sees it, widest tile first.
+# By the height of a block as the kernel sees it, widest tile first. On an H200 threads that have 8 x 8
+# of the output, three CTAs an SM, were faster than 16 x 8 and two (docs/performance.md): more warps
+# hide more than fewer instructions save. An sdd of blocks of 128 is the exception.
 _SPMM = {
-    16: (
-        Tile((16, 256, 16), (1, 2), 3, 6),
-        Tile((16, 512, 16), (1, 4), 3, 3),
-        Tile((16, 64, 16), (1, 2), 4, 8),
-    ),
-    32: (
-        Tile((32, 512, 16), (1, 4), 3, 2),
-        Tile((32, 256, 16), (1, 4), 3, 3),
-        Tile((32, 64, 16), (1, 2), 4, 6),
-    ),
-    64: (
-        Tile((64, 256, 16), (2, 2), 4, 2),
-        Tile((64, 256, 16), (1, 4), 4, 2),
-        Tile((64, 128, 16), (2, 2), 3, 3),
-        Tile((64, 32, 16), (2, 1), 4, 6),
-    ),
-    128: (
-        Tile((128, 128, 16), (2, 2), 4, 2),
-        Tile((128, 128, 8), (2, 2), 4, 2),
-        Tile((128, 64, 16), (2, 2), 3, 3),
-        Tile((128, 32, 16), (4, 1), 4, 3),
-    ),
+    16: (Tile((16, 256, 16), (1, 2), 3, 6), Tile((16, 64, 16), (1, 2), 4, 8)),
+    32: (Tile((32, 256, 16), (1, 4), 3, 3), Tile((32, 64, 16), (1, 2), 4, 6)),
+    64: (Tile((64, 128, 16), (2, 2), 3, 3), Tile((64, 32, 16), (2, 1), 4, 6)),
+    128: (Tile((128, 64, 16), (2, 2), 3, 3), Tile((128, 32, 16), (4, 1), 4, 3)),
 }
 _SDD = {
     16: (Tile((16, 256, 16), (1, 4), 3, 4), Tile((16, 128, 16), (1, 2), 4, 6)),
-    32: (
-        Tile((32, 256, 16), (1, 4), 3, 2),
-        Tile((32, 256, 16), (1, 2), 4, 4),
-        Tile((32, 128, 16), (1, 2), 4, 5),
-    ),
-    64: (Tile((64, 128, 16), (1, 2), 4, 4), Tile((64, 128, 16), (2, 2), 3, 3)),
-    128: (Tile((128, 128, 16), (2, 2), 4, 2), Tile((128, 128, 8), (2, 2), 4, 2)),
+    32: (Tile((32, 256, 16), (1, 4), 3, 2), Tile((32, 128, 16), (1, 2), 4, 5)),
+    64: (Tile((64, 128, 16), (2, 2), 3, 3),),
+    128: (Tile((128, 128, 16), (2, 2), 4, 2),),
 }
 
 
