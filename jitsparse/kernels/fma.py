@@ -26,9 +26,9 @@ __all__ = ["candidates", "default_variants", "place", "template"]
 
 _BLOCKS = (16, 32, 64, 128)
 
-# By the height of a block as the kernel sees it, widest tile first. On an H200 threads that have 8 x 8
-# of the output, three CTAs an SM, were faster than 16 x 8 and two (docs/performance.md): more warps
-# hide more than fewer instructions save. An sdd of blocks of 128 is the exception.
+# By the height of a block as the kernel sees it, widest tile first. On an H200 threads that have
+# 8 x 8 of the output, three CTAs an SM, were faster than 16 x 8 and two (docs/performance.md): more
+# warps hide more than fewer instructions save. An sdd of blocks of 128 is the exception.
 _SPMM = {
     16: (Tile((16, 256, 16), (1, 2), 3, 6), Tile((16, 64, 16), (1, 2), 4, 8)),
     32: (Tile((32, 256, 16), (1, 4), 3, 3), Tile((32, 64, 16), (1, 2), 4, 6)),
