@@ -13,6 +13,7 @@ from __future__ import annotations
 from jitsparse import nn
 from jitsparse.errors import (
     ArgumentError,
+    BundleError,
     CacheMiss,
     CompileError,
     ConfigError,
@@ -22,6 +23,7 @@ from jitsparse.errors import (
     PinError,
     ToolchainError,
     UnsupportedProblem,
+    UntrustedCache,
 )
 from jitsparse.explain import explain
 from jitsparse.functional import dds, dsd, linear, sdd
@@ -36,6 +38,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ArgumentError",
     "BlockSparse",
+    "BundleError",
     "CacheMiss",
     "CompileError",
     "ConfigError",
@@ -46,6 +49,7 @@ __all__ = [
     "PinError",
     "ToolchainError",
     "UnsupportedProblem",
+    "UntrustedCache",
     "cache_info",
     "clear_cache",
     "dds",

@@ -1,16 +1,23 @@
 """Everything jitsparse reads from the environment, in one place, once.
 
-=======================  ====================  ====================================================
-variable                 default               meaning
-=======================  ====================  ====================================================
-``JITSPARSE_CACHE_DIR``  see below             where compiled kernels are written
-``JITSPARSE_CACHE_PATH`` (none)                read-only caches to look in first, separated by ``:``
-``JITSPARSE_PIN``        (none)                pinned variants, see :mod:`jitsparse.jit.selection`
-``JITSPARSE_JIT``        ``on``                ``off``: never compile; a miss raises ``CacheMiss``
-``JITSPARSE_LOG``        ``info``              ``debug``, ``info``, ``warning`` or ``quiet``
-``JITSPARSE_ARCH``       the processor found   targets to build for: ``9.0a;8.0``, ``avx2``
-``JITSPARSE_RECORD``     (none)                file to which every variant used is appended
-=======================  ====================  ====================================================
+============================  ===================  ================================================
+variable                      default              meaning
+============================  ===================  ================================================
+``JITSPARSE_CACHE_DIR``       see below            where compiled kernels are written
+``JITSPARSE_CACHE_PATH``      (none)               read-only caches to look in first, separated by
+                                                   ``:``
+``JITSPARSE_CACHE_MAX_SIZE``  ``2G``               what the cache may grow to; ``0`` or
+                                                   ``unlimited``: anything
+``JITSPARSE_TRUST_CACHE``     (none)               caches to use although other users can write to
+                                                   them, separated by ``:``
+``JITSPARSE_PIN``             (none)               pinned variants, see
+                                                   :mod:`jitsparse.jit.selection`
+``JITSPARSE_JIT``             ``on``               ``off``: never compile; a miss raises
+                                                   ``CacheMiss``
+``JITSPARSE_LOG``             ``info``             ``debug``, ``info``, ``warning`` or ``quiet``
+``JITSPARSE_ARCH``            the processor found  targets to build for: ``9.0a;8.0``, ``avx2``
+``JITSPARSE_RECORD``          (none)               file to which every variant used is appended
+============================  ===================  ================================================
 
 The cache is ``$XDG_CACHE_HOME/jitsparse``, else ``~/.cache/jitsparse``, unless it is named.
 Honoured, not redefined: ``CUDA_HOME``, ``CUDA_PATH``, ``CXX``, ``CC``, ``MAX_JOBS``,
@@ -32,11 +39,13 @@ from pathlib import Path
 from typing import Any
 
 from jitsparse.errors import ConfigError
+from jitsparse.jit.units import parse_bytes
 
 __all__ = ["Config", "bump", "generation", "get", "override", "parse_arch", "reload"]
 
 LOG_LEVELS = ("debug", "info", "warning", "quiet")
 CPU_TARGETS = ("generic", "avx2", "avx512", "amx")
+CACHE_MAX_SIZE = 2 * 1024**3
 
 generation = 0
 """Moves on at every change of configuration or pin. Read it as ``config.generation``."""
@@ -51,6 +60,8 @@ class Config:
     Attributes:
         cache_dir: root of the cache that is written to.
         cache_path: read-only roots, searched in order before ``cache_dir``.
+        cache_max_size: bytes that the entries in ``cache_dir`` may take; None for any number.
+        trust_cache: roots that are used although other users can write to them.
         pin: pins as written, not yet parsed.
         jit: whether compiling is allowed.
         log: one of ``debug``, ``info``, ``warning``, ``quiet``.
@@ -67,6 +78,8 @@ class Config:
 
     cache_dir: Path
     cache_path: tuple[Path, ...] = ()
+    cache_max_size: int | None = CACHE_MAX_SIZE
+    trust_cache: tuple[Path, ...] = ()
     pin: str = ""
     jit: bool = True
     log: str = "info"
@@ -96,9 +109,12 @@ class Config:
         record = variable("JITSPARSE_RECORD")
         return cls(
             cache_dir=_absolute(cache_dir) if cache_dir else _absolute(cache_home) / "jitsparse",
-            cache_path=tuple(
-                _absolute(part) for part in variable("JITSPARSE_CACHE_PATH").split(":") if part
+            cache_path=_paths(variable("JITSPARSE_CACHE_PATH")),
+            cache_max_size=_max_size(
+                "JITSPARSE_CACHE_MAX_SIZE",
+                variable("JITSPARSE_CACHE_MAX_SIZE") or str(CACHE_MAX_SIZE),
             ),
+            trust_cache=_paths(variable("JITSPARSE_TRUST_CACHE")),
             pin=variable("JITSPARSE_PIN"),
             jit=_choice("JITSPARSE_JIT", variable("JITSPARSE_JIT") or "on", ("on", "off")) == "on",
             log=_choice("JITSPARSE_LOG", variable("JITSPARSE_LOG") or "info", LOG_LEVELS),
@@ -207,13 +223,28 @@ def _coerce(name: str, value: Any) -> Any:
         return parse_arch(value)
     if name in ("cache_dir", "record") and value is not None:
         return _absolute(value)
-    if name in ("cache_path", "cuda_home"):
+    if name == "cache_max_size" and isinstance(value, str):
+        return _max_size("cache_max_size", value)
+    if name in ("cache_path", "trust_cache", "cuda_home"):
         return tuple(_absolute(part) for part in value)
     return value
 
 
 def _absolute(path: str | os.PathLike[str]) -> Path:
     return Path(os.path.abspath(os.path.expanduser(path)))
+
+
+def _paths(text: str) -> tuple[Path, ...]:
+    return tuple(_absolute(part) for part in text.split(":") if part)
+
+
+def _max_size(name: str, value: str) -> int | None:
+    if value.lower() == "unlimited":
+        return None
+    try:
+        return parse_bytes(value) or None
+    except ValueError as error:
+        raise ConfigError(f"{name}={value!r}: {error}; 0 or unlimited for no limit.") from None
 
 
 def _choice(name: str, value: str, legal: tuple[str, ...]) -> str:
