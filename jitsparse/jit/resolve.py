@@ -10,7 +10,7 @@ from typing import Any
 
 from jitsparse.errors import CacheMiss, ToolchainError
 from jitsparse.jit import cache as caches
-from jitsparse.jit import config, key, progress, prune, toolchain
+from jitsparse.jit import config, key, progress, toolchain
 from jitsparse.jit.build import BuildFailure, build, check_backend
 from jitsparse.jit.cache import Cache
 from jitsparse.jit.diagnostics import compile_error
@@ -142,6 +142,8 @@ def _build(sought: Sought, tools: toolchain.Toolchain, cache: Cache) -> Entry:
         meta = {"key": sought.key, "fields": sought.fields, "compile_seconds": seconds}
         entry = cache.publish(staging, sought.name, meta)
         if entry.fresh:
+            from jitsparse.jit import prune
+
             prune.enforce(cache, config.get().cache_max_size)
         return entry
     except BuildFailure as failure:
