@@ -10,24 +10,12 @@ from pathlib import Path
 import pytest
 import toykernel
 
-from jitsparse.jit import Cache, config, key, load
+from jitsparse.jit import Cache, config, load
 from jitsparse.jit import prune as pruning
 from jitsparse.jit.inventory import disk_usage, stored
 from jitsparse.jit.prune import mapped, prune
 
 HOUR = 3600.0
-
-
-def publish(cache: Cache, number: int, *, age: float, size: int = 10_000) -> Path:
-    """An entry of about a size that was last used so many seconds ago."""
-    fields = {"variant": f"axpy.omp.generic.f32.s{number}"}
-    about = {"key": key.digest(fields), "fields": fields, "compile_seconds": 1.0}
-    name = f"{fields['variant']}-{about['key'][:16]}"
-    staging = cache.stage(name)
-    (staging / "kernel.so").write_bytes(bytes(size))
-    path = cache.publish(staging, name, about).path
-    os.utime(path / "meta.json", (time.time() - age,) * 2)
-    return path
 
 
 def left(cache: Cache) -> list[Path]:
@@ -40,7 +28,9 @@ def cache(tmp_path: Path) -> Cache:
 
 
 def test_the_least_recently_used_go_first(cache: Cache) -> None:
-    paths = [publish(cache, number, age=age * HOUR) for number, age in enumerate((3, 1, 4, 2))]
+    paths = [
+        toykernel.publish(cache, number, age=age * HOUR) for number, age in enumerate((3, 1, 4, 2))
+    ]
     done = prune(cache, max_size=25_000)
     assert done.deleted == (paths[2], paths[0])
     assert (done.kept, done.in_use) == (2, ())
@@ -51,14 +41,16 @@ def test_the_least_recently_used_go_first(cache: Cache) -> None:
 
 
 def test_age_alone(cache: Cache) -> None:
-    paths = [publish(cache, number, age=age * HOUR) for number, age in enumerate((3, 1, 4))]
+    paths = [
+        toykernel.publish(cache, number, age=age * HOUR) for number, age in enumerate((3, 1, 4))
+    ]
     assert prune(cache, older_than=2 * HOUR).deleted == (paths[2], paths[0])
     assert left(cache) == [paths[1]]
 
 
 def test_everything_and_nothing(cache: Cache) -> None:
     assert prune(cache, max_size=0).deleted == ()
-    paths = [publish(cache, number, age=number) for number in range(3)]
+    paths = [toykernel.publish(cache, number, age=number) for number in range(3)]
     assert len(prune(cache, max_size=0, dry_run=True).deleted) == 3
     assert len(left(cache)) == 3
     assert set(prune(cache, max_size=0).deleted) == set(paths)
@@ -68,9 +60,9 @@ def test_everything_and_nothing(cache: Cache) -> None:
 
 def test_layers_and_builds_in_progress_are_left_alone(tmp_path: Path) -> None:
     layer = Cache(tmp_path / "layer")
-    publish(layer, 1, age=HOUR)
+    toykernel.publish(layer, 1, age=HOUR)
     cache = Cache(tmp_path / "cache", (layer.root,))
-    publish(cache, 2, age=HOUR)
+    toykernel.publish(cache, 2, age=HOUR)
     building = cache.stage("v-1")
     assert len(prune(cache, max_size=0).deleted) == 1
     assert len(left(layer)) == 1
@@ -80,7 +72,7 @@ def test_layers_and_builds_in_progress_are_left_alone(tmp_path: Path) -> None:
 def test_what_failed_or_was_damaged_is_removed_in_time(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entry = publish(cache, 1, age=0)
+    entry = toykernel.publish(cache, 1, age=0)
     with pytest.warns(RuntimeWarning):
         cache.set_aside(entry, "for the test")
     failed = cache.keep_failure(cache.stage("v-1"), "v-1")
@@ -111,7 +103,7 @@ def test_loading_is_use_and_finding_is_not(
 def test_use_is_noted_once_a_minute_and_never_in_a_layer(tmp_path: Path) -> None:
     cache = Cache(tmp_path / "cache")
     for age, noted in ((30.0, False), (90.0, True)):
-        path = publish(cache, int(age), age=age)
+        path = toykernel.publish(cache, int(age), age=age)
         (entry,) = [each for each in cache.entries() if each.path == path]
         for reader in (Cache(tmp_path / "own", (cache.root,)), cache):
             before = disk_usage(path)[1]
@@ -123,7 +115,9 @@ def test_the_cap_is_kept_after_a_build(
     tmp_path: Path, cache_dir: Path, forget: Callable[[], None], capfd: pytest.CaptureFixture[str]
 ) -> None:
     template = toykernel.write(tmp_path)
-    old = [publish(Cache(cache_dir), n, age=(n + 1) * HOUR, size=200_000) for n in range(3)]
+    old = [
+        toykernel.publish(Cache(cache_dir), n, age=(n + 1) * HOUR, size=200_000) for n in range(3)
+    ]
     with config.override(cache_max_size="500K", log="info"):
         kernel = load(template, toykernel.variant())
     assert toykernel.run(kernel)
@@ -136,7 +130,7 @@ def test_the_cap_is_kept_after_a_build(
 
 @pytest.mark.parametrize("value", ["0", "unlimited", "UNLIMITED"])
 def test_without_a_cap_nothing_goes(value: str, tmp_path: Path, cache_dir: Path) -> None:
-    old = publish(Cache(cache_dir), 1, age=1000 * HOUR)
+    old = toykernel.publish(Cache(cache_dir), 1, age=1000 * HOUR)
     with config.override(cache_max_size=value):
         load(toykernel.write(tmp_path), toykernel.variant())
     assert old in left(Cache(cache_dir))
@@ -168,7 +162,7 @@ def test_a_kernel_that_a_live_process_has_loaded_is_safe(tmp_path: Path) -> None
         assert child.stdout is not None
         assert child.stdout.readline() == "True\n"
         (entry,) = toykernel.entries(cache.root)
-        idle = publish(cache, 9, age=HOUR)
+        idle = toykernel.publish(cache, 9, age=HOUR)
         assert mapped(cache.root) == {entry.name}
         done = prune(cache, max_size=0)
         assert (done.deleted, done.in_use) == ((idle,), (entry,))

@@ -20,7 +20,7 @@ def parse_bytes(text: str) -> int:
     Raises:
         ValueError: the text is not a size.
     """
-    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.I)
+    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.I)
     if match is None:
         raise ValueError("a size is a number with K, M, G or T after it, as in 500M or 2G")
     number, unit = match.groups()
@@ -37,7 +37,7 @@ def parse_seconds(text: str) -> float:
     Raises:
         ValueError: the text is not a length of time.
     """
-    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([smhdw])", text.strip())
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([smhdw])", text.strip())
     if match is None:
         raise ValueError("an age is a number with s, m, h, d or w after it, as in 12h or 30d")
     number, unit = match.groups()
