@@ -24,6 +24,7 @@ from jitsparse.errors import (
     ToolchainError,
     UnsupportedProblem,
     UntrustedCache,
+    UnwritableCache,
 )
 from jitsparse.explain import explain
 from jitsparse.functional import dds, dsd, linear, sdd
@@ -50,6 +51,7 @@ __all__ = [
     "ToolchainError",
     "UnsupportedProblem",
     "UntrustedCache",
+    "UnwritableCache",
     "cache_info",
     "clear_cache",
     "dds",

@@ -10,6 +10,7 @@
     ├── CompileError(RuntimeError)       a template did not compile; carries the first error
     ├── CacheMiss(RuntimeError)          a kernel is not cached and must not be compiled here
     ├── UntrustedCache(RuntimeError)     a cache directory that other users can write to
+    ├── UnwritableCache(OSError)         a cache that cannot be changed as was asked
     ├── BundleError(RuntimeError)        a bundle of kernels that cannot be read or written
     └── LaunchError(RuntimeError)        a compiled kernel reported a failure
 
@@ -31,6 +32,7 @@ __all__ = [
     "ToolchainError",
     "UnsupportedProblem",
     "UntrustedCache",
+    "UnwritableCache",
 ]
 
 
@@ -94,6 +96,10 @@ class CacheMiss(JitsparseError, RuntimeError):
 
 class UntrustedCache(JitsparseError, RuntimeError):
     """A cache directory that other users can write to, and so decide which code is run."""
+
+
+class UnwritableCache(JitsparseError, OSError):
+    """A cache that cannot be changed as was asked: it is read-only, or there is no room."""
 
 
 class BundleError(JitsparseError, RuntimeError):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import toykernel
 
-from jitsparse.errors import BundleError, CacheMiss
+from jitsparse.errors import BundleError, CacheMiss, UnwritableCache
 from jitsparse.jit import Cache, Variant, compile_only, config, load, tuned
 from jitsparse.jit import cache as caches
 from jitsparse.jit.exporting import Exported, export
@@ -146,9 +146,20 @@ def test_a_bundle_is_a_layer_when_it_is_imported_into_one(
             load(toykernel.template(tmp_path), toykernel.variant(7))
 
 
+def test_a_truncated_bundle_is_said_even_if_nothing_is_missed(
+    bundle: Exported, tmp_path: Path
+) -> None:
+    cache = Cache(tmp_path / "new")
+    import_bundle(cache, bundle.path)
+    bundle.path.write_bytes(bundle.path.read_bytes()[:-3000])
+    done = import_bundle(cache, bundle.path)
+    assert (done.imported, len(done.present)) == ((), 2)
+    assert "announces more than can be read: the archive ends" in dict(done.rejected)["bundle.json"]
+
+
 def test_a_cache_that_cannot_be_written_is_said(bundle: Exported, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(BundleError, match=r"cannot be written.*JITSPARSE_CACHE_DIR"):
+    with pytest.raises(UnwritableCache, match=r"cannot be written.*JITSPARSE_CACHE_DIR"):
         import_bundle(Cache(tmp_path / "file" / "cache"), bundle.path)
     with pytest.raises(BundleError, match=r"nowhere/b\.tar cannot be written"):
         export(Cache(tmp_path / "moved away"), tmp_path / "nowhere" / "b.tar")

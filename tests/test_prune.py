@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import toykernel
 
+from jitsparse.errors import UnwritableCache
 from jitsparse.jit import Cache, config, load
 from jitsparse.jit import prune as pruning
 from jitsparse.jit.inventory import disk_usage, stored
@@ -67,6 +69,21 @@ def test_layers_and_builds_in_progress_are_left_alone(tmp_path: Path) -> None:
     assert len(prune(cache, max_size=0).deleted) == 1
     assert len(left(layer)) == 1
     assert building.exists()
+
+
+def test_what_cannot_be_deleted_is_said(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a file system that is mounted read-only; permissions do not stop root."""
+    entry = toykernel.publish(cache, 1, age=HOUR)
+
+    def read_only(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "rename", read_only)
+    for delete in (lambda: prune(cache, max_size=0), cache.clear):
+        with pytest.raises(UnwritableCache, match=r"Read-only file system.*JITSPARSE_CACHE_DIR"):
+            delete()
+    pruning.enforce(cache, 1)
+    assert left(cache) == [entry]
 
 
 def test_what_failed_or_was_damaged_is_removed_in_time(

@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from jitsparse.errors import UnwritableCache
 from jitsparse.jit import builders, config, progress, trust
 from jitsparse.jit.entry import LIBRARY, META, Entry, sha256, sync
 from jitsparse.jit.lookup import VERSION, Lookup
@@ -167,12 +168,17 @@ class Cache(Lookup):
 
         It is renamed first, so that no reader meets half of it. A process that has its library
         mapped keeps it: the file goes when the last mapping does.
+
+        Raises:
+            UnwritableCache: it is there and cannot be renamed.
         """
         doomed = self._directory("quarantine") / f"{path.name}.{uuid.uuid4().hex[:8]}"
         try:
             os.rename(path, doomed)
-        except OSError:  # another process was faster
-            return False
+        except OSError as error:
+            if os.path.lexists(path):
+                raise self._unwritable(path, error) from error
+            return False  # another process was faster
         shutil.rmtree(doomed, ignore_errors=True)
         return True
 
@@ -219,9 +225,18 @@ class Cache(Lookup):
     def _directory(self, part: str = "") -> Path:
         path = self.root / VERSION / part
         if not path.is_dir():
-            for each in (self.root, self.root / VERSION, path):
-                each.mkdir(mode=0o700, parents=True, exist_ok=True)
+            try:
+                for each in (self.root, self.root / VERSION, path):
+                    each.mkdir(mode=0o700, parents=True, exist_ok=True)
+            except OSError as error:
+                raise self._unwritable(path, error) from error
         return path
+
+    def _unwritable(self, path: Path, error: OSError) -> UnwritableCache:
+        return UnwritableCache(
+            f"the cache {self.root} cannot be written: {path}: {error.strerror}. Make it writable, "
+            "or set JITSPARSE_CACHE_DIR to a directory that is."
+        )
 
     def _remember_seconds(self, meta: Mapping[str, Any]) -> None:
         with contextlib.suppress(OSError):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from jitsparse.errors import BundleError
+from jitsparse.errors import BundleError, UnwritableCache
 from jitsparse.jit import config, prune, tuned
 from jitsparse.jit.bundle import FILE_LIMIT, MANIFEST, Expected, read_manifest
 from jitsparse.jit.cache import VERSION, Cache
@@ -46,10 +46,11 @@ def import_bundle(cache: Cache, path: Path) -> Imported:
         What was imported, and what was not because it is damaged or does not belong there.
 
     Raises:
-        BundleError: the file is not a bundle, or the cache cannot be written.
+        BundleError: the file is not a bundle, or cannot be read.
+        UnwritableCache: the cache cannot be written.
     """
     if not cache.writable():
-        raise BundleError(
+        raise UnwritableCache(
             f"the cache {cache.root} cannot be written, so {path} was not imported. Set "
             "JITSPARSE_CACHE_DIR to a directory that can."
         )
@@ -86,7 +87,8 @@ def _read(archive: BinaryIO, progress: _Import) -> None:
         for member in stream:
             progress.take(member)
     except ValueError as error:
-        progress.end(f"not in the archive, which cannot be read on: {error}")
+        progress.end("not in the archive, as far as that can be read")
+        progress.rejected[MANIFEST] = f"announces more than can be read: {error}"
     else:
         progress.end("not in the archive")
 

@@ -66,6 +66,9 @@ def prune(
         older_than: delete what was last used this many seconds ago or earlier.
         grace: leave what was used within so many seconds.
         dry_run: only say what would be deleted.
+
+    Raises:
+        UnwritableCache: something is to be deleted and cannot be.
     """
     now = time.time()
     found = [(path, *disk_usage(path)) for path in directories(cache.root)]
