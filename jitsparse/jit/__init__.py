@@ -43,7 +43,7 @@ from typing import Any
 
 from jitsparse.jit import cache as _cache
 from jitsparse.jit.cache import Cache
-from jitsparse.jit.describe import Description, Miss, describe, explain_miss
+from jitsparse.jit.describe import Description, describe, explain_miss
 from jitsparse.jit.entry import Entry
 from jitsparse.jit.kernel import Kernel, compile_only, load, obtainable
 from jitsparse.jit.selection import Candidate, Choice, choose, declare_ops, pin
@@ -58,7 +58,6 @@ __all__ = [
     "Description",
     "Entry",
     "Kernel",
-    "Miss",
     "Template",
     "Variant",
     "cache_info",

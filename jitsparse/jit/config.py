@@ -111,8 +111,7 @@ class Config:
             cache_dir=_absolute(cache_dir) if cache_dir else _absolute(cache_home) / "jitsparse",
             cache_path=_paths(variable("JITSPARSE_CACHE_PATH")),
             cache_max_size=_max_size(
-                "JITSPARSE_CACHE_MAX_SIZE",
-                variable("JITSPARSE_CACHE_MAX_SIZE") or str(CACHE_MAX_SIZE),
+                "JITSPARSE_CACHE_MAX_SIZE", variable("JITSPARSE_CACHE_MAX_SIZE")
             ),
             trust_cache=_paths(variable("JITSPARSE_TRUST_CACHE")),
             pin=variable("JITSPARSE_PIN"),
@@ -239,6 +238,8 @@ def _paths(text: str) -> tuple[Path, ...]:
 
 
 def _max_size(name: str, value: str) -> int | None:
+    if not value:
+        return CACHE_MAX_SIZE
     if value.lower() == "unlimited":
         return None
     try:

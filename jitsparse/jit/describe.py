@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jitsparse.jit import cache as caches
-from jitsparse.jit.miss import Difference
 from jitsparse.jit.resolve import Sought
 from jitsparse.jit.template import Template
 from jitsparse.jit.variant import Variant
 
-__all__ = ["Description", "Miss", "describe", "explain_miss"]
+if TYPE_CHECKING:
+    from jitsparse.jit.miss import Miss
+
+__all__ = ["Description", "describe", "explain_miss"]
 
 
 @dataclass(frozen=True)
@@ -38,27 +41,6 @@ class Description:
     changed: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Miss:
-    """Why a variant is not in the cache.
-
-    Attributes:
-        variant: its name.
-        key: sha256 of the labelled fields.
-        path: directory of its entry; None if it is a miss.
-        nearest: directory of the entry of this name that differs in the fewest fields, if any.
-        differences: what differs.
-        damaged: directories of this name that are not used because they are damaged, and why.
-    """
-
-    variant: str
-    key: str
-    path: Path | None
-    nearest: Path | None
-    differences: tuple[Difference, ...]
-    damaged: tuple[tuple[Path, str], ...]
-
-
 def describe(template: Template, variant: Variant) -> Description:
     """What is known of a variant, without compiling or mapping anything."""
     sought = Sought(template, variant)
@@ -77,6 +59,8 @@ def describe(template: Template, variant: Variant) -> Description:
 
 def explain_miss(template: Template, variant: Variant) -> Miss:
     """Why a variant would be compiled: what the nearest entry of its name has that it has not."""
+    from jitsparse.jit.miss import Miss
+
     sought = Sought(template, variant)
     cache = caches.current()
     entry = sought.find(cache)

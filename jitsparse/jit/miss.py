@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 from jitsparse.jit.entry import Entry
 
-__all__ = ["Difference", "differences", "nearest"]
+__all__ = ["Difference", "Miss", "differences", "nearest"]
 
 Fields = Mapping[str, Any]
 
@@ -25,6 +26,27 @@ class Difference:
 
     field: str
     sentence: str
+
+
+@dataclass(frozen=True)
+class Miss:
+    """Why a variant is not in the cache.
+
+    Attributes:
+        variant: its name.
+        key: sha256 of the labelled fields.
+        path: directory of its entry; None if it is a miss.
+        nearest: directory of the entry of this name that differs in the fewest fields, if any.
+        differences: what differs.
+        damaged: directories of this name that are not used because they are damaged, and why.
+    """
+
+    variant: str
+    key: str
+    path: Path | None
+    nearest: Path | None
+    differences: tuple[Difference, ...]
+    damaged: tuple[tuple[Path, str], ...]
 
 
 def nearest(fields: Fields, entries: Iterable[Entry]) -> Entry | None:

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jitsparse.errors import CacheMiss, ToolchainError
 from jitsparse.jit import cache as caches
@@ -15,9 +15,11 @@ from jitsparse.jit.build import BuildFailure, build, check_backend
 from jitsparse.jit.cache import Cache
 from jitsparse.jit.diagnostics import compile_error
 from jitsparse.jit.entry import LOG, Entry
-from jitsparse.jit.miss import Difference, differences, nearest
 from jitsparse.jit.template import Template
 from jitsparse.jit.variant import Variant
+
+if TYPE_CHECKING:
+    from jitsparse.jit.miss import Difference
 
 __all__ = ["Permission", "Sought", "resolve"]
 
@@ -79,6 +81,9 @@ class Sought:
 
     def nearest(self, cache: Cache) -> tuple[Entry | None, tuple[Difference, ...]]:
         """The nearest other entry of the variant, and in what it differs: why a miss is a miss."""
+        # Imported here: a hit has no need of it.
+        from jitsparse.jit.miss import differences, nearest
+
         entry = nearest(self.fields, cache.entries())
         if entry is None:
             return None, ()
