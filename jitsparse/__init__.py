@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from jitsparse.errors import (
     ArgumentError,
+    BundleError,
     CacheMiss,
     CompileError,
     ConfigError,
@@ -30,6 +31,8 @@ from jitsparse.errors import (
     PinError,
     ToolchainError,
     UnsupportedProblem,
+    UntrustedCache,
+    UnwritableCache,
 )
 from jitsparse.jit import cache_info, clear_cache, pin
 
@@ -47,6 +50,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ArgumentError",
     "BlockSparse",
+    "BundleError",
     "CacheMiss",
     "CompileError",
     "ConfigError",
@@ -57,6 +61,8 @@ __all__ = [
     "PinError",
     "ToolchainError",
     "UnsupportedProblem",
+    "UntrustedCache",
+    "UnwritableCache",
     "cache_info",
     "clear_cache",
     "dds",

@@ -9,6 +9,9 @@
     ├── ToolchainError(RuntimeError)     no usable compiler; says what was searched
     ├── CompileError(RuntimeError)       a template did not compile; carries the first error
     ├── CacheMiss(RuntimeError)          a kernel is not cached and must not be compiled here
+    ├── UntrustedCache(RuntimeError)     a cache directory that other users can write to
+    ├── UnwritableCache(OSError)         a cache that cannot be changed as was asked
+    ├── BundleError(RuntimeError)        a bundle of kernels that cannot be read or written
     └── LaunchError(RuntimeError)        a compiled kernel reported a failure
 
 A message says what was asked, what was got and what to do about it.
@@ -18,6 +21,7 @@ from __future__ import annotations
 
 __all__ = [
     "ArgumentError",
+    "BundleError",
     "CacheMiss",
     "CompileError",
     "ConfigError",
@@ -27,6 +31,8 @@ __all__ = [
     "PinError",
     "ToolchainError",
     "UnsupportedProblem",
+    "UntrustedCache",
+    "UnwritableCache",
 ]
 
 
@@ -86,6 +92,18 @@ class CompileError(JitsparseError, RuntimeError):
 
 class CacheMiss(JitsparseError, RuntimeError):
     """A kernel that is not in the cache at a moment when nothing may be compiled."""
+
+
+class UntrustedCache(JitsparseError, RuntimeError):
+    """A cache directory that other users can write to, and so decide which code is run."""
+
+
+class UnwritableCache(JitsparseError, OSError):
+    """A cache that cannot be changed as was asked: it is read-only, or there is no room."""
+
+
+class BundleError(JitsparseError, RuntimeError):
+    """A bundle of compiled kernels that cannot be written, or a file that is no bundle."""
 
 
 class LaunchError(JitsparseError, RuntimeError):

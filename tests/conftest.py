@@ -15,7 +15,7 @@ import pytest
 
 # Before anything imports jitsparse: its configuration is read once.
 for _name in [name for name in os.environ if name.startswith("JITSPARSE_")]:
-    if _name != "JITSPARSE_TEST_CACHE":
+    if not _name.startswith("JITSPARSE_TEST_"):
         del os.environ[_name]
 _temporary: tempfile.TemporaryDirectory[str] | None = None
 _kept = os.environ.get("JITSPARSE_TEST_CACHE")

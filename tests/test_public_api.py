@@ -11,9 +11,9 @@ import pytest
 import jitsparse as js
 
 PUBLIC = {
-    *("ArgumentError", "BlockSparse", "CacheMiss", "CompileError", "ConfigError"),
+    *("ArgumentError", "BlockSparse", "BundleError", "CacheMiss", "CompileError", "ConfigError"),
     *("JitsparseError", "LaunchError", "Pattern", "PatternError", "PinError"),
-    *("ToolchainError", "UnsupportedProblem"),
+    *("ToolchainError", "UnsupportedProblem", "UntrustedCache", "UnwritableCache"),
     *("cache_info", "clear_cache", "dds", "dsd", "explain", "linear", "nn", "pin", "random"),
     *("sdd", "tune", "warmup"),
 }
@@ -37,7 +37,7 @@ def test_names_stay_functions_whatever_is_imported() -> None:
 def test_errors_have_one_root() -> None:
     errors = [value for value in vars(js).values() if inspect.isclass(value)]
     errors = [value for value in errors if issubclass(value, Exception)]
-    assert len(errors) == 10
+    assert len(errors) == 13
     assert all(issubclass(error, js.JitsparseError) for error in errors)
     assert issubclass(js.PatternError, ValueError)
     assert issubclass(js.ArgumentError, ValueError)

@@ -14,7 +14,7 @@ PROCESSES = 8
 WITHOUT_LOCK = """\
 from jitsparse.jit import cache, config
 root = config.get().cache_dir
-cache._caches[root, ()] = cache.Cache(root, lock=False)
+cache._caches[(root,), (), ()] = cache.Cache(root, lock=False)
 """
 
 

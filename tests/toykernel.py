@@ -9,10 +9,11 @@ import ctypes
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import IO
 
-from jitsparse.jit import Kernel, Template, Variant
+from jitsparse.jit import Cache, Kernel, Template, Variant, key
 
 HEADER = """\
 #pragma once
@@ -163,6 +164,21 @@ exec g++ "$@"
 def compilations(notes: Path) -> int:
     """How often the compiler of :func:`compiler` has compiled."""
     return len(notes.read_text().splitlines())
+
+
+def publish(cache: Cache, number: int, *, age: float, size: int = 10_000) -> Path:
+    """An entry of about a size, no library at all, that was last used so many seconds ago.
+
+    What a process has compiled it has mapped, so it is in use; this is not.
+    """
+    fields = {"variant": f"axpy.omp.generic.f32.s{number}"}
+    about = {"key": key.digest(fields), "fields": fields, "compile_seconds": 1.0}
+    name = f"{fields['variant']}-{about['key'][:16]}"
+    staging = cache.stage(name)
+    (staging / "kernel.so").write_bytes(bytes(size))
+    path = cache.publish(staging, name, about).path
+    os.utime(path / "meta.json", (time.time() - age,) * 2)
+    return path
 
 
 def entries(cache: Path) -> list[Path]:

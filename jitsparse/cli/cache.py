@@ -1,10 +1,15 @@
-"""``jitsparse cache``: where compiled kernels are, how many, and their removal."""
+"""``jitsparse cache``: where compiled kernels are, and everything that is done with them.
+
+Exit codes: 0 fine; 1 something is bad: a damaged entry, a bundle that is none, a cache that others
+can write to; 2 asked for in a way that is not understood.
+"""
 
 from __future__ import annotations
 
 import typer
 
 from jitsparse import jit
+from jitsparse.cli import bundle, upkeep
 from jitsparse.cli.console import print_json, print_table
 
 __all__ = ["app"]
@@ -47,3 +52,11 @@ def clear(as_json: bool = JSON) -> None:
         print_json({"path": where, "deleted": count})
     else:
         print(f"{count} entries deleted from {where}")
+
+
+app.command("ls")(upkeep.ls)
+app.command("verify")(upkeep.verify)
+app.command("prune")(upkeep.prune)
+app.command("explain-miss")(upkeep.explain_miss)
+app.command("export")(bundle.export)
+app.command("import")(bundle.import_)

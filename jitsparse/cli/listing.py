@@ -7,7 +7,7 @@ import time
 import typer
 
 from jitsparse.cli.console import print_json, print_table, split, stderr
-from jitsparse.cli.options import one_of, read_arch
+from jitsparse.cli.options import one_of, read_arch, variant_filter
 
 __all__ = ["command"]
 
@@ -31,40 +31,30 @@ def command(
     from jitsparse.jit import Variant, cache
     from jitsparse.kernels import registry
 
-    targets = [name for names in split(arch, read_arch, "--arch") for name in names]
-    blocks = split(block_size, registry.parse_block_size, "--block-size")
-    ops = split(op, one_of(registry.OPS), "--op")
-    dtypes = split(dtype, one_of(registry.DTYPES), "--dtype")
     if known:
+        targets = [name for names in split(arch, read_arch, "--arch") for name in names]
         rows: list[dict[str, object]] = [
             {"variant": variant.name}
             for variant in registry.select_variants(
                 targets or _targets_here(),
-                ops=ops,
-                dtypes=dtypes,
-                block_sizes=blocks,
+                ops=split(op, one_of(registry.OPS), "--op"),
+                dtypes=split(dtype, one_of(registry.DTYPES), "--dtype"),
+                block_sizes=split(block_size, registry.parse_block_size, "--block-size"),
             )
         ]
     else:
-        wanted_blocks = {f"{r}x{c}" for r, c in blocks}
-        rows = []
-        for entry in sorted(cache.current().entries(), key=lambda each: each.created):
-            variant = Variant.parse(entry.variant)
-            if (
-                (not ops or variant.op in ops)
-                and (not dtypes or variant.dtype in dtypes)
-                and (not targets or variant.target in targets)
-                and (not wanted_blocks or dict(variant.knobs).get("b") in wanted_blocks)
-            ):
-                rows.append(
-                    {
-                        "variant": entry.variant,
-                        "kB": round(entry.library_bytes / 1e3),
-                        "compile s": round(entry.compile_seconds, 2),
-                        "compiled": time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.created)),
-                        "path": str(entry.path),
-                    }
-                )
+        keep = variant_filter(op, dtype, block_size, arch)
+        rows = [
+            {
+                "variant": entry.variant,
+                "kB": round(entry.library_bytes / 1e3),
+                "compile s": round(entry.compile_seconds, 2),
+                "compiled": time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.created)),
+                "path": str(entry.path),
+            }
+            for entry in sorted(cache.current().entries(), key=lambda each: each.created)
+            if keep(Variant.parse(entry.variant))
+        ]
     if as_json:
         print_json(rows)
         return

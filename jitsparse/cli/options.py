@@ -4,9 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-__all__ = ["one_of", "read_arch", "read_density", "read_size", "writable_file"]
+from jitsparse.cli.console import split
+
+if TYPE_CHECKING:
+    from jitsparse.jit import Variant
+
+__all__ = [
+    "one_of",
+    "read_arch",
+    "read_density",
+    "read_size",
+    "variant_filter",
+    "writable_file",
+]
 
 MOST = 2**31 - 1
 """Rows, columns and steps are 32-bit numbers in kernels."""
@@ -63,3 +77,35 @@ def writable_file(text: str) -> Path:
     if not os.access(path.parent, os.W_OK):
         raise ValueError(f"{path.parent} cannot be written")
     return path
+
+
+def variant_filter(
+    op: Sequence[str],
+    dtype: Sequence[str],
+    block_size: Sequence[str],
+    arch: Sequence[str],
+    patterns: Sequence[str] = (),
+) -> Callable[[Variant], bool]:
+    """Whether a variant is among what these options name; an option that is not given admits all.
+
+    Raises:
+        typer.BadParameter: an operation, dtype, block size or target that there cannot be.
+    """
+    from jitsparse.kernels import registry
+
+    ops = set(split(op, one_of(registry.OPS), "--op"))
+    dtypes = set(split(dtype, one_of(registry.DTYPES), "--dtype"))
+    sides = split(block_size, registry.parse_block_size, "--block-size")
+    blocks = {f"{rows}x{cols}" for rows, cols in sides}
+    targets = {name for names in split(arch, read_arch, "--arch") for name in names}
+
+    def keep(variant: Variant) -> bool:
+        return (
+            (not ops or variant.op in ops)
+            and (not dtypes or variant.dtype in dtypes)
+            and (not blocks or dict(variant.knobs).get("b") in blocks)
+            and (not targets or variant.target in targets)
+            and (not patterns or any(fnmatchcase(variant.name, each) for each in patterns))
+        )
+
+    return keep

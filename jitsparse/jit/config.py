@@ -1,16 +1,23 @@
 """Everything jitsparse reads from the environment, in one place, once.
 
-=======================  ====================  ====================================================
-variable                 default               meaning
-=======================  ====================  ====================================================
-``JITSPARSE_CACHE_DIR``  see below             where compiled kernels are written
-``JITSPARSE_CACHE_PATH`` (none)                read-only caches to look in first, separated by ``:``
-``JITSPARSE_PIN``        (none)                pinned variants, see :mod:`jitsparse.jit.selection`
-``JITSPARSE_JIT``        ``on``                ``off``: never compile; a miss raises ``CacheMiss``
-``JITSPARSE_LOG``        ``info``              ``debug``, ``info``, ``warning`` or ``quiet``
-``JITSPARSE_ARCH``       the processor found   targets to build for: ``9.0a;8.0``, ``avx2``
-``JITSPARSE_RECORD``     (none)                file to which every variant used is appended
-=======================  ====================  ====================================================
+============================  ===================  ================================================
+variable                      default              meaning
+============================  ===================  ================================================
+``JITSPARSE_CACHE_DIR``       see below            where compiled kernels are written
+``JITSPARSE_CACHE_PATH``      (none)               read-only caches to look in first, separated by
+                                                   ``:``
+``JITSPARSE_CACHE_MAX_SIZE``  ``2G``               what the cache may grow to; ``0`` or
+                                                   ``unlimited``: anything
+``JITSPARSE_TRUST_CACHE``     (none)               caches to use although other users can write to
+                                                   them, separated by ``:``
+``JITSPARSE_PIN``             (none)               pinned variants, see
+                                                   :mod:`jitsparse.jit.selection`
+``JITSPARSE_JIT``             ``on``               ``off``: never compile; a miss raises
+                                                   ``CacheMiss``
+``JITSPARSE_LOG``             ``info``             ``debug``, ``info``, ``warning`` or ``quiet``
+``JITSPARSE_ARCH``            the processor found  targets to build for: ``9.0a;8.0``, ``avx2``
+``JITSPARSE_RECORD``          (none)               file to which every variant used is appended
+============================  ===================  ================================================
 
 The cache is ``$XDG_CACHE_HOME/jitsparse``, else ``~/.cache/jitsparse``, unless it is named.
 Honoured, not redefined: ``CUDA_HOME``, ``CUDA_PATH``, ``CXX``, ``CC``, ``MAX_JOBS``,
@@ -32,6 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from jitsparse.errors import ConfigError
+from jitsparse.jit.units import parse_bytes
 
 __all__ = [
     "VARIABLES",
@@ -48,6 +56,7 @@ __all__ = [
 
 LOG_LEVELS = ("debug", "info", "warning", "quiet")
 CPU_TARGETS = ("generic", "avx2", "avx512", "amx")
+CACHE_MAX_SIZE = 2 * 1024**3
 # ASCII: other scripts have digits too, and no compiler knows them.
 _CAPABILITY = re.compile(r"(?:sm_?)?(\d{1,2})\.?(\d)([af]?)", re.ASCII)
 _MAX_DIGITS = 9
@@ -61,6 +70,8 @@ VARIABLES = (
     "JITSPARSE_LOG",
     "JITSPARSE_ARCH",
     "JITSPARSE_RECORD",
+    "JITSPARSE_CACHE_MAX_SIZE",
+    "JITSPARSE_TRUST_CACHE",
     "CUDA_HOME",
     "CUDA_PATH",
     "CXX",
@@ -87,6 +98,8 @@ class Config:
     Attributes:
         cache_dir: root of the cache that is written to.
         cache_path: read-only roots, searched in order before ``cache_dir``.
+        cache_max_size: bytes that the entries in ``cache_dir`` may take; None for any number.
+        trust_cache: roots that are used although other users can write to them.
         pin: pins as written, not yet parsed.
         jit: whether compiling is allowed.
         log: one of ``debug``, ``info``, ``warning``, ``quiet``.
@@ -103,6 +116,8 @@ class Config:
 
     cache_dir: Path
     cache_path: tuple[Path, ...] = ()
+    cache_max_size: int | None = CACHE_MAX_SIZE
+    trust_cache: tuple[Path, ...] = ()
     pin: str = ""
     jit: bool = True
     log: str = "info"
@@ -135,6 +150,10 @@ class Config:
         return cls(
             cache_dir=next(iter(paths("JITSPARSE_CACHE_DIR")), cache_home[0] / "jitsparse"),
             cache_path=paths("JITSPARSE_CACHE_PATH", ":"),
+            cache_max_size=_max_size(
+                "JITSPARSE_CACHE_MAX_SIZE", variable("JITSPARSE_CACHE_MAX_SIZE")
+            ),
+            trust_cache=paths("JITSPARSE_TRUST_CACHE", ":"),
             pin=variable("JITSPARSE_PIN"),
             jit=_choice("JITSPARSE_JIT", variable("JITSPARSE_JIT") or "on", ("on", "off")) == "on",
             log=_choice("JITSPARSE_LOG", variable("JITSPARSE_LOG") or "info", LOG_LEVELS),
@@ -268,7 +287,9 @@ def _coerce(name: str, value: Any) -> Any:
         return parse_arch(value)
     if name in ("cache_dir", "record") and value is not None:
         return _absolute(value)
-    if name in ("cache_path", "cuda_home"):
+    if name == "cache_max_size" and isinstance(value, str):
+        return _max_size("cache_max_size", value)
+    if name in ("cache_path", "trust_cache", "cuda_home"):
         return tuple(_absolute(part) for part in value)
     return value
 
@@ -291,6 +312,17 @@ def _path(name: str, text: str) -> Path:
             f"{_MAX_PATH} are possible, and {_MAX_NAME} between two slashes."
         )
     return path
+
+
+def _max_size(name: str, value: str) -> int | None:
+    if not value:
+        return CACHE_MAX_SIZE
+    if value.lower() == "unlimited":
+        return None
+    try:
+        return parse_bytes(value) or None
+    except ValueError as error:
+        raise ConfigError(f"{name}={value!r}: {error}; 0 or unlimited for no limit.") from None
 
 
 def _choice(name: str, value: str, legal: tuple[str, ...]) -> str:

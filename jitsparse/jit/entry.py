@@ -9,16 +9,23 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from jitsparse.jit.key import digest
+from jitsparse.jit.trust import objection, open_plain
+from jitsparse.jit.variant import Variant
 
-__all__ = ["LIBRARY", "LOG", "META", "Entry", "damage", "read_meta", "sha256", "sync"]
+__all__ = ["LIBRARY", "LOG", "META", "SOURCES", "Entry", "examine", "read_meta", "sha256", "sync"]
 
 LIBRARY, LOG, META = "kernel.so", "build.log", "meta.json"
+SOURCES = ("kernel.cpp", "kernel.cu")
+
+META_LIMIT = 1 << 20
+YEAR_3000 = 32503680000
 
 
 @dataclass(frozen=True)
@@ -71,37 +78,100 @@ class Entry:
         return float(self.meta["created"])
 
 
-def read_meta(path: Path) -> dict[str, Any] | None:
-    """Content of an entry's meta.json, or None if it is missing or not what was written."""
+def examine(
+    path: Path, *, name: str | None = None, trusted: bool = False
+) -> tuple[dict[str, Any] | None, str]:
+    """Read everything in an entry that decides whether its library may be mapped.
+
+    Args:
+        path: its directory.
+        name: what the directory is or will be called; by default what it is called now.
+        trusted: whether owners and modes do not matter.
+
+    Returns:
+        Content of meta.json and an empty text, or None and what is wrong.
+    """
+    meta, reason = _meta(path, name or path.name, trusted)
+    reason = reason or _damage(path / LIBRARY, meta, trusted)
+    return (None, reason) if reason else (meta, "")
+
+
+def read_meta(path: Path, *, trusted: bool = False) -> dict[str, Any] | None:
+    """Content of an entry's meta.json, or None if it is missing or not what was published."""
+    meta, reason = _meta(path, path.name, trusted)
+    return None if reason else meta
+
+
+def _meta(path: Path, name: str, trusted: bool) -> tuple[dict[str, Any], str]:
+    """Content of an entry's meta.json, and what is wrong with it or with the directory."""
     try:
-        meta = json.loads((path / META).read_bytes())
-        if digest(meta["fields"]) != meta["key"]:
-            return None
-        for label, kind in (("library_bytes", int), ("library_sha256", str)):
-            if not isinstance(meta[label], kind):
-                return None
-        float(meta["compile_seconds"]), float(meta["created"]), str(meta["fields"]["variant"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return dict(meta)
+        status = path.lstat()
+        if not stat.S_ISDIR(status.st_mode):
+            return {}, "it is not a directory"
+        reason = "" if trusted else objection(status)
+        if reason:
+            return {}, reason
+        with os.fdopen(open_plain(path / META, trusted=trusted), "rb") as file:
+            content = file.read(META_LIMIT + 1)
+        if len(content) > META_LIMIT:
+            return {}, f"{META} is larger than {META_LIMIT} bytes"
+        return _parsed(content, name), ""
+    except OSError as error:
+        return {}, f"{META} cannot be read ({error.strerror})"
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        return {}, f"{META} is damaged ({type(error).__name__}: {error})"
 
 
-def damage(library: Path, meta: Mapping[str, Any]) -> str:
+def _parsed(content: bytes, name: str) -> dict[str, Any]:
+    """Content of a meta.json, every value of the type and in the range that is relied on.
+
+    Raises:
+        ValueError, KeyError, TypeError, RecursionError: it is not what was published.
+    """
+    meta = json.loads(content)
+    if not isinstance(meta, dict) or not isinstance(meta["fields"], dict):
+        raise ValueError("it is not an object with fields")
+    if digest(meta["fields"]) != meta["key"]:
+        raise ValueError("the key does not belong to the fields")
+    variant = Variant.parse(str(meta["fields"]["variant"])).name
+    if name != f"{variant}-{meta['key'][:16]}":
+        raise ValueError(f"it is the entry of {variant} with key {meta['key'][:16]}")
+    if type(meta["library_bytes"]) is not int or type(meta["library_sha256"]) is not str:
+        raise ValueError("the library's size and sha256 are not a number and a text")
+    for label in ("compile_seconds", "created"):
+        if type(meta[label]) not in (int, float) or not 0 <= meta[label] < YEAR_3000:
+            raise ValueError(f"{label} is not a number of seconds")
+    return meta
+
+
+def _damage(library: Path, meta: Mapping[str, Any], trusted: bool) -> str:
     """What is wrong with a library, or an empty text."""
     try:
-        size = library.stat().st_size
-        if size != meta["library_bytes"]:
-            return f"{LIBRARY} has {size} bytes and was published with {meta['library_bytes']}"
-        if sha256(library) != meta["library_sha256"]:
-            return f"{LIBRARY} differs from what was published (sha256)"
+        with os.fdopen(open_plain(library, trusted=trusted), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != meta["library_bytes"]:
+                return f"{LIBRARY} has {size} bytes and was published with {meta['library_bytes']}"
+            if _sha256(file) != meta["library_sha256"]:
+                return f"{LIBRARY} differs from what was published (sha256)"
     except OSError as error:
         return f"{LIBRARY} cannot be read ({error.strerror})"
+    except ValueError as error:
+        return f"{LIBRARY} is refused ({error})"
     return ""
 
 
 def sha256(path: Path) -> str:
     """Digest of a file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    with path.open("rb") as file:
+        return _sha256(file)
+
+
+def _sha256(file: BinaryIO) -> str:
+    # In pieces: the size is whatever somebody wrote.
+    digest = hashlib.sha256()
+    while piece := file.read(1 << 20):
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 def sync(path: Path) -> None:

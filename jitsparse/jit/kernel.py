@@ -9,8 +9,6 @@ import os
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 from jitsparse.errors import LaunchError, ToolchainError
 from jitsparse.jit import cache as caches
@@ -20,7 +18,7 @@ from jitsparse.jit.resolve import Permission, Sought, resolve
 from jitsparse.jit.template import Template
 from jitsparse.jit.variant import Variant
 
-__all__ = ["Description", "Kernel", "compile_only", "describe", "load", "obtainable"]
+__all__ = ["Kernel", "compile_only", "load", "obtainable"]
 
 
 class Kernel:
@@ -73,30 +71,6 @@ class Kernel:
 
     def __repr__(self) -> str:
         return f"Kernel({self.variant.name})"
-
-
-@dataclass(frozen=True)
-class Description:
-    """What is known of a variant without compiling it.
-
-    Attributes:
-        variant: its name.
-        key: sha256 of the labelled fields.
-        path: directory of its entry, present or not.
-        cached: whether a valid entry is there.
-        compile_seconds: how long it took to compile, or took last time; None if never.
-        library_bytes: size of the library, None if not cached.
-        changed: labels of the fields in which the nearest other entry of the variant differs: why a
-            miss is a miss. Empty on a hit, or if there is no other entry.
-    """
-
-    variant: str
-    key: str
-    path: Path
-    cached: bool
-    compile_seconds: float | None
-    library_bytes: int | None
-    changed: tuple[str, ...]
 
 
 def load(
@@ -158,22 +132,6 @@ def compile_only(
         return resolve(sought, Permission(), position=position, show=show_progress)
 
 
-def describe(template: Template, variant: Variant) -> Description:
-    """What is known of a variant, without compiling or mapping anything."""
-    sought = Sought(template, variant)
-    cache = caches.current()
-    entry = sought.find(cache)
-    return Description(
-        variant=variant.name,
-        key=entry.key if entry else sought.key,
-        path=entry.path if entry else sought.path(cache),
-        cached=entry is not None,
-        compile_seconds=entry.compile_seconds if entry else cache.last_seconds(variant.name),
-        library_bytes=entry.library_bytes if entry else None,
-        changed=() if entry else sought.differences(cache),
-    )
-
-
 def obtainable(template: Template, variant: Variant) -> bool:
     """Whether a variant can be compiled here, or is cached."""
     if config.get().jit:
@@ -192,10 +150,9 @@ _recorded: set[str] = set()
 
 
 def _map(sought: Sought, permission: Permission, position: tuple[int, int] | None) -> Kernel:
-    arguments = sought.template.arguments
     entry = resolve(sought, permission, position=position)
     try:
-        return Kernel(sought.variant, entry, arguments)
+        return _in_use(Kernel(sought.variant, entry, sought.template.arguments))
     except (OSError, AttributeError) as error:
         if entry.fresh:
             raise _unusable(sought, error) from error
@@ -204,9 +161,14 @@ def _map(sought: Sought, permission: Permission, position: tuple[int, int] | Non
         caches.current().set_aside(entry.path, f"it cannot be mapped ({error})")
     entry = resolve(sought, permission, position=position)
     try:
-        return Kernel(sought.variant, entry, arguments)
+        return _in_use(Kernel(sought.variant, entry, sought.template.arguments))
     except (OSError, AttributeError) as error:
         raise _unusable(sought, error) from error
+
+
+def _in_use(kernel: Kernel) -> Kernel:
+    caches.current().used(kernel.entry)
+    return kernel
 
 
 def _unusable(sought: Sought, error: Exception) -> ToolchainError:

@@ -12,13 +12,14 @@ import os
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from jitsparse.jit import config
 
-__all__ = ["compiling", "say", "waiting"]
+__all__ = ["compiling", "say", "waiting", "warn"]
 
 # Anything quicker than this is not worth a line.
 PATIENCE = 1.0
@@ -41,6 +42,12 @@ def say(level: str, message: str) -> None:
     if settings.rank == 0 and _admits(settings.log, level):
         sys.stderr.write(f"jitsparse: {message}\n")
         sys.stderr.flush()
+
+
+def warn(message: str) -> None:
+    """A warning, unless ``JITSPARSE_LOG`` is ``quiet``."""
+    if config.get().log != "quiet":
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jitsparse.errors import CacheMiss, ToolchainError
 from jitsparse.jit import cache as caches
@@ -17,6 +17,9 @@ from jitsparse.jit.diagnostics import compile_error
 from jitsparse.jit.entry import LOG, Entry
 from jitsparse.jit.template import Template
 from jitsparse.jit.variant import Variant
+
+if TYPE_CHECKING:
+    from jitsparse.jit.miss import Difference
 
 __all__ = ["Permission", "Sought", "resolve"]
 
@@ -70,24 +73,22 @@ class Sought:
         """Where the entry is or would be."""
         return cache.root / caches.VERSION / self.name
 
-    def find(self, cache: Cache, *, repair: bool = False) -> Entry | None:
+    def find(self, cache: Cache) -> Entry | None:
         """The valid entry, or None."""
         if self.tools is None:
             return cache.find_any_compiler(self.fields)
-        return cache.find(self.name, self.key, repair=repair)
+        return cache.find(self.name, self.key)
 
-    def differences(self, cache: Cache) -> tuple[str, ...]:
-        """Labels in which the newest other entry of the variant differs: why a miss is a miss."""
-        others = [each for each in cache.entries() if each.variant == self.variant.name]
-        if not others:
-            return ()
-        nearest = max(others, key=lambda each: each.created).meta["fields"]
-        ignored = {"compiler"} if self.tools is None else set()
-        return tuple(
-            label
-            for label, value in self.fields.items()
-            if nearest.get(label) != value and label not in ignored
-        )
+    def nearest(self, cache: Cache) -> tuple[Entry | None, tuple[Difference, ...]]:
+        """The nearest other entry of the variant, and in what it differs: why a miss is a miss."""
+        # Imported here: a hit has no need of it.
+        from jitsparse.jit.miss import differences, nearest
+
+        entry = nearest(self.fields, cache.entries())
+        if entry is None:
+            return None, ()
+        found = differences(entry.meta["fields"], self.fields)
+        return entry, tuple(each for each in found if self.tools or each.field != "compiler")
 
 
 def resolve(
@@ -129,7 +130,8 @@ def resolve(
             progress.waiting(name, holder)
 
     with cache.locked(sought.name, waiting):
-        entry = sought.find(cache, repair=True)
+        cache.repair(sought.name)
+        entry = sought.find(cache)
         if entry is not None:
             return entry
         last = cache.last_seconds(name)
@@ -143,7 +145,12 @@ def _build(sought: Sought, tools: toolchain.Toolchain, cache: Cache) -> Entry:
     try:
         seconds = build(sought.template, sought.variant, tools, staging)
         meta = {"key": sought.key, "fields": sought.fields, "compile_seconds": seconds}
-        return cache.publish(staging, sought.name, meta)
+        entry = cache.publish(staging, sought.name, meta)
+        if entry.fresh:
+            from jitsparse.jit import prune
+
+            prune.enforce(cache, config.get().cache_max_size)
+        return entry
     except BuildFailure as failure:
         kept = cache.keep_failure(staging, sought.name)
         raise compile_error(
@@ -166,10 +173,11 @@ def _build(sought: Sought, tools: toolchain.Toolchain, cache: Cache) -> Entry:
 def _miss(sought: Sought, cache: Cache, permission: Permission) -> CacheMiss:
     searched = ", ".join(str(root) for root in (*cache.layers, cache.root))
     remedy = permission.hint() if permission.hint else "load it once with JITSPARSE_JIT=on"
-    differences = sought.differences(cache)
+    _, changed = sought.nearest(cache)
     near = ""
-    if differences:
-        near = f"\n  an entry of this variant is there, but differs in: {', '.join(differences)}"
+    if changed:
+        labels = ", ".join(each.field for each in changed)
+        near = f"\n  an entry of this variant is there, but differs in: {labels}"
     elif any(cache.paths_of(sought.variant.name)):
         near = "\n  an entry of this variant is there, but it is damaged"
     return CacheMiss(

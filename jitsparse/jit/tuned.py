@@ -25,15 +25,16 @@ import re
 import time
 import uuid
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from jitsparse.jit import cache as caches
 from jitsparse.jit import config
+from jitsparse.jit.lookup import Lookup
 
-__all__ = ["Record", "export", "lookup", "record", "records"]
+__all__ = ["Record", "adopt", "export", "lookup", "record", "records", "stored"]
 
 FORMAT = 1
 
@@ -169,11 +170,58 @@ def _write(path: Path, content: Mapping[str, Any]) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def stored(cache: Lookup) -> Iterator[tuple[str, Record, bytes]]:
+    """What was tuned, in the order in which lookups read it.
+
+    Yields:
+        The place below ``tuned/`` in a cache, the entry, and the content of its file.
+    """
+    for root in (cache.root, *cache.layers):
+        for path in sorted((root / "tuned").glob("*/*.json")):
+            found = _read(path)
+            if found is not None:
+                yield f"{path.parent.name}/{path.name}", found, path.read_bytes()
+
+
+def adopt(cache: Lookup, place: str, content: bytes) -> bool:
+    """Keep an entry that was tuned elsewhere, unless its problem was tuned here.
+
+    Args:
+        cache: where to keep it.
+        place: as :func:`stored` says it; the caller vouches that it leads nowhere else.
+        content: of the file.
+
+    Returns:
+        Whether it was kept.
+
+    Raises:
+        ValueError: it is not an entry of the tuned table, or of another problem than its name says.
+        OSError: it cannot be written.
+    """
+    path = cache.root / "tuned" / place
+    if path.name != _file_name(_record(_parse(content), path).problem):
+        raise ValueError("it is the entry of another problem")
+    if path.exists():
+        return False
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _write(path, json.loads(content))
+    config.bump()
+    return True
+
+
 def _read(path: Path) -> Record | None:
     """The entry in a file of a cache, or None if there is none or it is damaged."""
     content = _json(path)
     if content is None:
         return None
+    try:
+        return _record(content, path)
+    except ValueError as error:
+        _warn_once(path, str(error))
+        return None
+
+
+def _record(content: Mapping[str, Any], path: Path) -> Record:
     problem, variant, driver = (content.get(name) for name in ("problem", "variant", "driver"))
     seconds = content.get("seconds")
     if not (
@@ -182,8 +230,7 @@ def _read(path: Path) -> Record | None:
         and isinstance(seconds, dict)
         and all(type(value) in (int, float) for value in seconds.values())
     ):
-        _warn_once(path, "it is not an entry of the tuned table")
-        return None
+        raise ValueError("it is not an entry of the tuned table")
     return Record(str(problem), str(variant), path, False, seconds, driver)
 
 
@@ -210,15 +257,26 @@ def _shipped(path: Path) -> Mapping[str, Record]:
 def _json(path: Path) -> dict[str, Any] | None:
     """Content of a file of this format; None if there is no such file or it is damaged."""
     try:
-        content = json.loads(path.read_bytes())
+        return _parse(path.read_bytes())
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         _warn_once(path, str(error))
         return None
+
+
+def _parse(data: bytes) -> dict[str, Any]:
+    """Content of a file of this format.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    try:
+        content = json.loads(data)
+    except RecursionError as error:
+        raise ValueError(str(error)) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        _warn_once(path, f"it is not of format {FORMAT}")
-        return None
+        raise ValueError(f"it is not of format {FORMAT}")
     return content
 
 
@@ -237,8 +295,11 @@ def _warn_once(path: Path, reason: str) -> None:
 
 
 def _path(root: Path, problem: str, machine: str) -> Path:
-    name = hashlib.sha256(problem.encode()).hexdigest()[:32]
-    return root / "tuned" / _slug(machine) / f"{name}.json"
+    return root / "tuned" / _slug(machine) / _file_name(problem)
+
+
+def _file_name(problem: str) -> str:
+    return hashlib.sha256(problem.encode(errors="backslashreplace")).hexdigest()[:32] + ".json"
 
 
 def _slug(machine: str) -> str:

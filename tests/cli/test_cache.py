@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
+import toykernel
 
 import jitsparse as js
+from jitsparse import jit
 from jitsparse.cli import main
+from jitsparse.jit import Cache, config
 
 
 def run(*arguments: str) -> int:
@@ -81,3 +85,142 @@ def test_tables_are_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[0].strip() == "variant"
     assert all(line.startswith("dsd.") for line in lines[1:])
     assert f"{len(lines) - 1} known variants" in captured.err
+
+
+@pytest.fixture
+def warm(tmp_path: Path, cache_dir: Path) -> list[Path]:
+    """Two toy kernels in the cache of the test."""
+    template = toykernel.write(tmp_path)
+    return [jit.compile_only(template, toykernel.variant(scale)).path for scale in (2, 3)]
+
+
+def test_ls(warm: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("cache", "ls", "--json") == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["path"] for row in rows} == {str(path) for path in warm}
+    for row in rows:
+        assert (row["target"], row["read_only"]) == ("generic", False)
+        assert row["bytes"] > 10_000
+        assert row["compile_seconds"] > 0
+        assert row["last_use"] >= row["created"] - 1
+    assert run("cache", "ls") == 0
+    captured = capsys.readouterr()
+    assert "axpy.omp.generic.f32.s2" in captured.out
+    assert "2 entries" in captured.err
+
+
+def test_verify(warm: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("cache", "verify") == 0
+    assert "2 entries, 0 damaged" in capsys.readouterr().err
+    (warm[0] / "kernel.so").write_bytes(b"damaged")
+    (warm[1] / "meta.json").unlink()
+    assert run("cache", "verify") == 1
+    captured = capsys.readouterr()
+    assert f"{warm[0]}: kernel.so has 7 bytes" in captured.out
+    assert f"{warm[1]}: meta.json cannot be read" in captured.out
+    assert run("cache", "verify", "--json") == 1
+    assert [each["sound"] for each in json.loads(capsys.readouterr().out)] == [False, False]
+    assert all(path.exists() for path in warm)
+
+
+def test_export_and_import(
+    warm: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = tmp_path / "bundle.tar"
+    assert run("cache", "export", str(bundle), "--variant", "*.s3", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["entries"] == [warm[1].name]
+    for options in (["--arch", "generic"], ["--dtype", "f32,f64"], []):
+        assert run("cache", "export", str(bundle), *options) == 0
+        assert "2 entries and 0 of the tuned table written" in capsys.readouterr().err
+    with config.override(cache_dir=tmp_path / "other"):
+        assert run("cache", "import", str(bundle), "--json") == 0
+        assert len(json.loads(capsys.readouterr().out)["imported"]) == 2
+        assert run("cache", "import", str(bundle)) == 0
+        assert "0 entries and 0 of the tuned table imported" in capsys.readouterr().err
+    (warm[0] / "kernel.so").write_bytes(b"damaged")
+    assert run("cache", "export", str(bundle)) == 1
+    assert str(warm[0]) in capsys.readouterr().out
+
+
+def test_a_damaged_bundle(
+    warm: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = tmp_path / "bundle.tar"
+    assert run("cache", "export", str(bundle)) == 0
+    bundle.write_bytes(bundle.read_bytes()[:-10_000])
+    capsys.readouterr()
+    with config.override(cache_dir=tmp_path / "other"):
+        assert run("cache", "import", str(bundle)) == 1
+    captured = capsys.readouterr()
+    assert captured.out.startswith(warm[1].name)
+    assert "bundle.json: announces more than can be read: the archive ends within" in captured.out
+    assert "1 entries and 0 of the tuned table imported" in captured.err
+    bundle.write_bytes(b"no bundle")
+    assert main(["cache", "import", str(bundle)]) == 1
+    assert "is not a bundle" in capsys.readouterr().err
+
+
+def test_prune(cache_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    new, old = (toykernel.publish(Cache(cache_dir), n, age=n * 86400 * 31) for n in (0, 1))
+    assert run("cache", "prune", "--older-than", "30d", "--dry-run", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["deleted"] == [str(old)]
+    assert old.exists()
+    assert run("cache", "prune", "--older-than", "30d") == 0
+    captured = capsys.readouterr()
+    assert captured.out == f"{old}\n"
+    assert "1 entries" in captured.err
+    assert [path.exists() for path in (new, old)] == [True, False]
+    assert run("cache", "prune", "--max-size", "0") == 0
+    assert not new.exists()
+
+
+def test_explain_miss(cache_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from jitsparse.kernels import registry
+
+    variant = next(iter(registry.default_variants("generic")))
+    assert run("cache", "explain-miss", variant.name) == 0
+    assert "no entry of this variant is there" in capsys.readouterr().out
+    path = jit.compile_only(registry.template_of(variant), variant).path
+    assert run("cache", "explain-miss", variant.name) == 0
+    assert f"is no miss: {path}" in capsys.readouterr().out
+    meta = json.loads((path / "meta.json").read_text())
+    meta["fields"]["compiler"] = "c++: g++ 4.8"
+    meta["key"] = jit.key.digest(meta["fields"])
+    (path / "meta.json").write_text(json.dumps(meta))
+    os.rename(path, path.with_name(f"{variant.name}-{meta['key'][:16]}"))
+    assert run("cache", "explain-miss", variant.name) == 0
+    assert "compiler: c++: g++ 4.8 -> c++: " in capsys.readouterr().out
+    assert run("cache", "explain-miss", variant.name, "--json") == 0
+    (difference,) = json.loads(capsys.readouterr().out)["differences"]
+    assert difference["field"] == "compiler"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["prune"],
+        ["prune", "--max-size", "big"],
+        ["prune", "--older-than", "30"],
+        ["import", "/nonexistent/bundle.tar"],
+        ["export", "x.tar", "--op", "ddd"],
+        ["export", "x.tar", "--block-size", "24"],
+        ["explain-miss", "nonsense"],
+    ],
+    ids=" ".join,
+)
+def test_usage_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("cache", *arguments) == 2
+    assert "Usage: jitsparse" in capsys.readouterr().err
+
+
+def test_a_kernel_that_there_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cache", "explain-miss", "dsd.nofamily.avx2.f32.b32x32"]) == 1
+    assert "no family 'nofamily'" in capsys.readouterr().err
+
+
+def test_a_cache_that_others_can_write(cache_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cache_dir.mkdir()
+    cache_dir.chmod(0o777)
+    for command in ("path", "info", "ls", "verify", "clear"):
+        assert main(["cache", command]) == 1
+        assert f"JITSPARSE_TRUST_CACHE={cache_dir}" in capsys.readouterr().err

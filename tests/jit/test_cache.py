@@ -12,10 +12,16 @@ from typing import Any
 
 import pytest
 
-from jitsparse.jit import Cache, cache_info, clear_cache, config, key
+from jitsparse.jit import Cache, builders, cache_info, clear_cache, config, key
 from jitsparse.jit import cache as caches
 
 VARIANT = "axpy.omp.generic.f32.s2"
+
+
+CORE = (
+    *("builders", "bundle", "cache", "config", "entry", "inventory", "lookup", "miss", "prune"),
+    *("trust", "tuned", "units", "ustar", "variant"),
+)
 
 
 def meta(compiler: str = "1.0", variant: str = VARIANT) -> dict[str, Any]:
@@ -59,7 +65,8 @@ def test_what_is_published_is_found(cache: Cache) -> None:
 
 def test_looking_writes_nothing(cache: Cache) -> None:
     about = meta()
-    assert cache.find(name(about), about["key"], repair=True) is None
+    cache.repair(name(about))
+    assert cache.find(name(about), about["key"]) is None
     assert cache.find_any_compiler(about["fields"]) is None
     assert list(cache.entries()) == []
     assert cache.info()["entries"] == 0
@@ -126,7 +133,7 @@ def test_staging_of_the_dead_is_removed_and_of_the_living_kept(cache: Cache) -> 
     os.waitpid(child, 0)
     alive = cache.stage("a.b-1")
     dead = alive.with_name(alive.name.replace(f".{os.getpid()}.", f".{child}."))
-    elsewhere = alive.with_name(alive.name.replace(caches._place(), "another-host"))
+    elsewhere = alive.with_name(alive.name.replace(builders._place(), "another-host"))
     ancient = elsewhere.with_name(f"{elsewhere.name}0")
     for path in (dead, elsewhere, ancient):
         path.mkdir()
@@ -180,7 +187,7 @@ def test_info_and_the_public_functions(cache_dir: Path, tmp_path: Path) -> None:
 
 
 def test_the_lock_excludes(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(caches, "LOCK_PATIENCE", 0.0)
+    monkeypatch.setattr(builders, "LOCK_PATIENCE", 0.0)
     inside, waited = [], threading.Event()
 
     def other() -> None:
@@ -199,8 +206,8 @@ def test_the_lock_excludes(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_lock_that_is_never_released_is_passed_by(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(caches, "LOCK_PATIENCE", 0.0)
-    monkeypatch.setattr(caches, "LOCK_TIMEOUT", 0.1)
+    monkeypatch.setattr(builders, "LOCK_PATIENCE", 0.0)
+    monkeypatch.setattr(builders, "LOCK_TIMEOUT", 0.1)
     holders: list[str] = []
     entered = False
     with cache.locked("v-1", holders.append):
@@ -213,7 +220,7 @@ def test_a_lock_that_is_never_released_is_passed_by(
 
 def test_the_core_imports_neither_torch_nor_a_compiler() -> None:
     allowed = {"filelock"}
-    for module in ("cache", "entry", "config", "variant"):
+    for module in CORE:
         spec = importlib.util.find_spec(f"jitsparse.jit.{module}")
         assert spec is not None
         assert spec.origin is not None

@@ -22,6 +22,8 @@ def test_every_variable() -> None:
         {
             "JITSPARSE_CACHE_DIR": "/own",
             "JITSPARSE_CACHE_PATH": "/first:/second:",
+            "JITSPARSE_CACHE_MAX_SIZE": "500M",
+            "JITSPARSE_TRUST_CACHE": "/first",
             "JITSPARSE_PIN": "dsd=t64",
             "JITSPARSE_JIT": "OFF",
             "JITSPARSE_LOG": "debug",
@@ -41,6 +43,8 @@ def test_every_variable() -> None:
     assert settings == Config(
         cache_dir=Path("/own"),
         cache_path=(Path("/first"), Path("/second")),
+        cache_max_size=500 * 1024**2,
+        trust_cache=(Path("/first"),),
         pin="dsd=t64",
         jit=False,
         log="debug",
@@ -68,6 +72,8 @@ def test_xdg_cache_home_holds_the_default_cache() -> None:
         ("JITSPARSE_LOG", "loud", "debug, info, warning, quiet"),
         ("JITSPARSE_ARCH", "hopper", "generic, avx2, avx512, amx"),
         ("MAX_JOBS", "many", "whole number"),
+        ("JITSPARSE_CACHE_MAX_SIZE", "big", "500M"),
+        ("JITSPARSE_CACHE_MAX_SIZE", "-1", "unlimited"),
     ],
 )
 def test_an_illegal_value_lists_the_legal_ones(name: str, value: str, legal: str) -> None:

@@ -1,0 +1,76 @@
+"""``jitsparse cache export`` and ``import``: kernels from one machine to another."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import typer
+
+from jitsparse.cli.console import print_json, split, stderr
+from jitsparse.cli.options import variant_filter
+from jitsparse.jit import cache as caches
+from jitsparse.jit.units import format_bytes
+
+__all__ = ["export", "import_"]
+
+JSON = typer.Option(False, "--json", help="Print JSON.")
+
+
+def export(
+    bundle: Path = typer.Argument(help="The archive to write."),
+    op: list[str] = typer.Option([], help="dsd, dds, sdd."),
+    dtype: list[str] = typer.Option([], help="f64, f32, tf32, f16, bf16."),
+    block_size: list[str] = typer.Option([], help="32 or 32x64."),
+    arch: list[str] = typer.Option([], help="Targets, e.g. 9.0a, 8.0, avx512."),
+    variant: list[str] = typer.Option([], help="Patterns of names, as in 'dsd.wgmma.*'."),
+    as_json: bool = JSON,
+) -> None:
+    """Write entries and the tuned table, of read-only caches too, to one archive.
+
+    Without filters everything is exported. Filters may be repeated and may hold several values
+    between commas. Exits with 1 if something that was asked for is damaged; the rest is written.
+    """
+    from jitsparse.jit.exporting import export as write
+
+    keep = variant_filter(op, dtype, block_size, arch, split(variant, str, "--variant"))
+    done = write(caches.current(), bundle, keep=keep)
+    if as_json:
+        print_json(asdict(done))
+    else:
+        for name, reason in done.skipped:
+            print(f"{name}: {reason}")
+        stderr().print(
+            f"{len(done.entries)} entries and {done.tuned} of the tuned table written to "
+            f"{done.path} ({format_bytes(done.bytes)}), {len(done.skipped)} left out",
+            soft_wrap=True,
+        )
+    if done.skipped:
+        raise typer.Exit(1)
+
+
+def import_(
+    bundle: Path = typer.Argument(exists=True, dir_okay=False, help="An archive of cache export."),
+    as_json: bool = JSON,
+) -> None:
+    """Bring the entries of a bundle into the writable cache. Runs nothing that is in it.
+
+    A bundle is code: import it only from whom you would take a program. Entries that are there
+    stay. Exits with 1 if something in the bundle is damaged; the rest is imported.
+    """
+    from jitsparse.jit.importing import import_bundle
+
+    cache = caches.current()
+    done = import_bundle(cache, bundle)
+    if as_json:
+        print_json(asdict(done))
+    else:
+        for name, reason in done.rejected:
+            print(f"{name}: {reason}")
+        stderr().print(
+            f"{len(done.imported)} entries and {done.tuned} of the tuned table imported into "
+            f"{cache.root}, {len(done.present)} were there, {len(done.rejected)} rejected",
+            soft_wrap=True,
+        )
+    if done.rejected:
+        raise typer.Exit(1)

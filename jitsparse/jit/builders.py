@@ -1,0 +1,91 @@
+"""Who builds what: the lock of a key, and the owners of the directories that builds go on in.
+
+Neither is needed for correctness. The lock saves work: where it does not exclude, two builders make
+two complete entries and the second rename loses. Owners tell which directories of builds in
+progress may be removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from jitsparse.jit.progress import warn
+
+__all__ = ["abandoned", "exclusively", "owner"]
+
+# A waiter that has waited this long builds for itself: its own copy is as good, and a holder that
+# is suspended or on a node that died must not stop it for ever.
+LOCK_TIMEOUT = 600.0
+# A waiter says whom it waits for after this long.
+LOCK_PATIENCE = 2.0
+# Staging directories of other hosts are presumed abandoned after a day; no compiler runs that long.
+STAGING_AGE = 86400.0
+
+
+@contextlib.contextmanager
+def exclusively(path: Path, waiting: Callable[[str], None]) -> Iterator[None]:
+    """Hold a lock. Proceeds without it where it cannot be had.
+
+    Args:
+        path: the lock's file, less its suffix.
+        waiting: called once with a description of the holder when it takes a while.
+    """
+    import filelock
+
+    holder = path.with_suffix(".holder")
+    lock = filelock.FileLock(path.with_suffix(".lock"), mode=0o600)
+    try:
+        lock.acquire(timeout=LOCK_PATIENCE)
+    except filelock.Timeout:
+        waiting(_read_holder(holder))
+        try:
+            lock.acquire(timeout=LOCK_TIMEOUT)
+        except filelock.Timeout:
+            warn(
+                f"jitsparse: waited {LOCK_TIMEOUT:.0f} s for {_read_holder(holder)}; "
+                "compiling here as well."
+            )
+    except (OSError, NotImplementedError):
+        pass  # a file system without locks
+    try:
+        with contextlib.suppress(OSError):
+            holder.write_text(f"pid {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
+        yield
+    finally:
+        lock.release()
+
+
+def _read_holder(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip() or "another process"
+    except OSError:
+        return "another process"
+
+
+def owner() -> str:
+    """Host, pid namespace and pid of this builder: elsewhere a pid alone means nothing."""
+    return f"{_place()}.{os.getpid()}"
+
+
+def _place() -> str:
+    try:
+        namespace = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        namespace = 0
+    return f"{socket.gethostname().replace('.', '_')}-{namespace}"
+
+
+def abandoned(path: Path) -> bool:
+    """Whether the builder of a staging directory is dead, or must be."""
+    parts = path.name.split(".")
+    if len(parts) >= 4 and parts[1] == _place() and parts[2].isdigit():
+        return not Path(f"/proc/{parts[2]}").exists()
+    try:
+        return time.time() - path.stat().st_mtime > STAGING_AGE
+    except OSError:
+        return False

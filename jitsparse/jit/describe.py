@@ -1,0 +1,76 @@
+"""What is known of a variant without compiling or mapping anything, and why it would be a miss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jitsparse.jit import cache as caches
+from jitsparse.jit.resolve import Sought
+from jitsparse.jit.template import Template
+from jitsparse.jit.variant import Variant
+
+if TYPE_CHECKING:
+    from jitsparse.jit.miss import Miss
+
+__all__ = ["Description", "describe", "explain_miss"]
+
+
+@dataclass(frozen=True)
+class Description:
+    """What is known of a variant without compiling it.
+
+    Attributes:
+        variant: its name.
+        key: sha256 of the labelled fields.
+        path: directory of its entry, present or not.
+        cached: whether a valid entry is there.
+        compile_seconds: how long it took to compile, or took last time; None if never.
+        library_bytes: size of the library, None if not cached.
+        changed: labels of the fields in which the nearest other entry of the variant differs: why a
+            miss is a miss. Empty on a hit, or if there is no other entry.
+    """
+
+    variant: str
+    key: str
+    path: Path
+    cached: bool
+    compile_seconds: float | None
+    library_bytes: int | None
+    changed: tuple[str, ...]
+
+
+def describe(template: Template, variant: Variant) -> Description:
+    """What is known of a variant, without compiling or mapping anything."""
+    sought = Sought(template, variant)
+    cache = caches.current()
+    entry = sought.find(cache)
+    return Description(
+        variant=variant.name,
+        key=entry.key if entry else sought.key,
+        path=entry.path if entry else sought.path(cache),
+        cached=entry is not None,
+        compile_seconds=entry.compile_seconds if entry else cache.last_seconds(variant.name),
+        library_bytes=entry.library_bytes if entry else None,
+        changed=() if entry else tuple(each.field for each in sought.nearest(cache)[1]),
+    )
+
+
+def explain_miss(template: Template, variant: Variant) -> Miss:
+    """Why a variant would be compiled: what the nearest entry of its name has that it has not."""
+    from jitsparse.jit.miss import Miss
+
+    sought = Sought(template, variant)
+    cache = caches.current()
+    entry = sought.find(cache)
+    if entry is not None:
+        return Miss(variant.name, entry.key, entry.path, None, (), ())
+    near, changed = sought.nearest(cache)
+    damaged = tuple(
+        (path, defect)
+        for path in cache.paths_of(variant.name)
+        for _, defect in [cache.examine(path)]
+        if defect
+    )
+    return Miss(variant.name, sought.key, None, near.path if near else None, changed, damaged)

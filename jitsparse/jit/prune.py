@@ -1,0 +1,139 @@
+"""Keeping a cache small: the entries that were used least recently go first.
+
+What is in use is safe. An entry whose library a process of this machine has mapped is not chosen;
+which these are is read from /proc, so a process that was killed leaves no claim behind. A process
+that cannot be seen from here (in another container, or of another user) goes on with the library
+that it has mapped, since the file itself goes when the last mapping does. Builds in progress are
+not looked at: they become entries by a rename at their end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from jitsparse.jit import progress
+from jitsparse.jit.cache import VERSION, Cache
+from jitsparse.jit.inventory import directories, disk_usage
+from jitsparse.jit.units import format_bytes
+
+__all__ = ["Pruned", "enforce", "mapped", "prune"]
+
+# Under the size cap, what was built or loaded so recently stays: another process may have found it
+# and be about to map it.
+GRACE = 600.0
+# The source and log of a failed build, and what was set aside as damaged, are kept for this long.
+LEFTOVER_AGE = 86400.0
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What became of a cache.
+
+    Attributes:
+        deleted: directories of the entries that were deleted, least recently used first.
+        deleted_bytes: what they took.
+        kept: how many entries are left.
+        kept_bytes: what they take.
+        in_use: directories that would have been deleted if no process had them mapped.
+    """
+
+    deleted: tuple[Path, ...]
+    deleted_bytes: int
+    kept: int
+    kept_bytes: int
+    in_use: tuple[Path, ...]
+
+
+def prune(
+    cache: Cache,
+    *,
+    max_size: int | None = None,
+    older_than: float | None = None,
+    grace: float = 0.0,
+    dry_run: bool = False,
+) -> Pruned:
+    """Delete entries of the writable cache, least recently used first. Layers are left alone.
+
+    Args:
+        cache: which cache.
+        max_size: delete until the entries take no more than this many bytes.
+        older_than: delete what was last used this many seconds ago or earlier.
+        grace: leave what was used within so many seconds.
+        dry_run: only say what would be deleted.
+
+    Raises:
+        UnwritableCache: something is to be deleted and cannot be.
+    """
+    now = time.time()
+    found = [(path, *disk_usage(path)) for path in directories(cache.root)]
+    found.sort(key=lambda each: (each[2], each[0]))
+    kept, kept_bytes = len(found), sum(size for _, size, _ in found)
+    busy: set[str] | None = None
+    deleted: list[Path] = []
+    in_use: list[Path] = []
+    before = kept_bytes
+    for path, size, last_use in found:
+        too_old = older_than is not None and now - last_use >= older_than
+        too_much = max_size is not None and kept_bytes > max_size
+        if not (too_old or too_much) or now - last_use < grace:
+            continue
+        if busy is None:
+            busy = mapped(cache.root)
+        if path.name in busy:
+            in_use.append(path)
+        elif dry_run or cache.discard(path):
+            deleted.append(path)
+            kept, kept_bytes = kept - 1, kept_bytes - size
+    if not dry_run:
+        _remove_leftovers(cache.root, now)
+    return Pruned(tuple(deleted), before - kept_bytes, kept, kept_bytes, tuple(in_use))
+
+
+def enforce(cache: Cache, max_size: int | None) -> None:
+    """Keep a cache below its size cap, after an entry was added. Never an error of that build."""
+    if max_size is None:
+        return
+    with contextlib.suppress(OSError):
+        if sum(disk_usage(path)[0] for path in directories(cache.root)) <= max_size:
+            return
+        done = prune(cache, max_size=max_size, grace=GRACE)
+        if done.deleted:
+            progress.say(
+                "info",
+                f"{len(done.deleted)} cached kernels ({format_bytes(done.deleted_bytes)}), those "
+                f"not used for longest, were deleted from {cache.root} to keep it below "
+                f"{format_bytes(max_size)} (JITSPARSE_CACHE_MAX_SIZE)",
+            )
+
+
+def mapped(root: Path) -> set[str]:
+    """Names of the entries below a root whose libraries live processes have mapped.
+
+    Processes that may not be looked into are passed over.
+    """
+    # The path in /proc is without symbolic links. A line break in it is written as \\012.
+    prefix = os.path.realpath(root / VERSION).replace("\n", "\\012")
+    pattern = re.compile(re.escape(os.fsencode(prefix)) + rb"/([^/\n]+)/[^/\n]+$", re.MULTILINE)
+    names: set[str] = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            for name in pattern.findall((process / "maps").read_bytes()):
+                names.add(os.fsdecode(name))
+    return names
+
+
+def _remove_leftovers(root: Path, now: float) -> None:
+    """Delete what nobody will look at any more: old failures, and entries set aside as damaged."""
+    for part in ("failed", "quarantine"):
+        for path in (root / VERSION / part).glob("*"):
+            with contextlib.suppress(OSError):
+                if now - path.lstat().st_ctime > LEFTOVER_AGE:
+                    shutil.rmtree(
+                        path
+                    ) if path.is_dir() and not path.is_symlink() else path.unlink()

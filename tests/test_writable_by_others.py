@@ -1,0 +1,115 @@
+"""A cache that other users can write to is refused, unless it is trusted by its very name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import toykernel
+
+from jitsparse.errors import UntrustedCache
+from jitsparse.jit import Template, cache_info, compile_only, config, load, trust, tuned
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def built(tmp_path: Path, forget: Callable[[], None]) -> Template:
+    """The template; its kernel is in ``cache``."""
+    template = toykernel.write(tmp_path)
+    with config.override(cache_dir=tmp_path / "cache"):
+        compile_only(template, toykernel.variant())
+    return template
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o720, 0o702, 0o1777])
+@pytest.mark.parametrize("part", ["", "v1"])
+@pytest.mark.parametrize("role", ["cache_dir", "cache_path"])
+def test_it_is_refused(mode: int, part: str, role: str, built: Template, tmp_path: Path) -> None:
+    root = tmp_path / "cache"
+    (root / part).chmod(mode)
+    settings = {"cache_dir": root} if role == "cache_dir" else {"cache_path": [root]}
+    settings = {"cache_dir": tmp_path / "own", **settings}
+    with config.override(**settings):
+        for use in (
+            lambda: load(built, toykernel.variant()),
+            lambda: compile_only(built, toykernel.variant(3)),
+            lambda: tuned.lookup("a problem", "a machine"),
+            cache_info,
+        ):
+            with pytest.raises(UntrustedCache) as caught:
+                use()
+    message = str(caught.value)
+    assert f"the cache directory {root / part}".rstrip("/") in message
+    assert f"{mode:04o}" in message
+    assert f"chmod go-w {root / part}".rstrip("/") in message
+    assert f"JITSPARSE_TRUST_CACHE={root}" in message
+    with config.override(**settings, trust_cache=[root]):
+        assert toykernel.run(load(built, toykernel.variant()))
+    with config.override(**settings, trust_cache=[root.parent, root / "v1"]):
+        with pytest.raises(UntrustedCache):
+            cache_info()
+
+
+def test_another_users_is_refused(
+    built: Template, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the same user, under another name: what is ours now is somebody's."""
+    monkeypatch.setattr(trust.os, "geteuid", lambda: NOBODY)
+    if os.getuid() == 0:
+        for path in [tmp_path / "cache", *(tmp_path / "cache").rglob("*")]:
+            os.chown(path, 12345, -1)
+    with config.override(cache_dir=tmp_path / "cache"):
+        with pytest.raises(UntrustedCache, match="who is neither this one nor root"):
+            load(built, toykernel.variant())
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
+def test_roots_is_anybodys(
+    built: Template, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in an image that was filled by root and is run by a user."""
+    monkeypatch.setattr(trust.os, "geteuid", lambda: NOBODY)
+    with config.override(cache_dir=tmp_path / "own", cache_path=[tmp_path / "cache"], jit="off"):
+        assert toykernel.run(load(built, toykernel.variant()))
+
+
+def test_below_a_directory_of_everyone_it_is_used(tmp_path: Path) -> None:
+    """As in /tmp, where what others could put in its place would be theirs."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    template = toykernel.write(tmp_path)
+    with config.override(cache_dir=shared / "mine"):
+        assert compile_only(template, toykernel.variant()).fresh
+        assert not compile_only(template, toykernel.variant()).fresh
+
+
+@pytest.mark.parametrize("name", [".", "kernel.so", "meta.json"])
+def test_an_entry_that_others_can_write_is_built_again(
+    name: str, built: Template, tmp_path: Path, forget: Callable[[], None]
+) -> None:
+    (entry,) = toykernel.entries(tmp_path / "cache")
+    (entry / name).chmod(0o777)
+    with config.override(cache_dir=tmp_path / "cache"):
+        with pytest.warns(RuntimeWarning, match="other users can write to it: its mode is 0777"):
+            assert load(built, toykernel.variant()).entry.fresh
+
+
+def test_a_lax_umask_makes_nothing_that_others_can_write(tmp_path: Path) -> None:
+    template = toykernel.write(tmp_path)
+    before = os.umask(0)
+    try:
+        with config.override(cache_dir=tmp_path / "cache"):
+            entry = compile_only(template, toykernel.variant())
+    finally:
+        os.umask(before)
+    for path in (entry.path, *entry.path.iterdir()):
+        assert not path.stat().st_mode & 0o022, path
+
+
+def test_the_variable_names_paths() -> None:
+    settings = config.Config.from_environment({"JITSPARSE_TRUST_CACHE": "/a/../b:/c:"})
+    assert settings.trust_cache == (Path("/b"), Path("/c"))
