@@ -22,6 +22,8 @@ _kept = os.environ.get("JITSPARSE_TEST_CACHE")
 if not _kept:
     _temporary = tempfile.TemporaryDirectory(prefix="jitsparse-tests-")
 os.environ["JITSPARSE_CACHE_DIR"] = _kept or str(_temporary and _temporary.name)
+# The processes of pytest-xdist read this file anew and share the cache of the first.
+os.environ["JITSPARSE_TEST_CACHE"] = os.environ["JITSPARSE_CACHE_DIR"]
 os.environ["JITSPARSE_LOG"] = "warning"
 
 import torch  # noqa: E402

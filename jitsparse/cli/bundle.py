@@ -7,8 +7,8 @@ from pathlib import Path
 
 import typer
 
-from jitsparse.cli.console import print_json, split, stderr
-from jitsparse.cli.options import variant_filter
+from jitsparse.cli.console import one, print_json, split, stderr
+from jitsparse.cli.options import readable_file, variant_filter, writable_file
 from jitsparse.jit import cache as caches
 from jitsparse.jit.units import format_bytes
 
@@ -34,7 +34,7 @@ def export(
     from jitsparse.jit.exporting import export as write
 
     keep = variant_filter(op, dtype, block_size, arch, split(variant, str, "--variant"))
-    done = write(caches.current(), bundle, keep=keep)
+    done = write(caches.current(), one(str(bundle), writable_file, "BUNDLE"), keep=keep)
     if as_json:
         print_json(asdict(done))
     else:
@@ -50,7 +50,7 @@ def export(
 
 
 def import_(
-    bundle: Path = typer.Argument(exists=True, dir_okay=False, help="An archive of cache export."),
+    bundle: Path = typer.Argument(help="An archive of cache export."),
     as_json: bool = JSON,
 ) -> None:
     """Bring the entries of a bundle into the writable cache. Runs nothing that is in it.
@@ -61,7 +61,7 @@ def import_(
     from jitsparse.jit.importing import import_bundle
 
     cache = caches.current()
-    done = import_bundle(cache, bundle)
+    done = import_bundle(cache, one(str(bundle), readable_file, "BUNDLE"))
     if as_json:
         print_json(asdict(done))
     else:

@@ -18,12 +18,17 @@ __all__ = [
     "read_arch",
     "read_density",
     "read_size",
+    "readable_file",
     "variant_filter",
     "writable_file",
 ]
 
 MOST = 2**31 - 1
 """Rows, columns and steps are 32-bit numbers in kernels."""
+
+LONGEST_PATH = 4000
+LONGEST_NAME = 200
+"""Bytes of a path, and of the name at its end: below the 255 of most systems, since a longer one is written first."""
 
 
 def one_of(legal: Sequence[str]) -> Callable[[str], str]:
@@ -64,12 +69,22 @@ def read_density(text: str) -> float:
     return density
 
 
+def readable_file(text: str) -> Path:
+    """A file that is there."""
+    path = Path(text)
+    if len(os.fsencode(text)) > LONGEST_PATH or not path.is_file():
+        raise ValueError("there is no such file")
+    return path
+
+
 def writable_file(text: str) -> Path:
     """A file that is there or could be; asked before the work whose result it is to hold."""
     path = Path(text)
     # Written beside and renamed, so what is no regular file would be replaced by one.
     if not path.name or (os.path.lexists(path) and not os.path.isfile(path)):
         raise ValueError("not the name of a file")
+    if len(os.fsencode(path.name)) > LONGEST_NAME:
+        raise ValueError(f"a name of more than {LONGEST_NAME} bytes")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

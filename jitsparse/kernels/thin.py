@@ -82,10 +82,13 @@ def _refusal(problem: Problem, tile: tuple[int, int], target: str) -> str | None
 
 def default_variants(target: str) -> Iterator[Variant]:
     """What the forward pass of a layer chooses for up to 8, 16 and 32 tokens."""
-    for extent in (8, 16, _FEW):
-        for problem in typical_problems(("bf16",), (16, 32, 64, 128), extent=extent):
-            legal = [each for each in candidates(problem, target) if each.refused is None]
-            yield from (each.variant for each in legal[:1])
+    legal = (
+        [each.variant for each in candidates(problem, target) if each.refused is None]
+        for extent in (8, 16, _FEW)
+        for problem in typical_problems(("bf16",), (16, 32, 64, 128), extent=extent)
+    )
+    # Low blocks have one tile for 16 and for 32 columns.
+    yield from dict.fromkeys(variants[0] for variants in legal if variants)
 
 
 def template(variant: Variant) -> Template:

@@ -94,7 +94,7 @@ def test_a_pivot_of_a_section(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "said"),
     [
         (["--suite", "hopper", "--section", "colours"], "there is no section 'colours'"),
-        (["--suite", "cpu", "--section", "linear"], "--section selects from --suite hopper"),
+        (["--suite", "cpu", "--section", "linear"], "it selects from --suite hopper"),
         (["--suite", "hopper", "--section", "linear", "--op", "dsd"], "no case of linear has op"),
         (["--suite", "hoper"], "cpu, portable, patterns, hopper, overhead"),
     ],

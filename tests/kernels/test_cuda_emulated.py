@@ -3,7 +3,7 @@
 ``emulation/cuda/cuda/`` stands in for ``csrc/cuda/ptx``, the launcher and the tensor maps; kernels
 and tiles are the product's own. The emulator finishes everything asynchronous as late as a kernel
 may count on, so what this proves is arithmetic, addresses and the protocol of the pipelines, in
-the part of the grid of ``tests/gpu`` that fits a test run. ``EMULATE=all`` runs it
+the part of the grid of ``tests/gpu`` that fits a test run. ``JITSPARSE_TEST_EMULATION=all`` runs it
 all.
 """
 
@@ -43,7 +43,7 @@ DTYPES = {
 }
 # Aligned, so that no family stands back; no multiple of a block, so that every edge is met.
 ROWS, COLS, EXTENT, BATCH = 200, 152, 72, 2
-ALL = os.environ.get("EMULATE") == "all"
+ALL = os.environ.get("JITSPARSE_TEST_EMULATION") == "all"
 
 
 def problem(op: str, dtype: str, block: tuple[int, int], layout: str) -> Problem:
