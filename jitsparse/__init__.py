@@ -31,7 +31,7 @@ from jitsparse.errors import (
     ToolchainError,
     UnsupportedProblem,
 )
-from jitsparse.jit import cache_info, clear_cache, pin
+from jitsparse.jit import cache_info, clear_cache, first_use, pin
 
 if TYPE_CHECKING:
     from jitsparse import nn
@@ -62,6 +62,7 @@ __all__ = [
     "dds",
     "dsd",
     "explain",
+    "first_use",
     "linear",
     "nn",
     "pin",

@@ -43,8 +43,17 @@ from typing import Any
 
 from jitsparse.jit import cache as _cache
 from jitsparse.jit.cache import Cache
+from jitsparse.jit.config import first_use
 from jitsparse.jit.entry import Entry
-from jitsparse.jit.kernel import Description, Kernel, compile_only, describe, load, obtainable
+from jitsparse.jit.kernel import (
+    Description,
+    Kernel,
+    compile_only,
+    describe,
+    is_cached,
+    load,
+    obtainable,
+)
 from jitsparse.jit.selection import Candidate, Choice, choose, declare_ops, pin
 from jitsparse.jit.targets import cpu_target, cuda_target
 from jitsparse.jit.template import Template
@@ -67,6 +76,8 @@ __all__ = [
     "cuda_target",
     "declare_ops",
     "describe",
+    "first_use",
+    "is_cached",
     "load",
     "obtainable",
     "pin",

@@ -24,6 +24,7 @@ def test_every_variable() -> None:
             "JITSPARSE_CACHE_PATH": "/first:/second:",
             "JITSPARSE_PIN": "dsd=t64",
             "JITSPARSE_JIT": "OFF",
+            "JITSPARSE_FIRST_USE": "Fallback",
             "JITSPARSE_LOG": "debug",
             "JITSPARSE_ARCH": "9.0a;8.0",
             "JITSPARSE_RECORD": "/record",
@@ -43,6 +44,7 @@ def test_every_variable() -> None:
         cache_path=(Path("/first"), Path("/second")),
         pin="dsd=t64",
         jit=False,
+        first_use="fallback",
         log="debug",
         arch=("sm90a", "sm80"),
         record=Path("/record"),
@@ -65,6 +67,7 @@ def test_xdg_cache_home_holds_the_default_cache() -> None:
     ("name", "value", "legal"),
     [
         ("JITSPARSE_JIT", "maybe", "on, off"),
+        ("JITSPARSE_FIRST_USE", "never", "wait, fallback"),
         ("JITSPARSE_LOG", "loud", "debug, info, warning, quiet"),
         ("JITSPARSE_ARCH", "hopper", "generic, avx2, avx512, amx"),
         ("MAX_JOBS", "many", "whole number"),
