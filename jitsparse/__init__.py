@@ -34,7 +34,7 @@ from jitsparse.errors import (
     UntrustedCache,
     UnwritableCache,
 )
-from jitsparse.jit import cache_info, clear_cache, pin
+from jitsparse.jit import cache_info, clear_cache, first_use, pin
 
 if TYPE_CHECKING:
     from jitsparse import nn
@@ -68,6 +68,7 @@ __all__ = [
     "dds",
     "dsd",
     "explain",
+    "first_use",
     "linear",
     "nn",
     "pin",

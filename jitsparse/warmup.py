@@ -170,7 +170,7 @@ def compile_variants(
     from jitsparse.jit import config
 
     everything = list(variants)
-    workers = jobs or config.get().max_jobs or len(os.sched_getaffinity(0))
+    workers = jobs or config.get().jobs
     outcomes: dict[Variant, Outcome] = {}
     with ThreadPoolExecutor(max_workers=max(1, min(workers, len(everything) or 1))) as pool:
         try:

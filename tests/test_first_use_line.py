@@ -73,7 +73,7 @@ def test_an_interrupt_closes_the_line(
 
     with config.override(log="info"), pytest.raises(KeyboardInterrupt):
         interrupted()
-    assert f"jitsparse: failed {VARIANT} after" in capsys.readouterr().err
+    assert f"jitsparse: interrupted {VARIANT} after" in capsys.readouterr().err
 
 
 def test_a_quick_one_says_nothing(
@@ -96,6 +96,24 @@ def test_silence(
         compile_slowly()
         progress.waiting(VARIANT, "pid 1")
     assert capsys.readouterr().err == ""
+
+
+def test_a_build_in_the_background_leaves_the_terminal_alone(
+    said: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build() -> None:
+        progress.use_plain_lines()
+        compile_slowly(said)
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with config.override(log="info", live=True):
+        thread = threading.Thread(target=build)
+        thread.start()
+        thread.join()
+    opening, closing = terminal.getvalue().splitlines()
+    assert opening.startswith(f"jitsparse: compiling {VARIANT}")
+    assert closing.startswith(f"jitsparse: compiled {VARIANT}")
 
 
 def test_a_terminal_gets_a_live_line(

@@ -14,8 +14,8 @@ PUBLIC = {
     *("ArgumentError", "BlockSparse", "BundleError", "CacheMiss", "CompileError", "ConfigError"),
     *("JitsparseError", "LaunchError", "Pattern", "PatternError", "PinError"),
     *("ToolchainError", "UnsupportedProblem", "UntrustedCache", "UnwritableCache"),
-    *("cache_info", "clear_cache", "dds", "dsd", "explain", "linear", "nn", "pin", "random"),
-    *("sdd", "tune", "warmup"),
+    *("cache_info", "clear_cache", "dds", "dsd", "explain", "first_use", "linear", "nn", "pin"),
+    *("random", "sdd", "tune", "warmup"),
 }
 
 

@@ -28,7 +28,8 @@ MOST = 2**31 - 1
 
 LONGEST_PATH = 4000
 LONGEST_NAME = 200
-"""Bytes of a path, and of the name at its end: below the 255 of most systems, since a longer one is written first."""
+"""Bytes of a path and of the name at its end: below what systems allow, since a longer name is
+written first."""
 
 
 def one_of(legal: Sequence[str]) -> Callable[[str], str]:

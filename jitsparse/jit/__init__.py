@@ -43,9 +43,10 @@ from typing import Any
 
 from jitsparse.jit import cache as _cache
 from jitsparse.jit.cache import Cache
+from jitsparse.jit.config import first_use
 from jitsparse.jit.describe import Description, describe, explain_miss
 from jitsparse.jit.entry import Entry
-from jitsparse.jit.kernel import Kernel, compile_only, load, obtainable
+from jitsparse.jit.kernel import Kernel, compile_only, is_cached, load, obtainable
 from jitsparse.jit.selection import Candidate, Choice, choose, declare_ops, pin
 from jitsparse.jit.targets import cpu_target, cuda_target
 from jitsparse.jit.template import Template
@@ -69,6 +70,8 @@ __all__ = [
     "declare_ops",
     "describe",
     "explain_miss",
+    "first_use",
+    "is_cached",
     "load",
     "obtainable",
     "pin",

@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import shutil
+import signal
 import subprocess
 import threading
 import time
@@ -27,7 +28,7 @@ from jitsparse.jit.targets import compile_flags, link_flags
 from jitsparse.jit.template import Template, render
 from jitsparse.jit.variant import Variant
 
-__all__ = ["BuildFailure", "build", "check_backend"]
+__all__ = ["BuildFailure", "build", "check_backend", "interrupt"]
 
 
 class BuildFailure(Exception):
@@ -83,6 +84,29 @@ def build(template: Template, variant: Variant, tools: toolchain.Toolchain, stag
     return seconds
 
 
+_interrupted: set[int | None] = set()
+"""Threads whose builds are to end."""
+
+
+def interrupt(thread: threading.Thread) -> bool:
+    """End what a thread builds, in which KeyboardInterrupt is then raised.
+
+    Returns:
+        Whether it was waiting for a program, which has been told to end. Where the system does not
+        say so, the program ends by itself, with nothing but a dead builder's staging to write to.
+    """
+    _interrupted.add(thread.ident)
+    try:
+        children = Path(f"/proc/self/task/{thread.native_id}/children").read_text().split()
+    except OSError:
+        return False
+    for child in children:
+        # ninja ends its compilers with itself.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(child), signal.SIGTERM)
+    return bool(children)
+
+
 def _load(
     template: Template, variant: Variant, tools: toolchain.Toolchain, staging: Path, source: Path
 ) -> tuple[str, bool]:
@@ -123,6 +147,8 @@ def _load(
                 ) from error
             said.append(f"not mapped here: {error}")
         except RuntimeError as error:
+            if threading.get_ident() in _interrupted:
+                raise KeyboardInterrupt from None
             return "\n".join([*said, _compiler_output(str(error), staging)]), True
         finally:
             cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)

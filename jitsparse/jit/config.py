@@ -1,24 +1,6 @@
 """Everything jitsparse reads from the environment, in one place, once.
 
-============================  ===================  ================================================
-variable                      default              meaning
-============================  ===================  ================================================
-``JITSPARSE_CACHE_DIR``       see below            where compiled kernels are written
-``JITSPARSE_CACHE_PATH``      (none)               read-only caches to look in first, separated by
-                                                   ``:``
-``JITSPARSE_CACHE_MAX_SIZE``  ``2G``               what the cache may grow to; ``0`` or
-                                                   ``unlimited``: anything
-``JITSPARSE_TRUST_CACHE``     (none)               caches to use although other users can write to
-                                                   them, separated by ``:``
-``JITSPARSE_PIN``             (none)               pinned variants, see
-                                                   :mod:`jitsparse.jit.selection`
-``JITSPARSE_JIT``             ``on``               ``off``: never compile; a miss raises
-                                                   ``CacheMiss``
-``JITSPARSE_LOG``             ``info``             ``debug``, ``info``, ``warning`` or ``quiet``
-``JITSPARSE_ARCH``            the processor found  targets to build for: ``9.0a;8.0``, ``avx2``
-``JITSPARSE_RECORD``          (none)               file to which every variant used is appended
-============================  ===================  ================================================
-
+============================  ===================  =========================================
 The cache is ``$XDG_CACHE_HOME/jitsparse``, else ``~/.cache/jitsparse``, unless it is named.
 Honoured, not redefined: ``CUDA_HOME``, ``CUDA_PATH``, ``CXX``, ``CC``, ``MAX_JOBS``,
 ``XDG_CACHE_HOME``, ``NO_COLOR``, ``TERM``, and ``RANK`` / ``LOCAL_RANK`` as torchrun sets them.
@@ -33,7 +15,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +28,7 @@ __all__ = [
     "Config",
     "bump",
     "examine",
+    "first_use",
     "generation",
     "get",
     "override",
@@ -54,6 +37,7 @@ __all__ = [
     "use",
 ]
 
+FIRST_USES = ("wait", "fallback")
 LOG_LEVELS = ("debug", "info", "warning", "quiet")
 CPU_TARGETS = ("generic", "avx2", "avx512", "amx")
 CACHE_MAX_SIZE = 2 * 1024**3
@@ -67,6 +51,7 @@ VARIABLES = (
     "JITSPARSE_CACHE_PATH",
     "JITSPARSE_PIN",
     "JITSPARSE_JIT",
+    "JITSPARSE_FIRST_USE",
     "JITSPARSE_LOG",
     "JITSPARSE_ARCH",
     "JITSPARSE_RECORD",
@@ -102,6 +87,7 @@ class Config:
         trust_cache: roots that are used although other users can write to them.
         pin: pins as written, not yet parsed.
         jit: whether compiling is allowed.
+        first_use: ``wait`` or ``fallback``: what a call does whose kernel has to be compiled.
         log: one of ``debug``, ``info``, ``warning``, ``quiet``.
         arch: targets to build for; empty means what this machine has.
         record: file to which used variants are appended, or None.
@@ -120,6 +106,7 @@ class Config:
     trust_cache: tuple[Path, ...] = ()
     pin: str = ""
     jit: bool = True
+    first_use: str = "wait"
     log: str = "info"
     arch: tuple[str, ...] = ()
     record: Path | None = None
@@ -130,6 +117,11 @@ class Config:
     color: bool = True
     live: bool = True
     rank: int = 0
+
+    @property
+    def jobs(self) -> int:
+        """How many compilers run at a time: ``MAX_JOBS``, else the number of processors."""
+        return self.max_jobs or len(os.sched_getaffinity(0))
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Config:
@@ -156,6 +148,9 @@ class Config:
             trust_cache=paths("JITSPARSE_TRUST_CACHE", ":"),
             pin=variable("JITSPARSE_PIN"),
             jit=_choice("JITSPARSE_JIT", variable("JITSPARSE_JIT") or "on", ("on", "off")) == "on",
+            first_use=_choice(
+                "JITSPARSE_FIRST_USE", variable("JITSPARSE_FIRST_USE") or "wait", FIRST_USES
+            ),
             log=_choice("JITSPARSE_LOG", variable("JITSPARSE_LOG") or "info", LOG_LEVELS),
             arch=parse_arch(variable("JITSPARSE_ARCH")),
             record=next(iter(paths("JITSPARSE_RECORD")), None),
@@ -227,6 +222,49 @@ def use(settings: Config) -> Iterator[Config]:
         bump()
 
 
+def first_use(answer: str) -> AbstractContextManager[None]:
+    """What a call does whose kernel has to be compiled, from now on and for the whole process.
+
+    ``"wait"``, the default: it waits. ``"fallback"``: it is answered by plain torch operations, as
+    later ones are while the kernel compiles in the background; then calls use the kernel. The
+    answers agree to within rounding. Plain torch works on the dense matrix, and takes the time and
+    the memory of a dense product. What a waiting call would have raised is raised by the calls
+    after the compilation has failed. Kernels in the cache are used at once. While a CUDA graph is
+    captured nothing is answered that way: a call whose kernel has not run yet raises CacheMiss.
+
+    Args:
+        answer: ``"wait"`` or ``"fallback"``, as in ``JITSPARSE_FIRST_USE``.
+
+    Returns:
+        A context manager, for a ``with`` block at whose end the former setting is back.
+
+    Raises:
+        ConfigError: the answer is neither.
+
+    Example:
+        >>> import torch, jitsparse as js
+        >>> with js.first_use("fallback"):
+        ...     y = js.random((64, 64), 32, 0.5) @ torch.ones(64, 8)
+    """
+    before = get().first_use
+    _set_first_use(_choice("first_use", answer, FIRST_USES))
+    return _first_use_again(before)
+
+
+@contextmanager
+def _first_use_again(answer: str) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        _set_first_use(answer)
+
+
+def _set_first_use(answer: str) -> None:
+    global _current
+    _current = replace(get(), first_use=answer)
+    bump()
+
+
 def examine(environment: Mapping[str, str]) -> tuple[Config, dict[str, ConfigError]]:
     """The configuration of an environment without its illegal values, and what is wrong with these.
 
@@ -281,6 +319,8 @@ def _coerce(name: str, value: Any) -> Any:
         )
     if name == "jit" and isinstance(value, str):
         return _choice("jit", value, ("on", "off")) == "on"
+    if name == "first_use":
+        return _choice("first_use", value, FIRST_USES)
     if name == "log":
         return _choice("log", value, LOG_LEVELS)
     if name == "arch" and isinstance(value, str):
@@ -325,10 +365,11 @@ def _max_size(name: str, value: str) -> int | None:
         raise ConfigError(f"{name}={value!r}: {error}; 0 or unlimited for no limit.") from None
 
 
-def _choice(name: str, value: str, legal: tuple[str, ...]) -> str:
-    if value.lower() not in legal:
+def _choice(name: str, value: object, legal: tuple[str, ...]) -> str:
+    choice = str(value).lower()
+    if choice not in legal:
         raise ConfigError(f"{name}={value!r} is not one of {', '.join(legal)}.")
-    return value.lower()
+    return choice
 
 
 def _count(name: str, value: str) -> int | None:

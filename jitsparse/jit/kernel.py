@@ -18,7 +18,7 @@ from jitsparse.jit.resolve import Permission, Sought, resolve
 from jitsparse.jit.template import Template
 from jitsparse.jit.variant import Variant
 
-__all__ = ["Kernel", "compile_only", "load", "obtainable"]
+__all__ = ["Kernel", "compile_only", "is_cached", "load", "obtainable"]
 
 
 class Kernel:
@@ -138,7 +138,13 @@ def obtainable(template: Template, variant: Variant) -> bool:
         with contextlib.suppress(ToolchainError):
             toolchain.find(template.language)
             return True
-    return Sought(template, variant).find(caches.current()) is not None
+    return is_cached(template, variant)
+
+
+def is_cached(template: Template, variant: Variant) -> bool:
+    """Whether this process has mapped a variant, or a cache has a valid entry of it."""
+    sought = Sought(template, variant)
+    return sought.key in _mapped or sought.find(caches.current()) is not None
 
 
 _mapped: dict[str, Kernel] = {}

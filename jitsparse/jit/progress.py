@@ -19,13 +19,24 @@ from typing import Any
 
 from jitsparse.jit import config
 
-__all__ = ["compiling", "say", "waiting", "warn"]
+__all__ = ["compiling", "say", "use_plain_lines", "waiting", "warn"]
 
 # Anything quicker than this is not worth a line.
 PATIENCE = 1.0
 
 _live = threading.Lock()
 """Held by the one compilation that owns the terminal's live line."""
+
+
+_thread = threading.local()
+
+
+def use_plain_lines() -> None:
+    """Never draw a live line for what this thread compiles.
+
+    A live line takes over the terminal, stdout too, which is right only while the program waits.
+    """
+    _thread.plain = True
 
 
 def _after_fork() -> None:
@@ -80,10 +91,13 @@ def compiling(
     timer.daemon = True
     started = time.perf_counter()
     timer.start()
-    outcome = f"failed {variant} after"
+    outcome = f"interrupted {variant} after"
     try:
         yield
         outcome = f"compiled {variant} in"
+    except Exception:
+        outcome = f"failed {variant} after"
+        raise
     finally:
         timer.cancel()
         line.close(f"{outcome} {time.perf_counter() - started:.1f} s")
@@ -102,6 +116,7 @@ class _Line:
         self._guard = threading.Lock()
         self._closed = False
         self._opened = False
+        self._plain = getattr(_thread, "plain", False)
         self._status: Any = None
 
     def open(self) -> None:
@@ -109,7 +124,7 @@ class _Line:
             if self._closed:
                 return
             self._opened = True
-            if _terminal() and _live.acquire(blocking=False):
+            if not self._plain and _terminal() and _live.acquire(blocking=False):
                 self._status = _start_status(self._text)
             else:
                 say("info", self._text)

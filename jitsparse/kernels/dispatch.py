@@ -12,7 +12,9 @@ tenth of a microsecond, and all of an operation here takes three.
 from __future__ import annotations
 
 import functools
+import os
 import warnings
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,14 +23,14 @@ from torch import Tensor
 
 from jitsparse import reference
 from jitsparse.errors import CacheMiss, ToolchainError
-from jitsparse.jit import config
+from jitsparse.jit import config, progress
 from jitsparse.kernels import registry
 from jitsparse.kernels.problem import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from jitsparse.jit import Choice
+    from jitsparse.jit import Choice, Kernel, Template, Variant
 
 __all__ = ["DTYPES", "Key", "choose", "dds", "dsd", "find", "problem_of", "sdd"]
 
@@ -54,7 +56,16 @@ _loaded: set[tuple[int, str]] = set()
 """(device, variant) of kernels that this process has loaded outside a capture."""
 
 _REFERENCE = object()
-"""Stands for the kernels of a CPU without a compiler."""
+"""Stands for the kernels of a CPU without a compiler, and for one that is being built."""
+
+
+def _after_fork() -> None:
+    """What the parent is building will not arrive here."""
+    global _kernels
+    _kernels = {key: kernel for key, kernel in _kernels.items() if kernel is not _REFERENCE}
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def find(key: Key) -> Any:
@@ -64,13 +75,24 @@ def find(key: Key) -> Any:
         _kernels, _generation = {}, config.generation
     kernel = _kernels.get(key)
     if kernel is None:
-        kernel = _kernels[key] = _select(key)
+        kernel = _enter(_kernels, key, _select(key))
     return kernel
 
 
-def _select(key: Key) -> Any:
-    from jitsparse import jit
+def _enter(kernels: dict[Key, Any], key: Key, selected: Any) -> Any:
+    """Enter what was selected for a key, or the mark of the reference while that is built."""
+    if not isinstance(selected, Future):
+        kernels[key] = selected
+        return selected
+    kernels[key] = _REFERENCE
+    # Then the key is missing again, and the next call takes, or raises, what came of the build. In
+    # this order: of a build that is done by now the mark goes at once.
+    selected.add_done_callback(lambda _: kernels.pop(key, None))
+    return _REFERENCE
 
+
+def _select(key: Key) -> Any:
+    """The kernel of a key, or its build in the background, or the mark of the reference."""
     problem, device = problem_of(key), key[1]
     choice = choose(problem, registry.target_of(problem.device, device), device)
     variant = choice.candidate.variant
@@ -83,14 +105,44 @@ def _select(key: Key) -> Any:
             f"`{command}` beforehand makes that call quick"
         )
     try:
-        kernel = jit.load(choice.candidate.template, variant, hint=lambda: command)
+        kernel = _load(choice.candidate.template, variant, command)
     except ToolchainError as error:
         if problem.device != "cpu":
             raise
         _warn_once(str(error))
         return _REFERENCE
-    _loaded.add(known)
+    if not isinstance(kernel, Future):
+        _loaded.add(known)
     return kernel
+
+
+def _load(template: Template, variant: Variant, command: str) -> Kernel | Future[Kernel]:
+    """The kernel of a variant, or with ``first_use("fallback")`` its build if that lasts."""
+    from jitsparse import jit
+
+    settings = config.get()
+    if settings.first_use == "wait" or not settings.jit or jit.is_cached(template, variant):
+        return jit.load(template, variant, hint=lambda: command)
+    from jitsparse.jit import background
+
+    build = background.start(template, variant, hint=lambda: command)
+    if not build.done():
+        _say_once()
+        return build
+    error = build.exception()
+    if error is not None:
+        # Without what earlier calls that raised it left there.
+        raise error.with_traceback(None)
+    return build.result()
+
+
+@functools.cache
+def _say_once() -> None:
+    progress.say(
+        "info",
+        "plain torch operations answer calls whose kernels are being compiled in the background "
+        "(first use: fallback)",
+    )
 
 
 def choose(problem: Problem, target: str, index: int = -1) -> Choice:
@@ -203,7 +255,7 @@ def dsd(
         )
     )
     if kernel is _REFERENCE:
-        return reference.dsd(values, index, dense, rows, cols, transposed)
+        return _plain(reference.dsd, device, values, index, dense, rows, cols, transposed)
     code = kernel.launch(
         kernel.pack(
             values_ptr,
@@ -294,7 +346,8 @@ def dds(
         )
     )
     if kernel is _REFERENCE:
-        return reference.dds(dense, values, index, rows, cols, transposed, bias, activation)
+        arguments = dense, values, index, rows, cols, transposed, bias, activation
+        return _plain(reference.dds, device, *arguments)
     code = kernel.launch(
         kernel.pack(
             values_ptr,
@@ -373,7 +426,8 @@ def sdd(
         )
     )
     if kernel is _REFERENCE:
-        return reference.sdd(left, right, index, rows, cols, nnz, block_rows, block_cols)
+        arguments = left, right, index, rows, cols, nnz, block_rows, block_cols
+        return _plain(reference.sdd, device, *arguments)
     code = kernel.launch(
         kernel.pack(
             left_ptr,
@@ -395,6 +449,19 @@ def sdd(
     if code:
         kernel.fail(code)
     return out
+
+
+def _plain(compute: Callable[..., Tensor], device: int, *arguments: Any) -> Tensor:
+    """What the reference answers where there is no kernel, or none yet."""
+    if device >= 0 and torch.cuda.is_current_stream_capturing():
+        raise CacheMiss(
+            f"the kernel of this {compute.__name__} is being compiled in the background while a "
+            "CUDA graph is being captured, which would keep the plain torch operations that answer "
+            'until then. Run the same call once before the capture with js.first_use("wait")'
+        )
+    # Operands have the dtype that autocast asks for; sums are wider.
+    with torch.autocast("cpu" if device < 0 else "cuda", enabled=False):
+        return compute(*arguments)
 
 
 _threads = torch.get_num_threads

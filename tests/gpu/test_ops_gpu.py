@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
+from pathlib import Path
 
 import cases
 import pytest
@@ -13,6 +15,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.autograd import gradcheck, gradgradcheck
 
 import jitsparse as js
+from jitsparse.jit import background
 from jitsparse.kernels import dispatch
 from jitsparse.schedule import IndexLayout, build_index
 
@@ -211,6 +214,39 @@ def test_a_miss_during_capture_says_what_to_run(monkeypatch: pytest.MonkeyPatch)
         out = js.dsd(a, x)
     graph.replay()
     assert torch.equal(out, expected)
+
+
+def test_the_fallback_neither_synchronises_nor_is_captured(
+    cache_dir: Path, forget: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is the kernel that follows it, before it has run once."""
+    monkeypatch.setattr(dispatch, "_loaded", set())
+    a, x = matrix(block=32), randn(384, 256)
+
+    def refused() -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of the graph: it is empty
+            with pytest.raises(js.CacheMiss), torch.cuda.graph(torch.cuda.CUDAGraph()):
+                js.dsd(a, x)
+
+    with js.first_use("fallback"):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            answer = js.dsd(a, x)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        refused()
+        for thread in list(background._builds.threads):
+            thread.join()
+        refused()
+        cases.check_product(answer, a.to_dense(), x)
+        expected = js.dsd(a, x)
+        cases.check_product(expected, a.to_dense(), x)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = js.dsd(a, x)
+        graph.replay()
+        assert torch.equal(out, expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

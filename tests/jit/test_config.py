@@ -26,6 +26,7 @@ def test_every_variable() -> None:
             "JITSPARSE_TRUST_CACHE": "/first",
             "JITSPARSE_PIN": "dsd=t64",
             "JITSPARSE_JIT": "OFF",
+            "JITSPARSE_FIRST_USE": "Fallback",
             "JITSPARSE_LOG": "debug",
             "JITSPARSE_ARCH": "9.0a;8.0",
             "JITSPARSE_RECORD": "/record",
@@ -47,6 +48,7 @@ def test_every_variable() -> None:
         trust_cache=(Path("/first"),),
         pin="dsd=t64",
         jit=False,
+        first_use="fallback",
         log="debug",
         arch=("sm90a", "sm80"),
         record=Path("/record"),
@@ -69,6 +71,7 @@ def test_xdg_cache_home_holds_the_default_cache() -> None:
     ("name", "value", "legal"),
     [
         ("JITSPARSE_JIT", "maybe", "on, off"),
+        ("JITSPARSE_FIRST_USE", "never", "wait, fallback"),
         ("JITSPARSE_LOG", "loud", "debug, info, warning, quiet"),
         ("JITSPARSE_ARCH", "hopper", "generic, avx2, avx512, amx"),
         ("MAX_JOBS", "many", "whole number"),
