@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -305,7 +305,7 @@ def test_with_jit_off_every_variant_must_be_cached(cache: Path, clock: dict[str,
 
 @pytest.mark.parametrize("setting", [{"jit": "off"}, {"cxx": "/nonexistent/g++"}])
 def test_a_winner_that_cannot_be_had_is_passed_over(
-    setting: dict[str, Any], cache: Path, tmp_path: Path
+    setting: dict[str, Any], cache: Path, tmp_path: Path, forget: Callable[[], None]
 ) -> None:
     """Warm-up compiles what the families choose, and a machine may have no compiler."""
     found = explain()
@@ -314,6 +314,7 @@ def test_a_winner_that_cannot_be_had_is_passed_over(
         compile_variants([Variant.parse(found.variant)])
         tuned.record(found.problem.name, registry.machine_of("cpu"), winner, {})
         assert explain().variant == winner
+        forget()
         with config.override(**setting):
             after = explain()
             assert (after.variant, after.source) == (found.variant, "heuristic")

@@ -9,6 +9,7 @@ should hold. What a warp computes decides what a thread does: 16 x 8 products of
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from jitsparse.jit import Candidate, Template, Variant
 from jitsparse.kernels.cuda import (
@@ -51,7 +52,7 @@ def place(problem: Problem) -> Place:
 def candidates(problem: Problem, target: str) -> list[Candidate]:
     """Variants for a problem, best first; refused ones with their reason."""
     tiles = sorted(
-        _tiles(problem),
+        _tiles(problem, target),
         key=lambda tile: relative_time(problem, tile.shape[0], tile.shape[1], tile.ctas),
     )
     found = []
@@ -61,11 +62,19 @@ def candidates(problem: Problem, target: str) -> list[Candidate]:
     return found
 
 
-def _tiles(problem: Problem) -> tuple[Tile, ...]:
+def _tiles(problem: Problem, target: str) -> tuple[Tile, ...]:
     if problem.op == "sdd":
         return _SDD.get(problem.block[0], _SDD[16])
     height, _ = op_block(problem.op, problem.block, problem.layout)
-    return _SPMM.get(height, _SPMM[16])
+    tiles = _SPMM.get(height, _SPMM[16])
+    if height == 128 and _capability(target) < 90:
+        # Code for older GPUs needs a few registers more than three CTAs of the first tile leave.
+        tiles = (replace(tiles[0], ctas=2), *tiles[1:])
+    return tiles
+
+
+def _capability(target: str) -> int:
+    return int(target.removeprefix("sm").rstrip("af"))
 
 
 def _refusal(problem: Problem, tile: Tile, target: str) -> str | None:
@@ -78,8 +87,7 @@ def _refusal(problem: Problem, tile: Tile, target: str) -> str | None:
             "an operand is not 16-byte aligned: pointers, strides and contiguous extents of the "
             "dense operands must be multiples of 4 elements"
         )
-    capability = int(target.removeprefix("sm").rstrip("af"))
-    if capability < 80:
+    if _capability(target) < 80:
         return f"target {target}: needs sm80 or later"
     needed, limit = _shared_memory(problem, tile), shared_memory_limit(target)
     if needed > limit:
