@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from collections.abc import Callable
 from pathlib import Path
 
@@ -150,6 +151,25 @@ def test_work_is_queued_on_the_current_stream() -> None:
         out = js.dsd(a, x)
     side.synchronize()
     assert torch.equal(out, expected)
+
+
+def test_a_thread_that_has_not_used_the_gpu_yet() -> None:
+    """As autograd's may: kernels that use the copy engine need a context to describe operands."""
+    a, x = matrix(), randn(384, 256)
+    expected = js.dsd(a, x)
+    with ThreadPoolExecutor(1) as pool:
+        assert torch.equal(pool.submit(js.dsd, a, x).result(), expected)
+
+
+def test_gradients_of_a_layer_with_many_tokens() -> None:
+    """Forward and backward through the kernels for many columns, in autograd's own threads."""
+    weight = matrix()
+    values = weight.values.detach().requires_grad_()
+    x, grad = randn(256, 384).requires_grad_(), randn(256, 512)
+    out = js.linear(x, js.BlockSparse(values, weight.pattern))
+    got_x, got_values = torch.autograd.grad(out, (x, values), grad)
+    cases.check_product(got_x, grad, weight.to_dense())
+    cases.check_sdd(js.BlockSparse(got_values, weight.pattern), grad.mT, x.detach())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
