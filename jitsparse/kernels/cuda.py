@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,7 @@ __all__ = [
     "knobs",
     "op_block",
     "operand_context",
-    "relative_time",
+    "ranked",
     "shared_memory_limit",
     "tile_context",
     "typical_problems",
@@ -152,14 +152,9 @@ _FIXED_COLUMNS = 96
 """What a CTA spends on its sparse operand and its barriers, in columns of its dense one."""
 
 
-def relative_time(problem: Problem, tile_m: int, tile_n: int, ctas: int) -> float:
-    """Waves of CTAs times what one of them does: ranks the tiles of one problem, nothing else.
-
-    Args:
-        problem: the facts of a call.
-        tile_m, tile_n: rows and columns that a CTA computes.
-        ctas: how many of them an SM holds.
-    """
+def _relative_time(problem: Problem, tile: Tile) -> float:
+    """Waves of CTAs times what one of them does: ranks the tiles of one problem, nothing else."""
+    (tile_m, tile_n, _), ctas = tile.shape, tile.ctas
     at_once = _SMS * ctas
     work = ctas * tile_m * (tile_n + _FIXED_COLUMNS)
     if problem.op == "sdd":
@@ -173,6 +168,11 @@ def relative_time(problem: Problem, tile_m: int, tile_n: int, ctas: int) -> floa
     rows = problem.cols if is_flipped(problem.op, problem.layout) else problem.rows
     waves = -(-(-(-rows // tile_m) * -(-problem.extent // tile_n) * problem.batch) // at_once)
     return float(waves * work)
+
+
+def ranked(problem: Problem, tiles: Sequence[Tile]) -> list[Tile]:
+    """Tiles for a problem, best first."""
+    return sorted(tiles, key=lambda tile: _relative_time(problem, tile))
 
 
 _TYPICAL_LAYOUTS = {"dsd": ("nn", "tn"), "dds": ("nn", "nt"), "sdd": ("nn", "nt", "tn")}

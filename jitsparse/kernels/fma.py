@@ -16,10 +16,17 @@ from jitsparse.kernels.cuda import (
     Tile,
     cuda_template,
     op_block,
-    relative_time,
-    shared_memory_limit,
+    ranked,
     tile_context,
     typical_problems,
+)
+from jitsparse.kernels.legality import (
+    before_ampere,
+    capability,
+    first_legal,
+    low_blocks,
+    misaligned,
+    too_much_shared_memory,
 )
 from jitsparse.kernels.problem import Place, Problem
 
@@ -51,12 +58,8 @@ def place(problem: Problem) -> Place:
 
 def candidates(problem: Problem, target: str) -> list[Candidate]:
     """Variants for a problem, best first; refused ones with their reason."""
-    tiles = sorted(
-        _tiles(problem, target),
-        key=lambda tile: relative_time(problem, tile.shape[0], tile.shape[1], tile.ctas),
-    )
     found = []
-    for tile in tiles:
+    for tile in ranked(problem, _tiles(problem, target)):
         variant = tile.variant("fma", problem, target)
         found.append(Candidate(variant, template(variant), _refusal(problem, tile, target)))
     return found
@@ -67,32 +70,21 @@ def _tiles(problem: Problem, target: str) -> tuple[Tile, ...]:
         return _SDD.get(problem.block[0], _SDD[16])
     height, _ = op_block(problem.op, problem.block, problem.layout)
     tiles = _SPMM.get(height, _SPMM[16])
-    if height == 128 and _capability(target) < 90:
+    if height == 128 and capability(target) < 90:
         # Code for older GPUs needs a few registers more than three CTAs of the first tile leave.
         tiles = (replace(tiles[0], ctas=2), *tiles[1:])
     return tiles
 
 
-def _capability(target: str) -> int:
-    return int(target.removeprefix("sm").rstrip("af"))
-
-
 def _refusal(problem: Problem, tile: Tile, target: str) -> str | None:
     if problem.dtype != "f32":
         return f"dtype {problem.dtype}: this family multiplies IEEE float32"
-    if min(problem.block) < 16:
-        return f"block {problem.block[0]}x{problem.block[1]}: both sides must be at least 16"
-    if not problem.aligned:
-        return (
-            "an operand is not 16-byte aligned: pointers, strides and contiguous extents of the "
-            "dense operands must be multiples of 4 elements"
-        )
-    if _capability(target) < 80:
-        return f"target {target}: needs sm80 or later"
-    needed, limit = _shared_memory(problem, tile), shared_memory_limit(target)
-    if needed > limit:
-        return f"needs {needed} bytes of shared memory a CTA, {target} has {limit}"
-    return None
+    return (
+        low_blocks(problem)
+        or misaligned(problem, itemsize=4)
+        or before_ampere(target)
+        or too_much_shared_memory(_shared_memory(problem, tile), target)
+    )
 
 
 def _shared_memory(problem: Problem, tile: Tile) -> int:
@@ -108,12 +100,8 @@ def default_variants(target: str) -> Iterator[Variant]:
         *typical_problems(("f32",), _BLOCKS),
         *typical_problems(("f32",), (32, 128), extent=16),
     )
-    legal = (
-        [each.variant for each in candidates(problem, target) if each.refused is None]
-        for problem in problems
-    )
     # An sdd has the same tile for every extent.
-    yield from dict.fromkeys(variants[0] for variants in legal if variants)
+    yield from first_legal(candidates, problems, target)
 
 
 def template(variant: Variant) -> Template:

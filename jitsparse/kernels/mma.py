@@ -18,10 +18,16 @@ from jitsparse.kernels.cuda import (
     cuda_template,
     is_k_contiguous,
     op_block,
-    relative_time,
-    shared_memory_limit,
+    ranked,
     tile_context,
     typical_problems,
+)
+from jitsparse.kernels.legality import (
+    before_ampere,
+    first_legal,
+    low_blocks,
+    misaligned,
+    too_much_shared_memory,
 )
 from jitsparse.kernels.problem import Place, Problem
 
@@ -88,12 +94,8 @@ def place(problem: Problem) -> Place:
 
 def candidates(problem: Problem, target: str) -> list[Candidate]:
     """Variants for a problem, best first; refused ones with their reason."""
-    tiles = sorted(
-        _tiles(problem),
-        key=lambda tile: relative_time(problem, tile.shape[0], tile.shape[1], tile.ctas),
-    )
     found = []
-    for tile in tiles:
+    for tile in ranked(problem, _tiles(problem)):
         variant = tile.variant("mma", problem, target)
         found.append(Candidate(variant, template(variant), _refusal(problem, tile, target)))
     return found
@@ -115,20 +117,12 @@ def _tiles(problem: Problem) -> tuple[Tile, ...]:
 def _refusal(problem: Problem, tile: Tile, target: str) -> str | None:
     if problem.dtype not in _BYTES:
         return f"dtype {problem.dtype}: tensor cores multiply {', '.join(_BYTES)}"
-    if min(problem.block) < 16:
-        return f"block {problem.block[0]}x{problem.block[1]}: both sides must be at least 16"
-    if not problem.aligned:
-        return (
-            "an operand is not 16-byte aligned: pointers, strides and contiguous extents of the "
-            f"dense operands must be multiples of {16 // _BYTES[problem.dtype]} elements"
-        )
-    capability = int(target.removeprefix("sm").rstrip("af"))
-    if capability < 80:
-        return f"target {target}: needs sm80 or later"
-    needed, limit = _shared_memory(problem, tile), shared_memory_limit(target)
-    if needed > limit:
-        return f"needs {needed} bytes of shared memory a CTA, {target} has {limit}"
-    return None
+    return (
+        low_blocks(problem)
+        or misaligned(problem, _BYTES[problem.dtype])
+        or before_ampere(target)
+        or too_much_shared_memory(_shared_memory(problem, tile), target)
+    )
 
 
 def _shared_memory(problem: Problem, tile: Tile) -> int:
@@ -158,12 +152,8 @@ def default_variants(target: str) -> Iterator[Variant]:
         *typical_problems(("bf16",), (32, 128), extent=16),
         *typical_problems(("f16", "tf32"), (32, 128)),
     )
-    legal = (
-        [each.variant for each in candidates(problem, target) if each.refused is None]
-        for problem in problems
-    )
     # An sdd has the same tile for every extent.
-    yield from dict.fromkeys(variants[0] for variants in legal if variants)
+    yield from first_legal(candidates, problems, target)
 
 
 def template(variant: Variant) -> Template:

@@ -21,6 +21,12 @@ from jitsparse.kernels.cuda import (
     operand_context,
     typical_problems,
 )
+from jitsparse.kernels.legality import (
+    before_ampere,
+    first_legal,
+    low_blocks,
+    misaligned,
+)
 from jitsparse.kernels.problem import Place, Problem
 
 __all__ = ["candidates", "default_variants", "place", "template"]
@@ -61,34 +67,34 @@ def candidates(problem: Problem, target: str) -> list[Candidate]:
 def _refusal(problem: Problem, tile: tuple[int, int], target: str) -> str | None:
     if problem.dtype not in _DTYPES:
         return f"dtype {problem.dtype}: this family multiplies {' and '.join(_DTYPES)}"
-    if min(problem.block) < 16:
-        return f"block {problem.block[0]}x{problem.block[1]}: both sides must be at least 16"
+    return (
+        low_blocks(problem)
+        or _across(problem, tile)
+        or misaligned(problem, itemsize=2)
+        or before_ampere(target)
+    )
+
+
+def _across(problem: Problem, tile: tuple[int, int]) -> str | None:
+    """What in the shape or the layouts stops a lane from reading along the axis summed over."""
     if problem.block[0] < tile[0]:
         return f"block of {problem.block[0]} rows: a tile of {tile[0]} lies inside one block row"
     if is_flipped(problem.op, problem.layout):
         return f"layout {problem.layout}: stored blocks must lie along the axis summed over"
     if not is_k_contiguous(problem.op, problem.layout):
         return f"layout {problem.layout}: the dense operand must lie along the axis summed over"
-    if not problem.aligned:
-        return (
-            "an operand is not 16-byte aligned: pointers, strides and contiguous extents of the "
-            "dense operands must be multiples of 8 elements"
-        )
-    capability = int(target.removeprefix("sm").rstrip("af"))
-    if capability < 80:
-        return f"target {target}: needs sm80 or later"
     return None
 
 
 def default_variants(target: str) -> Iterator[Variant]:
     """What the forward pass of a layer chooses for up to 8, 16 and 32 tokens."""
-    legal = (
-        [each.variant for each in candidates(problem, target) if each.refused is None]
+    problems = (
+        problem
         for extent in (8, 16, _FEW)
         for problem in typical_problems(("bf16",), (16, 32, 64, 128), extent=extent)
     )
     # Low blocks have one tile for 16 and for 32 columns.
-    yield from dict.fromkeys(variants[0] for variants in legal if variants)
+    yield from first_legal(candidates, problems, target)
 
 
 def template(variant: Variant) -> Template:

@@ -20,6 +20,11 @@ from jitsparse.kernels.cuda import (
     operand_context,
     typical_problems,
 )
+from jitsparse.kernels.legality import (
+    first_legal,
+    low_blocks,
+    misaligned,
+)
 from jitsparse.kernels.problem import Place, Problem
 
 __all__ = ["candidates", "default_variants", "place", "template"]
@@ -90,23 +95,12 @@ def _refusal(problem: Problem, target: str) -> str | None:
         return f"target {target}: wgmma exists on sm90a only"
     if problem.dtype not in _DTYPES:
         return f"dtype {problem.dtype}: this family multiplies {' and '.join(_DTYPES)}"
-    if not set(problem.block) <= set(_BLOCKS):
-        block = "x".join(map(str, problem.block))
-        return f"block {block}: both sides must be at least {_BLOCKS[0]}"
-    if not problem.aligned:
-        return (
-            "an operand is not 16-byte aligned: pointers, strides and contiguous extents of the "
-            "dense operands must be multiples of 8 elements"
-        )
-    return None
+    return low_blocks(problem) or misaligned(problem, itemsize=2)
 
 
 def default_variants(target: str) -> Iterator[Variant]:
     """What calls choose for square blocks and many columns."""
-    for problem in typical_problems(_DTYPES, _BLOCKS):
-        first = candidates(problem, target)[0]
-        if first.refused is None:
-            yield first.variant
+    yield from first_legal(candidates, typical_problems(_DTYPES, _BLOCKS), target)
 
 
 def template(variant: Variant) -> Template:

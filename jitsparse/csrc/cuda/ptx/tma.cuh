@@ -12,13 +12,6 @@ __device__ __forceinline__ void tma_prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];\n" ::"l"(map) : "memory");
 }
 
-__device__ __forceinline__ void tma_load_2d(unsigned shared, const CUtensorMap* map, unsigned barrier, int x, int y) {
-  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];\n" ::"r"(
-                   shared),
-               "l"(map), "r"(barrier), "r"(x), "r"(y)
-               : "memory");
-}
-
 __device__ __forceinline__ void tma_load_3d(unsigned shared, const CUtensorMap* map, unsigned barrier, int x, int y, int z) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];\n" ::"r"(shared),
