@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from jitsparse import functional, ops, reference
 from jitsparse.errors import ArgumentError
 from jitsparse.kernels import dispatch, registry
+from jitsparse.kernels.choice import Key, problem_of
 from jitsparse.pattern import Pattern
 from jitsparse.schedule import div_up
 from jitsparse.sparse import BlockSparse
@@ -48,13 +49,13 @@ class Call:
         arguments: of the registered operation, as the user's call led to them.
     """
 
-    key: dispatch.Key
+    key: Key
     arguments: tuple[Any, ...]
 
     @property
     def problem(self) -> Problem:
         """The facts of the call, sizes rounded up to their size class."""
-        return dispatch.problem_of(self.key)
+        return problem_of(self.key)
 
     @property
     def index(self) -> int:
@@ -260,7 +261,7 @@ class _Watch(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         arguments = tuple(args)
 
-        def find(key: dispatch.Key) -> _NoKernel:
+        def find(key: Key) -> _NoKernel:
             self.call = Call(key, arguments)
             return _NoKernel()
 

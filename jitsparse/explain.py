@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from jitsparse import calls
-from jitsparse.kernels import dispatch, registry
+from jitsparse.kernels import registry
+from jitsparse.kernels.choice import choose
 from jitsparse.kernels.problem import Problem
 
 __all__ = ["Explanation", "explain"]
@@ -112,7 +113,7 @@ def explain(
 def _explain(problem: Problem, target: str, index: int) -> Explanation:
     from jitsparse import jit
 
-    choice = dispatch.choose(problem, target, index)
+    choice = choose(problem, target, index)
     chosen, tuned = choice.candidate, choice.tuned
     entry = jit.describe(chosen.template, chosen.variant)
     return Explanation(

@@ -11,7 +11,8 @@ import torch
 
 from jitsparse import calls
 from jitsparse.errors import CacheMiss, CompileError, JitsparseError, LaunchError
-from jitsparse.kernels import dispatch, registry
+from jitsparse.kernels import registry
+from jitsparse.kernels.choice import choose
 from jitsparse.kernels.problem import Problem
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ def tune_call(call: calls.Call, *, seconds: float = 1.0, jobs: int | None = None
     problem, index = call.problem, call.index
     target = registry.target_of(problem.device, index)
     machine = registry.machine_of(problem.device, index)
-    choice = dispatch.choose(problem, target, index)
+    choice = choose(problem, target, index)
     legal = contestants(problem, index)
     kernels, failures = _compiled(legal, jobs)
     # Clocks read the current GPU; an index of -1 changes nothing.

@@ -25,6 +25,7 @@ from torch import Tensor
 import jitsparse as js
 from jitsparse import jit
 from jitsparse.kernels import dispatch, registry
+from jitsparse.kernels.choice import Key, choose, problem_of
 from jitsparse.reference import ACTIVATIONS, activate
 from jitsparse.warmup import compile_variants
 
@@ -195,14 +196,14 @@ def compile_grid(device: str) -> None:
     class Chosen(Exception):
         """Raised where a kernel would be loaded."""
 
-    def note(key: dispatch.Key) -> None:
-        choice = dispatch.choose(dispatch.problem_of(key), registry.target_of(device, key[1]))
+    def note(key: Key) -> None:
+        choice = choose(problem_of(key), registry.target_of(device, key[1]))
         wanted[choice.candidate.variant] = None
         raise Chosen
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dispatch, "_kernels", {})
-        patch.setattr(dispatch, "_select", note)
+        patch.setattr(dispatch, "select", note)
         for variant in VARIANTS:
             for situation in SITUATIONS:
                 with contextlib.suppress(Chosen):

@@ -22,7 +22,7 @@ import toykernel
 import jitsparse as js
 from jitsparse import jit
 from jitsparse.jit import background, config
-from jitsparse.kernels import cpu, dispatch
+from jitsparse.kernels import choice, cpu, dispatch
 
 
 class Held:
@@ -77,7 +77,7 @@ def test_the_reference_answers_until_the_kernel_is_there(held: Held, operands: O
     for _ in range(3):
         torch.testing.assert_close(js.dsd(a, x), expected)
     held.started()
-    assert kernels() == [dispatch._REFERENCE]
+    assert kernels() == [choice.REFERENCE]
     assert not js.explain("dsd", a, x).cached
     held.release()
     torch.testing.assert_close(js.dsd(a, x), expected)
@@ -106,7 +106,7 @@ def test_gradients_and_the_fused_epilogue(held: Held, operands: Operands) -> Non
         torch.testing.assert_close(z.float(), x.T @ dense.T + bias, atol=0.1, rtol=0.02)
 
     check()
-    assert set(kernels()) == {dispatch._REFERENCE}
+    assert set(kernels()) == {choice.REFERENCE}
     held.release()
     check()
     assert len(kernels()) == 5
@@ -288,8 +288,8 @@ signal.alarm(120)  # a deadlock ends the process, and the test sees it
 check()
 if child == 0:
     open({str(held.go)!r}, "w").close()
-from jitsparse.kernels import dispatch
-while list(dispatch._kernels.values()) == [dispatch._REFERENCE]:
+from jitsparse.kernels import choice, dispatch
+while list(dispatch._kernels.values()) == [choice.REFERENCE]:
     time.sleep(0.02)
 check()
 if child != 0:

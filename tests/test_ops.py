@@ -65,8 +65,8 @@ def test_fakes_have_the_strides_of_results(
 def test_one_selection_serves_a_size_class(monkeypatch: pytest.MonkeyPatch) -> None:
     """New sizes look into the dictionary; they do not choose again, let alone compile."""
     chosen: list[object] = []
-    select = dispatch._select
-    monkeypatch.setattr(dispatch, "_select", lambda key: chosen.append(key) or select(key))
+    select = dispatch.select
+    monkeypatch.setattr(dispatch, "select", lambda key: chosen.append(key) or select(key))
     monkeypatch.setattr(dispatch, "_kernels", {})
     a = js.random((64, 64), 16, 0.5)
     for n in range(33, 65):

@@ -20,7 +20,8 @@ from jitsparse import calls
 from jitsparse.bench import timing
 from jitsparse.explain import Explanation
 from jitsparse.jit import Kernel, Variant, config, targets, tuned
-from jitsparse.kernels import dispatch, registry
+from jitsparse.kernels import registry
+from jitsparse.kernels.choice import choose
 from jitsparse.kernels.problem import Problem, product_problem
 from jitsparse.warmup import compile_variants
 
@@ -261,8 +262,8 @@ def test_each_device_has_its_own_table(cache: Path, monkeypatch: pytest.MonkeyPa
     problem = product_problem("dsd", "cuda", "bf16", (64, 64), "nn", (512,) * 3, 0.5)
     winner = js.explain(problem, target="sm90a").alternatives[0]
     tuned.record(problem.name, "NVIDIA B", winner, {})
-    assert dispatch.choose(problem, "sm90a", 0).source == "heuristic"
-    assert dispatch.choose(problem, "sm90a", 1).source == "tuned"
+    assert choose(problem, "sm90a", 0).source == "heuristic"
+    assert choose(problem, "sm90a", 1).source == "tuned"
     path = Path(js.tune("dsd", *operands(), **QUICK).path)
     assert path.parent.name == tuned._slug(targets.cpu_name())
 

@@ -3,7 +3,7 @@
 A call becomes a plain tuple (the key: what chooses a kernel) and a row of 64-bit words (what a
 kernel reads, ``csrc/abi.h``). A dictionary takes the key to a compiled kernel. On this path nothing
 reads the environment or the disk, takes a lock, logs or waits for a device; a miss leaves it for
-:func:`_select`, which may compile.
+:mod:`~jitsparse.kernels.choice`, which may compile.
 
 The three operations are written out rather than built from common parts: a Python call costs a
 tenth of a microsecond, and all of an operation here takes three.
@@ -11,28 +11,22 @@ tenth of a microsecond, and all of an operation here takes three.
 
 from __future__ import annotations
 
-import functools
 import os
-import warnings
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from jitsparse import reference
-from jitsparse.errors import CacheMiss, ToolchainError
-from jitsparse.jit import config, progress
-from jitsparse.kernels import registry
-from jitsparse.kernels.problem import Problem
+from jitsparse.errors import CacheMiss
+from jitsparse.jit import config
+from jitsparse.kernels.choice import REFERENCE, Key, select
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from jitsparse.jit import Choice, Kernel, Template, Variant
-
-__all__ = ["DTYPES", "Key", "choose", "dds", "dsd", "find", "problem_of", "sdd"]
+__all__ = ["DTYPES", "dds", "dsd", "find", "sdd"]
 
 DTYPES = {
     torch.float64: ("f64", 8),
@@ -42,27 +36,16 @@ DTYPES = {
 }
 """Short name and bytes of the dtypes that operations take."""
 
-Key = tuple[Any, ...]
-"""(op, device index or -1, dtype name, block rows, block cols, left and right letter, aligned, and
-the size class of rows, cols, nnz, extent, batch)"""
-
-
 # -- from key to kernel -------------------------------------------------------------------------
 
 _kernels: dict[Key, Any] = {}
 _generation = -1
 
-_loaded: set[tuple[int, str]] = set()
-"""(device, variant) of kernels that this process has loaded outside a capture."""
-
-_REFERENCE = object()
-"""Stands for the kernels of a CPU without a compiler, and for one that is being built."""
-
 
 def _after_fork() -> None:
     """What the parent is building will not arrive here."""
     global _kernels
-    _kernels = {key: kernel for key, kernel in _kernels.items() if kernel is not _REFERENCE}
+    _kernels = {key: kernel for key, kernel in _kernels.items() if kernel is not REFERENCE}
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -75,7 +58,7 @@ def find(key: Key) -> Any:
         _kernels, _generation = {}, config.generation
     kernel = _kernels.get(key)
     if kernel is None:
-        kernel = _enter(_kernels, key, _select(key))
+        kernel = _enter(_kernels, key, select(key))
     return kernel
 
 
@@ -84,117 +67,11 @@ def _enter(kernels: dict[Key, Any], key: Key, selected: Any) -> Any:
     if not isinstance(selected, Future):
         kernels[key] = selected
         return selected
-    kernels[key] = _REFERENCE
+    kernels[key] = REFERENCE
     # Then the key is missing again, and the next call takes, or raises, what came of the build. In
     # this order: of a build that is done by now the mark goes at once.
     selected.add_done_callback(lambda _: kernels.pop(key, None))
-    return _REFERENCE
-
-
-def _select(key: Key) -> Any:
-    """The kernel of a key, or its build in the background, or the mark of the reference."""
-    problem, device = problem_of(key), key[1]
-    choice = choose(problem, registry.target_of(problem.device, device), device)
-    variant = choice.candidate.variant
-    known = device, variant.name
-    command = registry.warmup_command(problem)
-    if device >= 0 and known not in _loaded and torch.cuda.is_current_stream_capturing():
-        raise CacheMiss(
-            f"{variant.name} is needed for the first time while a CUDA graph is being captured, "
-            f"when nothing can be compiled or loaded. Run the same call once before the capture; "
-            f"`{command}` beforehand makes that call quick"
-        )
-    try:
-        kernel = _load(choice.candidate.template, variant, command)
-    except ToolchainError as error:
-        if problem.device != "cpu":
-            raise
-        _warn_once(str(error))
-        return _REFERENCE
-    if not isinstance(kernel, Future):
-        _loaded.add(known)
-    return kernel
-
-
-def _load(template: Template, variant: Variant, command: str) -> Kernel | Future[Kernel]:
-    """The kernel of a variant, or with ``first_use("fallback")`` its build if that lasts."""
-    from jitsparse import jit
-
-    settings = config.get()
-    if settings.first_use == "wait" or not settings.jit or jit.is_cached(template, variant):
-        return jit.load(template, variant, hint=lambda: command)
-    from jitsparse.jit import background
-
-    build = background.start(template, variant, hint=lambda: command)
-    if not build.done():
-        _say_once()
-        return build
-    error = build.exception()
-    if error is not None:
-        # Without what earlier calls that raised it left there.
-        raise error.with_traceback(None)
-    return build.result()
-
-
-@functools.cache
-def _say_once() -> None:
-    progress.say(
-        "info",
-        "plain torch operations answer calls whose kernels are being compiled in the background "
-        "(first use: fallback)",
-    )
-
-
-def choose(problem: Problem, target: str, index: int = -1) -> Choice:
-    """The variant for a problem, by pin, tuned table or the families' preference.
-
-    Args:
-        problem: the facts of a call.
-        target: what to compile for.
-        index: of the GPU that the call runs on; by default the current one.
-    """
-    from jitsparse import jit
-
-    offered = registry.candidates(problem, target)
-    if problem.device == "cuda" and not torch.cuda.is_available():
-        return jit.choose(offered)  # another machine's choice is asked for: no table is its own
-    machine = registry.machine_of(problem.device, index)
-    choice = jit.choose(offered, problem=problem.name, machine=machine)
-    chosen = choice.candidate
-    if choice.source == "tuned" and not jit.obtainable(chosen.template, chosen.variant):
-        # A preference must not fail where the families' choice, which warm-up compiles, is cached.
-        why = "it is not cached and cannot be compiled here"
-        return replace(jit.choose(offered), tuned=choice.tuned, not_tuned=why)
-    return choice
-
-
-@functools.cache
-def _warn_once(reason: str) -> None:
-    warnings.warn(
-        f"jitsparse runs on plain torch operations, right but slow, because it cannot compile its "
-        f"kernels: {reason}",
-        RuntimeWarning,
-        stacklevel=2,
-    )
-
-
-def problem_of(key: Key) -> Problem:
-    """The facts of a key, with sizes rounded up to those of its size class."""
-    op, device, dtype, block_rows, block_cols, left, right, aligned, *size_class = key
-    rows, cols, nnz, extent, batch = (1 << bits for bits in size_class)
-    return Problem(
-        op=op,
-        device="cpu" if device < 0 else "cuda",
-        dtype=dtype,
-        block=(block_rows, block_cols),
-        layout=left + right,
-        aligned=aligned,
-        rows=rows,
-        cols=cols,
-        nnz=nnz,
-        extent=extent,
-        batch=batch,
-    )
+    return REFERENCE
 
 
 # -- the operations -----------------------------------------------------------------------------
@@ -254,7 +131,7 @@ def dsd(
             (batch - 1).bit_length(),
         )
     )
-    if kernel is _REFERENCE:
+    if kernel is REFERENCE:
         return _plain(reference.dsd, device, values, index, dense, rows, cols, transposed)
     code = kernel.launch(
         kernel.pack(
@@ -345,7 +222,7 @@ def dds(
             (batch - 1).bit_length(),
         )
     )
-    if kernel is _REFERENCE:
+    if kernel is REFERENCE:
         arguments = dense, values, index, rows, cols, transposed, bias, activation
         return _plain(reference.dds, device, *arguments)
     code = kernel.launch(
@@ -425,7 +302,7 @@ def sdd(
             (batch - 1).bit_length(),
         )
     )
-    if kernel is _REFERENCE:
+    if kernel is REFERENCE:
         arguments = left, right, index, rows, cols, nnz, block_rows, block_cols
         return _plain(reference.sdd, device, *arguments)
     code = kernel.launch(

@@ -17,7 +17,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import jitsparse as js
 from jitsparse.jit import background
-from jitsparse.kernels import dispatch
+from jitsparse.kernels import choice, dispatch
 from jitsparse.schedule import IndexLayout, build_index
 
 pytestmark = pytest.mark.gpu
@@ -215,7 +215,7 @@ def test_a_layer_trains_in_a_graph() -> None:
 def test_a_miss_during_capture_says_what_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
     a, x = matrix(block=32), randn(384, 256)
     monkeypatch.setattr(dispatch, "_kernels", {})
-    monkeypatch.setattr(dispatch, "_loaded", set())
+    monkeypatch.setattr(choice, "_loaded", set())
     graph = torch.cuda.CUDAGraph()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of the graph: it is empty
@@ -240,7 +240,7 @@ def test_the_fallback_neither_synchronises_nor_is_captured(
     cache_dir: Path, forget: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor is the kernel that follows it, before it has run once."""
-    monkeypatch.setattr(dispatch, "_loaded", set())
+    monkeypatch.setattr(choice, "_loaded", set())
     a, x = matrix(block=32), randn(384, 256)
 
     def refused() -> None:

@@ -1,0 +1,137 @@
+"""Which kernel a key of :mod:`jitsparse.kernels.dispatch` stands for: the cold path, once a key."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from jitsparse.errors import CacheMiss, ToolchainError
+from jitsparse.jit import config, progress
+from jitsparse.kernels import registry
+from jitsparse.kernels.problem import Problem
+
+if TYPE_CHECKING:
+    from jitsparse.jit import Choice, Kernel, Template, Variant
+
+__all__ = ["REFERENCE", "Key", "choose", "problem_of", "select"]
+
+Key = tuple[Any, ...]
+"""(op, device index or -1, dtype name, block rows, block cols, left and right letter, aligned, and
+the size class of rows, cols, nnz, extent, batch)"""
+
+REFERENCE = object()
+"""Stands for the kernels of a CPU without a compiler, and for one that is being built."""
+
+_loaded: set[tuple[int, str]] = set()
+"""(device, variant) of kernels that this process has loaded outside a capture."""
+
+
+def select(key: Key) -> Any:
+    """The kernel of a key, or its build in the background, or the mark of the reference."""
+    problem, device = problem_of(key), key[1]
+    choice = choose(problem, registry.target_of(problem.device, device), device)
+    variant = choice.candidate.variant
+    known = device, variant.name
+    command = registry.warmup_command(problem)
+    if device >= 0 and known not in _loaded and torch.cuda.is_current_stream_capturing():
+        raise CacheMiss(
+            f"{variant.name} is needed for the first time while a CUDA graph is being captured, "
+            f"when nothing can be compiled or loaded. Run the same call once before the capture; "
+            f"`{command}` beforehand makes that call quick"
+        )
+    try:
+        kernel = _load(choice.candidate.template, variant, command)
+    except ToolchainError as error:
+        if problem.device != "cpu":
+            raise
+        _warn_once(str(error))
+        return REFERENCE
+    if not isinstance(kernel, Future):
+        _loaded.add(known)
+    return kernel
+
+
+def _load(template: Template, variant: Variant, command: str) -> Kernel | Future[Kernel]:
+    """The kernel of a variant, or with ``first_use("fallback")`` its build if that lasts."""
+    from jitsparse import jit
+
+    settings = config.get()
+    if settings.first_use == "wait" or not settings.jit or jit.is_cached(template, variant):
+        return jit.load(template, variant, hint=lambda: command)
+    from jitsparse.jit import background
+
+    build = background.start(template, variant, hint=lambda: command)
+    if not build.done():
+        _say_once()
+        return build
+    error = build.exception()
+    if error is not None:
+        # Without what earlier calls that raised it left there.
+        raise error.with_traceback(None)
+    return build.result()
+
+
+@functools.cache
+def _say_once() -> None:
+    progress.say(
+        "info",
+        "plain torch operations answer calls whose kernels are being compiled in the background "
+        "(first use: fallback)",
+    )
+
+
+def choose(problem: Problem, target: str, index: int = -1) -> Choice:
+    """The variant for a problem, by pin, tuned table or the families' preference.
+
+    Args:
+        problem: the facts of a call.
+        target: what to compile for.
+        index: of the GPU that the call runs on; by default the current one.
+    """
+    from jitsparse import jit
+
+    offered = registry.candidates(problem, target)
+    if problem.device == "cuda" and not torch.cuda.is_available():
+        return jit.choose(offered)  # another machine's choice is asked for: no table is its own
+    machine = registry.machine_of(problem.device, index)
+    choice = jit.choose(offered, problem=problem.name, machine=machine)
+    chosen = choice.candidate
+    if choice.source == "tuned" and not jit.obtainable(chosen.template, chosen.variant):
+        # A preference must not fail where the families' choice, which warm-up compiles, is cached.
+        why = "it is not cached and cannot be compiled here"
+        return replace(jit.choose(offered), tuned=choice.tuned, not_tuned=why)
+    return choice
+
+
+@functools.cache
+def _warn_once(reason: str) -> None:
+    warnings.warn(
+        f"jitsparse runs on plain torch operations, right but slow, because it cannot compile its "
+        f"kernels: {reason}",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+def problem_of(key: Key) -> Problem:
+    """The facts of a key, with sizes rounded up to those of its size class."""
+    op, device, dtype, block_rows, block_cols, left, right, aligned, *size_class = key
+    rows, cols, nnz, extent, batch = (1 << bits for bits in size_class)
+    return Problem(
+        op=op,
+        device="cpu" if device < 0 else "cuda",
+        dtype=dtype,
+        block=(block_rows, block_cols),
+        layout=left + right,
+        aligned=aligned,
+        rows=rows,
+        cols=cols,
+        nnz=nnz,
+        extent=extent,
+        batch=batch,
+    )
