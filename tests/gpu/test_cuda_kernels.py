@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import jitsparse as js
+from jitsparse.bench.cases import DTYPES
 from jitsparse.kernels import registry
 from jitsparse.kernels.cuda import LAYOUTS
 from jitsparse.kernels.problem import Problem
@@ -20,13 +21,6 @@ from jitsparse.warmup import compile_variants
 
 pytestmark = pytest.mark.gpu
 
-DTYPES = {
-    "bf16": torch.bfloat16,
-    "f16": torch.float16,
-    "tf32": torch.float32,
-    "f32": torch.float32,
-    "f64": torch.float64,
-}
 BLOCKS = (
     *((8, 8), (16, 16), (32, 32), (64, 64), (128, 128)),
     *((16, 64), (64, 16), (128, 32), (64, 128), (128, 16), (32, 16), (16, 128)),

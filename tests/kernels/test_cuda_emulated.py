@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 import jitsparse as js
+from jitsparse.bench.cases import DTYPES
 from jitsparse.jit import Variant
 from jitsparse.jit.template import render
 from jitsparse.kernels import abi, registry
@@ -34,13 +35,6 @@ from jitsparse.schedule import build_index
 
 EMULATION = Path(__file__).parent / "emulation" / "cuda" / "cuda"
 FAMILIES = ("wgmma", "thin", "mma", "fma", "simt")
-DTYPES = {
-    "bf16": torch.bfloat16,
-    "f16": torch.float16,
-    "tf32": torch.float32,
-    "f32": torch.float32,
-    "f64": torch.float64,
-}
 # Aligned, so that no family stands back; no multiple of a block, so that every edge is met.
 ROWS, COLS, EXTENT, BATCH = 200, 152, 72, 2
 ALL = os.environ.get("JITSPARSE_TEST_EMULATION") == "all"

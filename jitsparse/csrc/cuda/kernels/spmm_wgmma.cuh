@@ -22,6 +22,7 @@
 #include "../tile/order.cuh"
 #include "../tile/ring.cuh"
 #include "../tile/staged_part.cuh"
+#include "../tile/step_masks.cuh"
 
 namespace jitsparse {
 
@@ -238,39 +239,11 @@ struct SpmmWgmma {
   // Of a warpgroup: four parts of 64 x 64 of the output, each [eight columns, or rows where transposed][mma fragment].
   using Accumulators = float[kTileN / 64][8 * 4];
 
-  // The masks of a tile's steps: read 32 at a time, and those ahead while these are used.
-  struct Masks {
-    const int4* steps;
-    int lane, next, end;
-    unsigned these, ahead;
-
-    __device__ __forceinline__ Masks(const int4* steps, int lane) : steps(steps), lane(lane) {}
-
-    // Of the steps from `begin` to `end`.
-    __device__ __forceinline__ void start(int begin, int end) {
-      next = begin;
-      this->end = end;
-      ask();
-    }
-
-    __device__ __forceinline__ void ask() { ahead = next + lane < end ? __ldg(&steps[next + lane].y) : 0; }
-
-    // Of the tile's n-th step; to be called for each in turn.
-    __device__ __forceinline__ unsigned take(int n) {
-      if (n % 32 == 0) {
-        these = ahead;
-        next += 32;
-        ask();
-      }
-      return __shfl_sync(~0u, these, n % 32);
-    }
-  };
-
   static __device__ __forceinline__ void consume(const Params& params, unsigned base, const StageBarriers& barriers, int group,
                                                  int thread) {
     const int lane = thread % 32, first_slot = kBlockM > kGroupM ? 0 : group * kGroupSlots;
     const Steps index(params.args);
-    Masks masks(index.steps, lane);
+    StepMasks masks(index.steps, lane);
     RingPosition ring;
     int staged = 0;
     // What is needed of a tile is read while the one before it is computed.
