@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,17 +14,20 @@ from torch import nn
 from jitsparse.demo.figure import draw, missing_library
 from jitsparse.demo.model import ModelConfig, build_twins
 from jitsparse.demo.run import Demo
+from jitsparse.jit import config
 from jitsparse.nn import BlockSparseLinear
 
 SMALL = ModelConfig(width=64, layers=1, heads=2, context=32)
 
 
 @pytest.fixture(scope="module")
-def demo() -> Demo:
-    demo = Demo(device=torch.device("cpu"), steps=12, seed=3, config=SMALL)
-    demo.warm_up()
-    demo.train()
-    return demo
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
+    # A cache of its own: the demo counts what is new in it, and other tests compile meanwhile.
+    with config.override(cache_dir=tmp_path_factory.mktemp("demo") / "cache"):
+        demo = Demo(device=torch.device("cpu"), steps=12, seed=3, config=SMALL)
+        demo.warm_up()
+        demo.train()
+        yield demo
 
 
 def test_every_linear_layer_of_a_block_is_sparse() -> None:
