@@ -20,6 +20,9 @@ class Extents:
         tokens: rows of a layer's input.
         few_tokens: likewise where reading the values is what takes time.
         experts: ``(tokens, hidden, ffn, experts)`` of the block-diagonal products.
+        choices: ``(rows, extent, cols)`` of products whose choice of kernel is judged: the shape of
+            the sparse operand, and the third extent between.
+        chosen: how many of those products, over all blocks, densities and patterns.
     """
 
     products: tuple[int, ...]
@@ -30,6 +33,8 @@ class Extents:
     tokens: tuple[int, ...]
     few_tokens: tuple[int, ...]
     experts: tuple[tuple[int, int, int, int], ...]
+    choices: tuple[tuple[int, int, int], ...]
+    chosen: int
 
 
 H200 = Extents(
@@ -47,6 +52,24 @@ H200 = Extents(
         (8192, 1024, 4096, 64),
         (8192, 4096, 16384, 4),
     ),
+    choices=(
+        (512, 512, 512),
+        (1024, 1024, 1024),
+        (2048, 2048, 2048),
+        (4096, 4096, 4096),
+        (8192, 8192, 8192),
+        (4096, 16, 4096),
+        (4096, 64, 4096),
+        (4096, 128, 4096),
+        (4096, 256, 4096),
+        (4096, 1024, 4096),
+        (11008, 512, 4096),
+        (4096, 2048, 11008),
+        (14336, 256, 4096),
+        (1024, 8192, 1024),
+        (3000, 800, 5000),
+    ),
+    chosen=900,
 )
 
 SMALL = Extents(
@@ -58,5 +81,7 @@ SMALL = Extents(
     tokens=(64,),
     few_tokens=(1, 8),
     experts=((256, 64, 128, 2),),
+    choices=((256, 64, 512), (512, 512, 256)),
+    chosen=12,
 )
 """What a CPU does in seconds: it shows that the suite works, and says nothing about Hopper."""

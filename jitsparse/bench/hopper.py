@@ -9,6 +9,7 @@ from itertools import product
 import torch
 
 from jitsparse.bench.cases import LAYOUTS, Case
+from jitsparse.bench.choice import choice_section
 from jitsparse.bench.extents import H200, SMALL, Extents
 from jitsparse.bench.forward import measure_epilogue, measure_few_tokens
 from jitsparse.bench.layers import LayerCase, measure_passes
@@ -41,6 +42,7 @@ def hopper(
         *_product_sections(device, extents, torch_tuned),
         *_beside_sections(device, extents),
         *_layer_sections(device, extents),
+        choice_section(device, extents),
     ]
 
 

@@ -45,6 +45,8 @@ class Section:
         measure: a case and the rough seconds to spend on it, to its outcome.
         notes: what the figures mean.
         views: ``(column, across)`` of each pivot that shows the section, all rows if there is none.
+        prepare: done with all cases before the first is measured.
+        summary: of the table, shown instead of it.
     """
 
     name: str
@@ -53,6 +55,8 @@ class Section:
     measure: Callable[[Any, float], Outcome]
     notes: Sequence[str] = ()
     views: Sequence[tuple[str, str]] = ()
+    prepare: Callable[[Sequence[Any]], None] = lambda cases: None
+    summary: Callable[[Table], Table] | None = None
 
     def narrowed(self, wanted: Mapping[str, Collection[object]]) -> Section:
         """The cases all of whose facts are among the wanted ones; a fact it lacks is not."""
@@ -74,6 +78,7 @@ class Section:
         """
         rows: list[dict[str, Any]] = []
         missing: dict[tuple[str, str], set[str]] = {}
+        self.prepare(self.cases)
         for done, case in enumerate(self.cases):
             on_case(done, " ".join(map(str, case.facts.values())))
             outcome = self.measure(case, seconds)
@@ -89,7 +94,9 @@ class Section:
         return Table(self.title, columns, rows, [*self.notes, *notes])
 
     def shown(self, table: Table) -> list[Table]:
-        """The views of the section's table, of those columns that have figures."""
+        """The views of the section's table, of those columns that have figures, or its summary."""
+        if self.summary is not None:
+            return [self.summary(table)]
         views = [
             table.pivot(value, across) for value, across in self.views if value in table.columns
         ]

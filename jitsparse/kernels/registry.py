@@ -77,10 +77,31 @@ def candidates(problem: Problem, target: str | None = None) -> list[Candidate]:
     """
     where = target_of(problem.device) if target is None else target
     places = [(module.place(problem), module) for module in _modules(problem.device)]
+    settled: list[Candidate] = []
+    open_to_cost: list[Candidate] = []
+    for place, module in sorted(places, key=lambda each: each[0].rank):
+        found = [
+            dataclasses.replace(candidate, why=place.why)
+            for candidate in module.candidates(problem, where)
+        ]
+        (settled if place.rank < 0 else open_to_cost).extend(found)
+    return settled + _by_cost(problem, open_to_cost)
+
+
+def _by_cost(problem: Problem, found: list[Candidate]) -> list[Candidate]:
+    """Those that the cost model knows come first, the quickest of them ahead."""
+    if problem.device == "cpu":
+        return found
+    from jitsparse.kernels import cost
+
+    expected = [(cost.microseconds(problem, each.variant), each) for each in found]
+    known = [(us, each) for us, each in expected if us is not None]
     return [
-        dataclasses.replace(candidate, why=place.why)
-        for place, module in sorted(places, key=lambda each: each[0].rank)
-        for candidate in module.candidates(problem, where)
+        *(
+            dataclasses.replace(each, why=f"the cost model expects {us:.1f} us")
+            for us, each in sorted(known, key=lambda pair: pair[0])
+        ),
+        *(each for us, each in expected if us is None),
     ]
 
 

@@ -7,10 +7,12 @@ as suits its pattern, which the index decides. Measurements are in docs/performa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from jitsparse.jit import Candidate, Template, Variant
 from jitsparse.jit.template import Context
+from jitsparse.kernels import cost
 from jitsparse.kernels.cuda import (
     cpp_bool,
     cuda_template,
@@ -20,35 +22,37 @@ from jitsparse.kernels.cuda import (
     operand_context,
     typical_problems,
 )
-from jitsparse.kernels.legality import (
-    first_legal,
-    low_blocks,
-    misaligned,
-)
+from jitsparse.kernels.legality import first_legal, low_blocks, misaligned
 from jitsparse.kernels.problem import Place, Problem
 
 __all__ = ["candidates", "default_variants", "place", "template"]
 
 _DTYPES = ("bf16", "f16")
 _BLOCKS = (16, 32, 64, 128)
-_TILE = (128, 256)
-_NARROWEST = 192
-"""Columns of the dense operand from which a tile of 256 is better than the narrower ones of mma."""
+_PANEL = 128
+_WIDTHS = (256, 128, 64)
+_DENSE = 0.2
+_LARGE = 8 << 20
+"""Density and stored elements from which mma copies operands that lie badly faster."""
 
 
 def place(problem: Problem) -> Place:
-    """Before ``mma`` where it is faster, else after it."""
-    if problem.op == "sdd":
-        # An operand gathered in blocks of 16 that do not lie along k is copied 32 bytes a row, for
-        # which the copy engine takes as long as for 128.
-        side = _gathered(problem)[0]
-        narrow = problem.block[0 if side == "rows" else 1] == 16
-        if narrow and not _lies_along_k(problem, side):
-            return Place(2, "blocks of 16 that lie across k: mma copies their operand faster")
-        return Place(0, "Hopper's own tensor cores and copy engine")
-    if problem.extent < _NARROWEST:
-        return Place(2, f"fewer than {_NARROWEST} columns: mma has tiles that are narrower")
-    return Place(0, "Hopper's own tensor cores and copy engine, for many columns")
+    """Before all others, but for an sdd whose operand the copy engine takes in short rows."""
+    if problem.op == "sdd" and _short_rows(problem):
+        stored = problem.nnz * problem.block[0] * problem.block[1]
+        if stored >= max(_LARGE, _DENSE * problem.rows * problem.cols):
+            return Place(
+                2,
+                "blocks of 16 that lie across k, many of them: mma copies their operand faster",
+            )
+    return Place(0, "Hopper's own tensor cores and copy engine")
+
+
+def _short_rows(problem: Problem) -> bool:
+    """Whether an operand gathered in blocks of 16 does not lie along k. It is copied 32 bytes a
+    row then, for which the copy engine takes as long as for 128."""
+    side = _gathered(problem)[0]
+    return problem.block[0 if side == "rows" else 1] == 16 and not _lies_along_k(problem, side)
 
 
 def candidates(problem: Problem, target: str) -> list[Candidate]:
@@ -59,10 +63,12 @@ def candidates(problem: Problem, target: str) -> list[Candidate]:
             for side in _gathered(problem)
         ]
     else:
+        tiles = [(_PANEL, width, slab) for width in _WIDTHS for slab in _slabs(problem)]
         variants = [
-            Variant(problem.op, "wgmma", target, problem.dtype, knobs(problem, t=(*_TILE, slab)))
-            for slab in _slabs(problem)
+            Variant(problem.op, "wgmma", target, problem.dtype, knobs(problem, t=tile))
+            for tile in tiles
         ]
+        variants.sort(key=lambda variant: cost.microseconds(problem, variant) or math.inf)
     refused = _refusal(problem, target)
     return [Candidate(variant, template(variant), refused) for variant in variants]
 
@@ -99,8 +105,12 @@ def _refusal(problem: Problem, target: str) -> str | None:
 
 
 def default_variants(target: str) -> Iterator[Variant]:
-    """What calls choose for square blocks and many columns."""
-    yield from first_legal(candidates, typical_problems(_DTYPES, _BLOCKS), target)
+    """What calls choose for square blocks and many columns; for bf16 with some 256 too."""
+    problems = (
+        *typical_problems(_DTYPES, _BLOCKS),
+        *typical_problems(("bf16",), _BLOCKS, extent=256),
+    )
+    yield from first_legal(candidates, problems, target)
 
 
 def template(variant: Variant) -> Template:
@@ -112,4 +122,5 @@ def context(variant: Variant) -> Context:
     """The names that the templates use."""
     if variant.op == "sdd":
         return operand_context(variant) | {"gather_rows": cpp_bool(variant.knob("g") == "rows")}
-    return operand_context(variant) | {"slab": variant.ints("t")[2]}
+    _, tile_n, slab = variant.ints("t")
+    return operand_context(variant) | {"tile_n": tile_n, "slab": slab}

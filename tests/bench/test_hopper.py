@@ -20,6 +20,8 @@ TINY = Extents(
     tokens=(16,),
     few_tokens=(1, 8),
     experts=((256, 64, 128, 2),),
+    choices=((256, 64, 128),),
+    chosen=40,
 )
 
 
@@ -45,6 +47,7 @@ def test_sections_hold_what_is_asked_of_the_kernels() -> None:
         "linear": 4 * 3 * 2,
         "tokens": 5 * 3 * 3,
         "epilogue": 4 * 3 * 2,
+        "choice": 900,
     }
     layouts = {(case.facts["op"], case.facts["layout"]) for case in suite["products"].cases}
     assert layouts == {

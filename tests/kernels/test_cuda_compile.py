@@ -81,3 +81,6 @@ def test_default_table_compiles_without_spills_or_warnings(
         spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)
         assert len(spills) >= len(variants), log  # and those of functions that are called
         assert set(spills) == {("0", "0")}, f"{names}\n{log}"
+        # An array that is indexed by a variable lies in local memory, which is no spill to ptxas.
+        frames = re.findall(r"(\d+) bytes stack frame", log)
+        assert set(frames) == {"0"}, f"{names}\n{log}"

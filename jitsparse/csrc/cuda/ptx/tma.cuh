@@ -19,9 +19,25 @@ __device__ __forceinline__ void tma_load_3d(unsigned shared, const CUtensorMap* 
       : "memory");
 }
 
+// `policy`: see l2_policy.cuh.
+__device__ __forceinline__ void tma_load_3d(unsigned shared, const CUtensorMap* map, unsigned barrier, int x, int y, int z,
+                                            uint64 policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4, %5}], [%2], "
+      "%6;\n" ::"r"(shared),
+      "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "l"(policy)
+      : "memory");
+}
+
 __device__ __forceinline__ void tma_store_3d(const CUtensorMap* map, unsigned shared, int x, int y, int z) {
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];\n" ::"l"(map), "r"(shared), "r"(x),
                "r"(y), "r"(z)
+               : "memory");
+}
+
+__device__ __forceinline__ void tma_store_3d(const CUtensorMap* map, unsigned shared, int x, int y, int z, uint64 policy) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group.L2::cache_hint [%0, {%2, %3, %4}], [%1], %5;\n" ::"l"(map),
+               "r"(shared), "r"(x), "r"(y), "r"(z), "l"(policy)
                : "memory");
 }
 

@@ -7,13 +7,17 @@ namespace jitsparse {
 
 // From column `first` (of m or n) and from `k` on. ALONG_K: the operand's rows run along k, and one box brings all of EXTENT.
 // Otherwise they run along the columns, and boxes of SPAN columns, the width of the swizzle, come to lie BOX_BYTES apart.
-template <bool ALONG_K, int EXTENT, int SPAN, int BOX_BYTES>
-__device__ __forceinline__ void load_operand(unsigned to, const CUtensorMap* map, unsigned copies, int first, int k, int batch) {
+// `policy`: none or one, see ../ptx/l2_policy.cuh.
+template <bool ALONG_K, int EXTENT, int SPAN, int BOX_BYTES, typename... Policy>
+__device__ __forceinline__ void load_operand(unsigned to, const CUtensorMap* map, unsigned copies, int first, int k, int batch,
+                                             Policy... policy) {
   if constexpr (ALONG_K) {
-    ptx::tma_load_3d(to, map, copies, k, first, batch);
+    ptx::tma_load_3d(to, map, copies, k, first, batch, policy...);
   } else {
 #pragma unroll
-    for (int i = 0; i < EXTENT / SPAN; ++i) ptx::tma_load_3d(to + i * BOX_BYTES, map, copies, first + i * SPAN, k, batch);
+    for (int i = 0; i < EXTENT / SPAN; ++i) {
+      ptx::tma_load_3d(to + i * BOX_BYTES, map, copies, first + i * SPAN, k, batch, policy...);
+    }
   }
 }
 

@@ -42,19 +42,28 @@ __device__ __forceinline__ void add_bias_down(float (&part)[8][4], float2 bias) 
   }
 }
 
-// Into shared memory at `to`, with the 128-byte swizzle; rows there are the accumulator's rows, or else its columns.
-template <typename Element, bool ROWS>
-__device__ __forceinline__ void stage_part(const float (&part)[8][4], unsigned to, int warp, int lane) {
+// Rounded: for stmatrix, four registers for every 16 columns.
+template <typename Element>
+__device__ __forceinline__ void pack_part(const float (&part)[8][4], unsigned (&packed)[8 * 2]) {
+#pragma unroll
+  for (int r = 0; r < 8; ++r) {
+    packed[2 * r] = Element::pack(part[r][0], part[r][1]);
+    packed[2 * r + 1] = Element::pack(part[r][2], part[r][3]);
+  }
+}
+
+// A packed part into shared memory at `to`, with the 128-byte swizzle; rows there are the accumulator's rows, or else its columns.
+template <bool ROWS>
+__device__ __forceinline__ void stage_part(const unsigned (&packed)[8 * 2], unsigned to, int warp, int lane) {
 #pragma unroll
   for (int r = 0; r < 8; r += 2) {
-    const unsigned packed[4] = {Element::pack(part[r][0], part[r][1]), Element::pack(part[r][2], part[r][3]),
-                                Element::pack(part[r + 1][0], part[r + 1][1]), Element::pack(part[r + 1][2], part[r + 1][3])};
+    const unsigned of_16[4] = {packed[2 * r], packed[2 * r + 1], packed[2 * r + 2], packed[2 * r + 3]};
     const int down = warp * 2 + lane / 8 % 2, along = r + lane / 16;  // in units of eight
     const int row = (ROWS ? down : along) * 8 + lane % 8, chunk = (ROWS ? along : down) ^ lane % 8;
     if constexpr (ROWS) {
-      ptx::stmatrix_x4(to + row * 128 + chunk * 16, packed);
+      ptx::stmatrix_x4(to + row * 128 + chunk * 16, of_16);
     } else {
-      ptx::stmatrix_x4_trans(to + row * 128 + chunk * 16, packed);
+      ptx::stmatrix_x4_trans(to + row * 128 + chunk * 16, of_16);
     }
   }
 }

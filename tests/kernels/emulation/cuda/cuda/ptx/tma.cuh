@@ -25,7 +25,7 @@ namespace jitsparse::ptx {
 
 inline void tma_prefetch_map(const CUtensorMap*) {}
 
-inline void tma_load_3d(unsigned shared, const CUtensorMap* map, unsigned barrier, int x, int y, int z) {
+inline void tma_load_3d(unsigned shared, const CUtensorMap* map, unsigned barrier, int x, int y, int z, uint64 = 0) {
   emulation::for_each_element(*map, shared, x, y, z, [](const char*, unsigned char* to) { std::memset(to, 0xff, 2); });
   emulation::cta->bulk_loads.push_back([=] {
     emulation::for_each_element(*map, shared, x, y, z, [](const char* from, unsigned char* to) {
@@ -38,7 +38,7 @@ inline void tma_load_3d(unsigned shared, const CUtensorMap* map, unsigned barrie
   });
 }
 
-inline void tma_store_3d(const CUtensorMap* map, unsigned shared, int x, int y, int z) {
+inline void tma_store_3d(const CUtensorMap* map, unsigned shared, int x, int y, int z, uint64 = 0) {
   emulation::self().open_stores.push_back([=] {
     emulation::for_each_element(*map, shared, x, y, z, [](char* to, const unsigned char* from) {
       if (to) std::memcpy(to, from, 2);

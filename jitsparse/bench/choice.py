@@ -1,0 +1,169 @@
+"""Measuring choices: every legal variant of many products, and how far the chosen one is off."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from typing import TYPE_CHECKING
+
+import torch
+
+from jitsparse import calls
+from jitsparse.bench.cases import LAYOUTS, Case, Operands, make_operands
+from jitsparse.bench.extents import Extents
+from jitsparse.bench.products import float32_precision
+from jitsparse.bench.report import Table
+from jitsparse.bench.section import Outcome, Section
+from jitsparse.bench.timing import estimate, interleave
+from jitsparse.jit import load
+from jitsparse.kernels import cost, registry
+from jitsparse.kernels.problem import product_problem
+from jitsparse.tune import HOPELESS, contestants
+from jitsparse.warmup import compile_variants
+
+if TYPE_CHECKING:
+    from jitsparse.jit import Variant
+
+__all__ = ["FITTED", "HELD_OUT", "choice_section"]
+
+FITTED, HELD_OUT = "fitted", "held out"
+"""The halves of the cases: the cost model may have seen the first, never the second."""
+
+_PATTERNS = ("random", "random", "banded", "powerlaw")
+"""Random ones are twice as frequent."""
+
+
+def choice_section(device: torch.device, extents: Extents) -> Section:
+    """The section of a sample of products, the same in every run."""
+    return Section(
+        "choice",
+        "the chosen variant beside the best legal one",
+        list(_sample(device, extents)),
+        _measure,
+        [
+            "Pins and tuned tables are left aside. A row of the data is a variant; times the best "
+            "= its time over the least of its case. Variants that take more than "
+            f"{HOPELESS:.0f} times as long are left out.",
+            f"The cost model may have been fitted on cases called {FITTED}, on others never.",
+        ],
+        prepare=_prepare,
+        summary=_summary,
+    )
+
+
+def _sample(device: torch.device, extents: Extents) -> Iterator[Case]:
+    """Of every combination some, in random order; shapes are those of the sparse operand."""
+    everything = list(
+        product(
+            ("dsd", "dds", "sdd"),
+            LAYOUTS[:3],
+            (16, 32, 64, 128),
+            (0.05, 0.1, 0.25, 0.5),
+            extents.choices,
+            _PATTERNS,
+        )
+    )
+    random.Random(0).shuffle(everything)
+    for op, layout, block, density, (rows, extent, cols), pattern in everything[: extents.chosen]:
+        size = {
+            "dsd": (rows, extent, cols),
+            "dds": (extent, rows, cols),
+            "sdd": (rows, cols, extent),
+        }[op]
+        dtype = "bf16" if device.type == "cuda" else "f32"
+        yield Case(op, size, (block, block), density, dtype, device, pattern, layout)
+
+
+def _half(case: Case) -> str:
+    """By what is measured, so that a case is in the same half of every sample."""
+    return (FITTED, HELD_OUT)[zlib.crc32(repr(sorted(case.facts.items())).encode()) % 2]
+
+
+def _prepare(cases: Sequence[Case]) -> None:
+    """Compile what will be measured, all at once."""
+    problems = [
+        product_problem(
+            case.op,
+            case.device.type,
+            case.dtype,
+            case.block,
+            case.layout,
+            case.size,
+            case.density,
+        ).rounded()
+        for case in cases
+    ]
+    variants = [each.variant for problem in problems for each in contestants(problem)]
+    for outcome in compile_variants(dict.fromkeys(variants)):
+        if outcome.error is not None:
+            raise outcome.error
+
+
+def _measure(case: Case, seconds: float) -> Outcome:
+    with float32_precision(case.dtype), torch.no_grad():
+        operands = make_operands(case)
+        copies = [_call(case, operands, i) for i in range(operands.copies)]
+        problem = copies[0].problem
+        legal = [each.variant for each in contestants(problem)]
+        turns = {each.name: _turns(copies, each) for each in legal}
+        first = {name: estimate(turn, case.device) for name, turn in turns.items()}
+        chosen, limit = legal[0].name, HOPELESS * min(first.values())
+        close = {
+            name: turn for name, turn in turns.items() if first[name] <= limit or name == chosen
+        }
+        timings = interleave(close, case.device, seconds=seconds)
+    best = min(timing.median for timing in timings.values())
+    return Outcome(
+        [
+            {
+                **case.facts,
+                "stored": operands.pattern.nnz_blocks,
+                "half": _half(case),
+                "variant": each.name,
+                "us": 1e6 * timings[each.name].median,
+                "predicted us": cost.microseconds(problem, each),
+                "times the best": timings[each.name].median / best,
+                "chosen": each.name == chosen,
+            }
+            for each in legal
+            if each.name in timings
+        ]
+    )
+
+
+def _call(case: Case, operands: Operands, copy: int) -> calls.Call:
+    if case.op == "dsd":
+        return calls.catch("dsd", operands.sparse[copy], operands.right[copy])
+    if case.op == "dds":
+        return calls.catch("dds", operands.left[copy], operands.sparse[copy])
+    return calls.catch("sdd", operands.left[copy], operands.right[copy], operands.pattern)
+
+
+def _turns(copies: Sequence[calls.Call], variant: Variant) -> Callable[[int], object]:
+    kernel = load(registry.template_of(variant), variant)
+    return lambda i: copies[i % len(copies)].run(kernel)
+
+
+def _summary(table: Table) -> Table:
+    """How many choices are how good, by operation and half."""
+    chosen = [row for row in table.rows if row["chosen"]]
+    groups: dict[tuple[str, str], list[float]] = {}
+    for row in chosen:
+        for op in (row["op"], "all"):
+            groups.setdefault((op, row["half"]), []).append(row["times the best"])
+    rows = [
+        {
+            "op": op,
+            "half": half,
+            "cases": len(times),
+            "within 5 %": sum(each <= 1.05 for each in times) / len(times),
+            "within 15 %": sum(each <= 1.15 for each in times) / len(times),
+            "median": statistics.median(times),
+            "worst": max(times),
+        }
+        for (op, half), times in sorted(groups.items())
+    ]
+    return Table(table.title, list(rows[0]), rows)

@@ -1,0 +1,22 @@
+// What L2 should make of the lines that an access brings in.
+#pragma once
+
+#include "../../abi.h"
+
+namespace jitsparse::ptx {
+
+// To be kept as long as others can go.
+__device__ __forceinline__ uint64 l2_evict_last() {
+  uint64 policy;
+  asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;\n" : "=l"(policy));
+  return policy;
+}
+
+// To go before all others.
+__device__ __forceinline__ uint64 l2_evict_first() {
+  uint64 policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;\n" : "=l"(policy));
+  return policy;
+}
+
+}  // namespace jitsparse::ptx

@@ -1,0 +1,134 @@
+"""The cost model: what a variant will take, so that the quickest is chosen.
+
+It covers dsd and dds on 16-bit elements for Hopper, where families and tiles compete. The time is a
+sum of what a product has to do, each part times a number:
+
+======== ===========================================================================================
+part     amount
+======== ===========================================================================================
+start    one: launching, filling the pipeline, the end of the last tile
+tile     tiles that a CTA computes one after another
+step     their steps; a step is what one load of the dense operand serves
+shared   elements of the dense operand that a CTA loads, where all CTAs load at once: L2 gives them
+dense    the same, whatever the others do: a CTA takes them
+block    elements of stored blocks that a CTA loads
+product  multiplications of a CTA
+memory   elements that go through DRAM at least once
+======== ===========================================================================================
+
+The numbers are microseconds, one row for each kind of kernel, in ``costs.json``.
+:mod:`jitsparse.bench.fitting` finds them from times that ``jitsparse bench --suite hopper --section
+choice --json`` has measured, and docs/performance.md says how often the model's choice is the best.
+
+The pattern is taken to be random: a panel's steps are a binomial number, and where every CTA has a
+few tiles it is the longest panel that counts.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jitsparse.kernels.cuda import is_flipped, is_k_contiguous, op_block
+
+if TYPE_CHECKING:
+    from jitsparse.jit import Variant
+    from jitsparse.kernels.problem import Problem
+
+__all__ = ["FAMILIES", "PARTS", "TABLE", "covers", "kind", "microseconds", "parts"]
+
+PARTS = ("start", "tile", "step", "shared", "dense", "block", "product", "memory")
+
+FAMILIES = ("wgmma", "thin", "mma")
+
+TABLE = Path(__file__).with_name("costs.json")
+
+_SMS = 132
+"""Of the GPU that was measured. The kernels themselves run on any number."""
+
+_THIN_CTAS = 4
+"""CTAs of family thin that run on an SM at once, about."""
+
+_FEW_TILES = 3
+"""Tiles a CTA below which it matters that their number is whole."""
+
+
+def covers(problem: Problem, target: str) -> bool:
+    """Whether the model was made for such problems."""
+    return target == "sm90a" and problem.op in ("dsd", "dds") and problem.dtype in ("bf16", "f16")
+
+
+def microseconds(problem: Problem, variant: Variant) -> float | None:
+    """The time that the model expects; None of a problem or a kind that it does not know."""
+    if not covers(problem, variant.target) or variant.family not in FAMILIES:
+        return None
+    row = _table().get(kind(problem, variant))
+    if row is None:
+        return None
+    return sum(price * amount for price, amount in zip(row, parts(problem, variant), strict=True))
+
+
+def kind(problem: Problem, variant: Variant) -> str:
+    """What shares a row of numbers: ``"wgmma.32.s64.across"``, for instance."""
+    height, _ = op_block(problem.op, problem.block, problem.layout)
+    tile = variant.ints("t")
+    lies = "along" if is_k_contiguous(problem.op, problem.layout) else "across"
+    if variant.family == "wgmma":
+        # Slabs of 32 are for blocks of 32; a taller block of that depth is like its own kind.
+        slab = tile[2] if height == 32 else 64
+        return f"wgmma.{height}.s{slab}.{lies}"
+    if variant.family == "thin":
+        # Its tiles lie inside a block row, however high that is.
+        return f"thin.{min(height, 64)}.t{tile[0]}x{tile[1]}"
+    return f"{variant.family}.{height}.{lies}"
+
+
+def parts(problem: Problem, variant: Variant) -> tuple[float, ...]:
+    """How much of each part a product has, see above."""
+    flipped = is_flipped(problem.op, problem.layout)
+    rows, depth = (problem.cols, problem.rows) if flipped else (problem.rows, problem.cols)
+    height, block_depth = op_block(problem.op, problem.block, problem.layout)
+    columns = problem.extent * problem.batch
+    density = min(1.0, problem.nnz * height * block_depth / (rows * depth))
+    tile = variant.ints("t")
+    ctas = _THIN_CTAS if variant.family == "thin" else 1
+    if variant.family == "mma":
+        ctas = variant.ints("c")[0]
+
+    # A step covers several block columns where the stage is deeper than they are.
+    across = max(1, tile[2] // block_depth) if variant.family == "wgmma" else 1
+    step_depth = block_depth * across
+    slots = max(1.0, tile[0] / height) * across
+    wanted = 1 - (1 - density) ** slots
+    steps = depth / step_depth * wanted
+    panels = -(-rows // tile[0])
+    tiles = panels * -(-problem.extent // tile[1]) * problem.batch
+    at_once = _SMS * ctas
+    share = tiles / at_once
+    rounds = math.ceil(share) if share < _FEW_TILES else share + 0.5
+    # The longest of so many panels, by its distance from the mean; it evens out over the rounds.
+    spread = math.sqrt(depth / step_depth * wanted * (1 - wanted))
+    longest = math.sqrt(2 * math.log(panels)) * spread / max(1.0, share)
+    stretch = rounds * (1 + longest / max(steps, 1e-9))
+
+    dense = steps * step_depth * tile[1]
+    together = min(1.0, share) * ctas
+    return (
+        1.0,
+        rounds,
+        stretch * steps,
+        rounds * dense * together,
+        stretch * dense,
+        rounds * density * depth * tile[0] * together,
+        stretch * density * depth * tile[0] * tile[1],
+        (depth + rows) * columns + density * rows * depth,
+    )
+
+
+@functools.cache
+def _table() -> dict[str, list[float]]:
+    table: dict[str, list[float]] = json.loads(TABLE.read_text(encoding="utf-8"))["prices"]
+    return table

@@ -1,0 +1,137 @@
+"""The cost model: which problems it knows, what its parts count, and how it is fitted."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+from typing import Any
+
+import pytest
+
+from jitsparse.bench import fitting
+from jitsparse.bench.choice import FITTED, HELD_OUT
+from jitsparse.jit import Variant
+from jitsparse.kernels import cost, registry
+from jitsparse.kernels.cuda import LAYOUTS
+from jitsparse.kernels.problem import Problem, product_problem, typical_problem
+
+
+def tensor_core_variants(problem: Problem) -> list[Variant]:
+    legal = [each for each in registry.candidates(problem, "sm90a") if each.refused is None]
+    return [each.variant for each in legal if each.variant.family in cost.FAMILIES]
+
+
+@pytest.mark.parametrize("block", list(itertools.product((16, 32, 64, 128), repeat=2)))
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("op", ["dsd", "dds"])
+def test_every_variant_of_tensor_cores_has_a_price(
+    op: str, layout: str, block: tuple[int, int]
+) -> None:
+    size = (1024, 256, 1024) if op == "dsd" else (256, 1024, 1024)
+    problem = product_problem(op, "cuda", "bf16", block, layout, size, 0.25)
+    variants = tensor_core_variants(problem)
+    assert variants
+    for variant in variants:
+        expected = cost.microseconds(problem, variant)
+        assert expected is not None, variant.name
+        assert expected > 0
+
+
+@pytest.mark.parametrize(("dtype", "target"), [("f32", "sm90a"), ("bf16", "sm80")])
+def test_other_problems_are_not_judged(dtype: str, target: str) -> None:
+    problem = typical_problem("dsd", "cuda", dtype, 64, "nn")
+    assert not cost.covers(problem, target)
+    for each in registry.candidates(problem, target):
+        assert cost.microseconds(problem, each.variant) is None
+
+
+def test_more_work_is_expected_to_take_longer() -> None:
+    problem = typical_problem("dsd", "cuda", "bf16", 64, "nn")
+    larger = [
+        dataclasses.replace(problem, nnz=2 * problem.nnz),
+        dataclasses.replace(problem, extent=4 * problem.extent),
+        dataclasses.replace(problem, batch=4),
+    ]
+    for variant in tensor_core_variants(problem):
+        few = cost.microseconds(problem, variant)
+        for more in larger:
+            many = cost.microseconds(more, variant)
+            assert few is not None
+            assert many is not None
+            assert many > few
+
+
+def test_a_full_matrix_takes_every_step() -> None:
+    """Where nothing is random the parts can be counted by hand: 32 panels, 8 of 256 columns."""
+    problem = product_problem("dsd", "cuda", "bf16", (64, 64), "nn", (4096, 2048, 1024), 1.0)
+    variant = Variant.parse("dsd.wgmma.sm90a.bf16.b64x64.lnn.t128x256x64")
+    amounts = dict(zip(cost.PARTS, cost.parts(problem, variant), strict=True))
+    rounds = 2  # of 256 tiles on 132 multiprocessors
+    assert amounts["tile"] == rounds
+    assert amounts["step"] == rounds * 1024 / 64
+    assert amounts["dense"] == rounds * 1024 * 256
+    assert amounts["block"] == rounds * 1024 * 128
+    assert amounts["product"] == rounds * 1024 * 128 * 256
+    assert amounts["memory"] == 1024 * 2048 + 4096 * 2048 + 4096 * 1024
+
+
+def test_the_cheapest_comes_first_and_says_why() -> None:
+    problem = typical_problem("dsd", "cuda", "bf16", 64, "nn", 256)
+    legal = [each for each in registry.candidates(problem, "sm90a") if each.refused is None]
+    expected = [cost.microseconds(problem, each.variant) for each in legal]
+    known = [us for us in expected if us is not None]
+    assert known == sorted(known)
+    assert expected[: len(known)] == known, "what has no price comes last"
+    assert legal[0].why == f"the cost model expects {known[0]:.1f} us"
+
+
+def test_few_tiles_prefer_narrow_ones() -> None:
+    many, few = (typical_problem("dsd", "cuda", "bf16", 64, "nn", n) for n in (8192, 256))
+    width = {p.extent: tensor_core_variants(p)[0].ints("t")[1] for p in (many, few)}
+    assert width[8192] == 256
+    assert width[256] < 256
+
+
+def rows(half: str) -> list[dict[str, Any]]:
+    """What a GPU would measure that did exactly what the model says, at prices of our own."""
+    prices = dict(zip(cost.PARTS, (5.0, 1.0, 0.1, 1e-6, 2e-5, 1e-5, 3e-7, 2e-7), strict=True))
+    generator, found = random.Random(0), []
+    for _ in range(120):
+        size = [2 ** generator.randint(8, 13) for _ in range(3)]
+        density = generator.choice((0.05, 0.1, 0.25, 0.5))
+        row = {
+            "op": "dsd",
+            "layout": "nn",
+            "dtype": "bf16",
+            "size": "x".join(map(str, size)),
+            "block": "64x64",
+            "pattern": "random",
+            "density": density,
+            "stored": max(1, round(density * (size[0] // 64) * (size[2] // 64))),
+            "half": half,
+            "variant": f"dsd.wgmma.sm90a.bf16.b64x64.lnn.t128x{generator.choice((64, 256))}x64",
+        }
+        amounts = cost.parts(fitting.problem_of(row), Variant.parse(row["variant"]))
+        row["us"] = sum(prices[p] * a for p, a in zip(cost.PARTS, amounts, strict=True))
+        found.append(row)
+    return found
+
+
+def test_fitting_finds_what_explains_the_times() -> None:
+    pytest.importorskip("scipy")
+    measured = rows(FITTED)
+    ((kind, found),) = fitting.fit(measured).items()
+    assert kind == "wgmma.64.s64.across"
+    for row in measured:
+        amounts = cost.parts(fitting.problem_of(row), Variant.parse(row["variant"]))
+        expected = sum(price * amount for price, amount in zip(found, amounts, strict=True))
+        # Three digits are kept of a price.
+        assert expected == pytest.approx(row["us"], rel=0.02)
+
+
+def test_fitting_never_looks_at_what_is_held_out() -> None:
+    pytest.importorskip("scipy")
+    assert fitting.fit(rows(HELD_OUT)) == {}
+    wrong = [row | {"us": 1000.0} for row in rows(HELD_OUT)]
+    assert fitting.fit(rows(FITTED) + wrong) == fitting.fit(rows(FITTED))
