@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from jitsparse import calls
-from jitsparse.kernels import registry
+from jitsparse.kernels import cost, registry
 from jitsparse.kernels.choice import choose
 from jitsparse.kernels.problem import Problem
 
@@ -35,6 +35,9 @@ class Explanation:
         not_tuned: why that variant does not run, if it does not.
         tuned_seconds: what variants took when the problem was tuned; tables that come with
             jitsparse do not say.
+        expected_seconds: what the cost model expects of legal variants, of those that it knows.
+        expected_parts: seconds of each part of the chosen variant's, as
+            :mod:`jitsparse.kernels.cost` names them.
     """
 
     problem: Problem
@@ -51,6 +54,8 @@ class Explanation:
     tuned_in: str | None = None
     not_tuned: str | None = None
     tuned_seconds: Mapping[str, float] | None = None
+    expected_seconds: Mapping[str, float] = field(default_factory=dict)
+    expected_parts: Mapping[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
         seconds = "" if self.compile_seconds is None else f" (took {self.compile_seconds:.1f} s)"
@@ -58,9 +63,12 @@ class Explanation:
         lines = [
             f"problem   {facts}",
             f"          {sizes}",
-            f"variant   {self.variant}{self._measured(self.variant)}",
+            f"variant   {self.variant}{self._known(self.variant)}",
             f"why       {self.source}: {self.reason}",
         ]
+        if self.expected_parts:
+            parts = (f"{part} {1e6 * seconds:.1f}" for part, seconds in self.expected_parts.items())
+            lines.append(f"expects   {' + '.join(parts)} us")
         if self.not_tuned is not None:
             lines.append(f"tuned     {self.tuned}, refused: {self.not_tuned}")
         if self.tuned_in is not None:
@@ -69,14 +77,19 @@ class Explanation:
             f"compiled  {'yes' if self.cached else 'no'}{seconds}",
             f"cache     {self.path}",
         ]
-        lines += [f"legal     {name}{self._measured(name)}" for name in self.alternatives]
+        lines += [f"legal     {name}{self._known(name)}" for name in self.alternatives]
         lines += [f"refused   {name}: {reason}" for name, reason in self.refused]
         return "\n".join(lines)
 
-    def _measured(self, variant: str) -> str:
-        """What a variant took when the problem was tuned, if that is known."""
-        seconds = (self.tuned_seconds or {}).get(variant)
-        return "" if seconds is None else f"  ({1e6 * seconds:.1f} us when tuned)"
+    def _known(self, variant: str) -> str:
+        """What a variant took when the problem was tuned, and should take, as far as is known."""
+        tuned = (self.tuned_seconds or {}).get(variant)
+        expected = self.expected_seconds.get(variant)
+        said = [
+            *([] if tuned is None else [f"{1e6 * tuned:.1f} us when tuned"]),
+            *([] if expected is None else [f"{1e6 * expected:.1f} us expected"]),
+        ]
+        return f"  ({', '.join(said)})" if said else ""
 
 
 def explain(
@@ -116,6 +129,8 @@ def _explain(problem: Problem, target: str, index: int) -> Explanation:
     choice = choose(problem, target, index)
     chosen, tuned = choice.candidate, choice.tuned
     entry = jit.describe(chosen.template, chosen.variant)
+    legal = [each.variant for each in choice.candidates if each.refused is None]
+    expected = {each.name: cost.microseconds(problem, each) for each in legal}
     return Explanation(
         problem=problem,
         target=target,
@@ -139,4 +154,8 @@ def _explain(problem: Problem, target: str, index: int) -> Explanation:
         tuned_in=None if tuned is None else str(tuned.path),
         not_tuned=choice.not_tuned,
         tuned_seconds=None if tuned is None else tuned.seconds,
+        expected_seconds={name: 1e-6 * us for name, us in expected.items() if us is not None},
+        expected_parts={
+            part: 1e-6 * us for part, us in cost.breakdown(problem, chosen.variant).items()
+        },
     )

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from jitsparse.jit import Variant
     from jitsparse.kernels.problem import Problem
 
-__all__ = ["FAMILIES", "PARTS", "TABLE", "covers", "kind", "microseconds", "parts"]
+__all__ = ["FAMILIES", "PARTS", "TABLE", "breakdown", "covers", "kind", "microseconds", "parts"]
 
 PARTS = ("start", "tile", "step", "shared", "dense", "block", "product", "memory")
 
@@ -63,12 +63,23 @@ def covers(problem: Problem, target: str) -> bool:
 
 def microseconds(problem: Problem, variant: Variant) -> float | None:
     """The time that the model expects; None of a problem or a kind that it does not know."""
+    costs = breakdown(problem, variant)
+    return sum(costs.values()) if costs else None
+
+
+def breakdown(problem: Problem, variant: Variant) -> dict[str, float]:
+    """Microseconds of each part; empty if the model does not know the problem or the kind."""
     if not covers(problem, variant.target) or variant.family not in FAMILIES:
-        return None
-    row = _table().get(kind(problem, variant))
-    if row is None:
-        return None
-    return sum(price * amount for price, amount in zip(row, parts(problem, variant), strict=True))
+        return {}
+    prices = _table().get(kind(problem, variant))
+    if prices is None:
+        return {}
+    amounts = parts(problem, variant)
+    return {
+        part: price * amount
+        for part, price, amount in zip(PARTS, prices, amounts, strict=True)
+        if price
+    }
 
 
 def kind(problem: Problem, variant: Variant) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import jitsparse as js
 from jitsparse.bench import fitting
 from jitsparse.bench.choice import FITTED, HELD_OUT
 from jitsparse.jit import Variant
@@ -135,3 +136,16 @@ def test_fitting_never_looks_at_what_is_held_out() -> None:
     assert fitting.fit(rows(HELD_OUT)) == {}
     wrong = [row | {"us": 1000.0} for row in rows(HELD_OUT)]
     assert fitting.fit(rows(FITTED) + wrong) == fitting.fit(rows(FITTED))
+
+
+def test_explain_shows_what_the_model_reckons() -> None:
+    problem = typical_problem("dds", "cuda", "bf16", 64, "nt", 256)
+    explanation = js.explain(problem, target="sm90a")
+    expected = explanation.expected_seconds
+    assert min(expected, key=lambda name: expected[name]) == explanation.variant
+    assert sum(explanation.expected_parts.values()) == pytest.approx(expected[explanation.variant])
+    assert set(explanation.expected_parts) <= set(cost.PARTS)
+    text = str(explanation)
+    assert "expects   start " in text
+    assert text.count("us expected") == len(expected)
+    assert "expect" not in str(js.explain(typical_problem("sdd", "cpu", "f32", 64, "nn")))
