@@ -12,6 +12,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from jitsparse.jit.progress import warn
@@ -22,18 +23,21 @@ __all__ = ["abandoned", "exclusively", "owner"]
 # is suspended or on a node that died must not stop it for ever.
 LOCK_TIMEOUT = 600.0
 # A waiter says whom it waits for after this long.
-LOCK_PATIENCE = 2.0
+LOCK_PATIENCE = 1.0
 # Staging directories of other hosts are presumed abandoned after a day; no compiler runs that long.
 STAGING_AGE = 86400.0
 
 
 @contextlib.contextmanager
-def exclusively(path: Path, waiting: Callable[[str], None]) -> Iterator[None]:
+def exclusively(
+    path: Path, waiting: Callable[[str], AbstractContextManager[None]]
+) -> Iterator[None]:
     """Hold a lock. Proceeds without it where it cannot be had.
 
     Args:
         path: the lock's file, less its suffix.
-        waiting: called once with a description of the holder when it takes a while.
+        waiting: called once with a description of the holder when it takes a while; what it returns
+            is left when the waiting is over.
     """
     import filelock
 
@@ -42,14 +46,14 @@ def exclusively(path: Path, waiting: Callable[[str], None]) -> Iterator[None]:
     try:
         lock.acquire(timeout=LOCK_PATIENCE)
     except filelock.Timeout:
-        waiting(_read_holder(holder))
-        try:
-            lock.acquire(timeout=LOCK_TIMEOUT)
-        except filelock.Timeout:
-            warn(
-                f"jitsparse: waited {LOCK_TIMEOUT:.0f} s for {_read_holder(holder)}; "
-                "compiling here as well."
-            )
+        with waiting(_read_holder(holder)):
+            try:
+                lock.acquire(timeout=LOCK_TIMEOUT)
+            except filelock.Timeout:
+                warn(
+                    f"jitsparse: waited {LOCK_TIMEOUT:.0f} s for {_read_holder(holder)}; "
+                    "compiling here as well."
+                )
     except (OSError, NotImplementedError):
         pass  # a file system without locks
     try:
