@@ -6,19 +6,15 @@ The child's terminal is a real one, and pyte, a terminal emulator, tells what a 
 from __future__ import annotations
 
 import os
-import pty
 import re
-import select
-import subprocess
+import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import terminal
 import toykernel
-
-pyte = pytest.importorskip("pyte")
 
 VARIANT = "axpy.omp.generic.f32.s2"
 LIVE = rf"\S jitsparse: compiling {re.escape(VARIANT)}, (\d+\.\d) s"
@@ -34,13 +30,8 @@ print(toykernel.run(load(template, toykernel.variant(2))))
 """
 
 
-class Session:
-    """A program in a terminal of some columns and 12 lines.
-
-    Attributes:
-        screen: what the terminal shows.
-        raw: every byte that the program wrote to it.
-    """
+class Session(terminal.Terminal):
+    """A first use whose compiler runs until it is released."""
 
     def __init__(
         self,
@@ -51,76 +42,32 @@ class Session:
         stdout: int | None = None,
         **environment: str,
     ) -> None:
-        self.screen = pyte.Screen(columns, 12)
-        self.raw = b""
-        self._stream = pyte.ByteStream(self.screen)
         self._held = folder / "go"
-        self._master, slave = pty.openpty()
         script = SCRIPT.format(
             tests=str(Path(__file__).parent), folder=str(folder), prologue=prologue
         )
-        self._process = subprocess.Popen(
+        inherited = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+        super().__init__(
             [sys.executable, "-c", script],
-            stdin=slave,
-            stdout=slave if stdout is None else stdout,
-            stderr=slave,
-            close_fds=True,
-            env={
-                **{name: value for name, value in os.environ.items() if name != "NO_COLOR"},
+            {
+                **inherited,
                 "TERM": "xterm-256color",
-                "COLUMNS": str(columns),
-                "LINES": "12",
                 "HOME": str(folder),
                 "JITSPARSE_CACHE_DIR": str(folder / ".cache" / "jitsparse"),
                 "JITSPARSE_LOG": "info",
                 **environment,
             },
+            columns=columns,
+            stdout=stdout,
         )
-        os.close(slave)
-
-    @property
-    def lines(self) -> list[str]:
-        """The lines that are not empty."""
-        return [line.rstrip() for line in self.screen.display if line.strip()]
-
-    def read_until(self, seen: Callable[[list[str]], object]) -> None:
-        """Show what the program writes until the screen satisfies a condition."""
-        deadline = time.monotonic() + 120
-        while not seen(self.lines):
-            assert time.monotonic() < deadline, self.lines
-            self._read(0.1)
-
-    def release(self) -> None:
-        """Let the compiler end."""
-        self._held.touch()
 
     def finish(self) -> list[str]:
-        """The lines that the program leaves behind; it has to succeed."""
-        self.release()
-        deadline = time.monotonic() + 120
-        while self._read(0.1):
-            assert time.monotonic() < deadline, self.lines
-        assert self._process.wait(60) == 0, self.lines
-        return self.lines
-
-    def _read(self, seconds: float) -> bool:
-        if not select.select([self._master], [], [], seconds)[0]:
-            return True
-        try:
-            data = os.read(self._master, 65536)
-        except OSError:  # the other end is closed
-            return False
-        self.raw += data
-        self._stream.feed(data)
-        return bool(data)
+        self._held.touch()
+        return super().finish()
 
     def close(self) -> None:
-        """End what is left of it."""
-        self.release()
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait(60)
-        os.close(self._master)
+        self._held.touch()
+        super().close()
 
 
 @pytest.fixture
@@ -229,7 +176,7 @@ def test_a_waiter_counts_the_seconds(tmp_path: Path, start: Callable[..., Sessio
     holder = start()
     holder.read_until(lambda lines: seconds(lines) > 0)
     waiter = start()
-    who = rf"pid {holder._process.pid} on \S+"
+    who = rf"pid {holder.process.pid} on \S+"
     waiter.read_until(
         lambda lines: (
             lines
@@ -267,6 +214,19 @@ def test_nothing(environment: dict[str, str], start: Callable[..., Session]) -> 
     session.read_until(lambda lines: lines)
     assert session.finish() == ["True"]
     assert session.raw == b"True\r\n"
+
+
+def test_an_interrupt_gives_the_terminal_back(start: Callable[..., Session]) -> None:
+    # A shell's background job inherits SIGINT ignored, and Python leaves it so.
+    listen = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    session = start(prologue=listen)
+    session.read_until(lambda lines: seconds(lines) > 0)
+    assert session.screen.cursor.hidden
+    session.process.send_signal(signal.SIGINT)
+    session.read_until(lambda lines: "KeyboardInterrupt" in lines)
+    assert not session.screen.cursor.hidden
+    assert b"jitsparse: interrupted" in session.raw
+    assert session.process.wait(60) != 0
 
 
 def test_a_dumb_terminal_gets_plain_lines(start: Callable[..., Session]) -> None:
