@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,16 @@ from jitsparse.bench.first_use_process import PROBLEMS
 from jitsparse.bench.report import Table
 from jitsparse.errors import JitsparseError
 
-__all__ = ["first_use_tables"]
+__all__ = ["SECTIONS", "first_use_tables"]
 
 CONTESTANTS = {
     "ours": "jitsparse",
     "torch headers": "load() with torch/extension.h",
     "triton": "Triton",
 }
-COUNTS = (1, len(PROBLEMS))
+COUNTS = {"one": 1, "twenty": len(PROBLEMS)}
 """Kernels of a process."""
+SECTIONS = (*COUNTS, "together")
 RANKS = 8
 RUNS = 5
 """Of a contestant at most, and"""
@@ -36,16 +37,20 @@ PATIENCE = 120.0
 
 
 def first_use_tables(
-    device: torch.device, *, on_step: Callable[[str], None] = lambda what: None
+    device: torch.device,
+    *,
+    sections: Sequence[str] = (),
+    on_step: Callable[[str], None] = lambda what: None,
 ) -> list[Table]:
     """Measure first uses.
 
     Args:
         device: ``cpu`` or ``cuda``.
+        sections: which of :data:`SECTIONS`; by default all.
         on_step: called with what is measured next.
 
     Returns:
-        The contestants' table, and that of the processes that miss together.
+        The contestants' table, and that of the processes that miss together, as far as asked for.
 
     Raises:
         JitsparseError: a process that was to be measured failed.
@@ -64,16 +69,21 @@ def first_use_tables(
     if absent:
         contestants.remove("triton")
         notes.append(f"Triton is absent: {absent}.")
+    wanted = sections or SECTIONS
+    tables = []
     with tempfile.TemporaryDirectory(prefix="jitsparse-bench-") as scratch:
         rows = [
             row
-            for count in COUNTS
+            for name, count in COUNTS.items()
+            if name in wanted
             for row in _rows(Path(scratch), device, contestants, count, jobs, on_step)
         ]
-        on_step(f"{RANKS} processes that miss together")
-        together = _together(Path(scratch), device)
-    columns = ["kernels", "cache", "contestant", "s", "processor s", "ms a kernel", "runs"]
-    return [Table(f"first use, {device.type}", columns, rows, notes), together]
+        if rows:
+            tables.append(Table(f"first use, {device.type}", list(rows[0]), rows, notes))
+        if "together" in wanted:
+            on_step(f"{RANKS} processes that miss together")
+            tables.append(_together(Path(scratch), device))
+    return tables
 
 
 def _no_triton(device: torch.device) -> str:
@@ -137,6 +147,8 @@ def _process(
         _arguments(name, device, count, jobs, folder),
         folder,
         TRITON_CACHE_DIR=str(folder),
+        # Threads that wait for work count as busy, and the products are not what is measured.
+        OMP_NUM_THREADS="1",
     )
     return took
 
@@ -179,6 +191,7 @@ def _together(scratch: Path, device: torch.device) -> Table:
                 "first answer s": ended[0],
                 "second answer s": ended[1],
                 "last answer s": ended[-1],
+                "last less first s": ended[-1] - ended[0],
                 "last less compile s": ended[-1] - entry.compile_seconds,
             }
         )
@@ -188,8 +201,9 @@ def _together(scratch: Path, device: torch.device) -> Table:
         list(runs[0]),
         runs,
         [
-            "Seconds from the moment at which all were released, each having imported everything. "
-            "Compile: of the one that compiled, rendering and torch's own work included. A run a "
+            "Seconds from the moment at which all were released, each having imported jitsparse. "
+            "Compile: what cpp_extension.load took of it, in the one that compiled; that one also "
+            "asks the compiler for its version, imports jinja2, renders and publishes. A run a "
             "row, the least disturbed first."
         ],
     )

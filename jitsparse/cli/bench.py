@@ -27,7 +27,8 @@ def command(
     ),
     section: list[str] = typer.Option(
         [],
-        help="hopper: products, float32, patterns, experts, f16, skew, linear, tokens, epilogue.",
+        help="hopper: products, float32, patterns, experts, f16, skew, linear, tokens, epilogue. "
+        "first-use: one, twenty (kernels; peers take minutes), together (processes).",
     ),
     device: str = typer.Option("auto", help="auto, cpu or cuda."),
     op: list[str] = typer.Option([], help="dsd, dds, sdd."),
@@ -59,6 +60,7 @@ def command(
     CUDA, and one of small sizes, which only shows that it works, on a CPU.
     """
     from jitsparse.bench.cases import DTYPES, LAYOUTS, OPERATIONS
+    from jitsparse.bench.first_use import SECTIONS
     from jitsparse.bench.patterns import PATTERNS
     from jitsparse.bench.suites import GRIDS
     from jitsparse.kernels.registry import parse_block_size
@@ -70,9 +72,10 @@ def command(
         raise typer.BadParameter(
             f"there is no suite {suite!r}; there are {known}", param_hint="--suite"
         )
-    if section and suite != "hopper":
+    if section and suite not in ("hopper", "first-use"):
         raise typer.BadParameter(
-            "it selects from --suite hopper, which was not asked for", param_hint="--section"
+            "it selects from --suite hopper or first-use, which was not asked for",
+            param_hint="--section",
         )
     chosen: dict[str, Any] = {
         "ops": split(op, one_of(OPERATIONS), "--op"),
@@ -89,6 +92,7 @@ def command(
             f"--suite {suite} measures no products: of the options that select or show them it "
             "takes none",
         )
+    parts = split(section, one_of(SECTIONS), "--section") if suite == "first-use" else []
     sections = []
     if suite == "hopper":
         sections = _hopper(where, split(section, str, "--section"), chosen, torch_tuned)
@@ -99,7 +103,7 @@ def command(
         facts = "; ".join(f"{name} {value}" for name, value in measured.items())
         stdout().print(facts, soft_wrap=True)
     if suite in _AROUND:
-        found = _around(suite, where)
+        found = _around(suite, where, parts)
         if as_json:
             print_json({"measured": measured, "tables": [each.as_json() for each in found]})
         else:
@@ -201,7 +205,7 @@ _AROUND = ("overhead", "first-use")
 """Suites of what surrounds products."""
 
 
-def _around(suite: str, device: torch.device) -> list[Table]:
+def _around(suite: str, device: torch.device, sections: Sequence[str]) -> list[Table]:
     from jitsparse.bench.first_use import first_use_tables
     from jitsparse.bench.overhead import overhead_table
 
@@ -213,7 +217,7 @@ def _around(suite: str, device: torch.device) -> list[Table]:
 
         if suite == "overhead":
             return [overhead_table(device, on_step=on_step)]
-        return first_use_tables(device, on_step=on_step)
+        return first_use_tables(device, sections=sections, on_step=on_step)
 
 
 def _progress() -> Progress:

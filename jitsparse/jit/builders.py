@@ -22,6 +22,8 @@ __all__ = ["abandoned", "exclusively", "owner"]
 # A waiter that has waited this long builds for itself: its own copy is as good, and a holder that
 # is suspended or on a node that died must not stop it for ever.
 LOCK_TIMEOUT = 600.0
+# Waiters enter one after the other, each up to this long after the one before it.
+LOCK_POLL = 0.01
 # A waiter says whom it waits for after this long.
 LOCK_PATIENCE = 1.0
 # Staging directories of other hosts are presumed abandoned after a day; no compiler runs that long.
@@ -44,11 +46,11 @@ def exclusively(
     holder = path.with_suffix(".holder")
     lock = filelock.FileLock(path.with_suffix(".lock"), mode=0o600)
     try:
-        lock.acquire(timeout=LOCK_PATIENCE)
+        lock.acquire(timeout=LOCK_PATIENCE, poll_interval=LOCK_POLL)
     except filelock.Timeout:
         with waiting(_read_holder(holder)):
             try:
-                lock.acquire(timeout=LOCK_TIMEOUT)
+                lock.acquire(timeout=LOCK_TIMEOUT, poll_interval=LOCK_POLL)
             except filelock.Timeout:
                 warn(
                     f"jitsparse: waited {LOCK_TIMEOUT:.0f} s for {_read_holder(holder)}; "

@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """jitsparse alone, with two kernels, two processes together, and one turn."""
     monkeypatch.setattr(first_use, "CONTESTANTS", {"ours": "jitsparse", "triton": "Triton"})
-    monkeypatch.setattr(first_use, "COUNTS", (2,))
+    monkeypatch.setattr(first_use, "COUNTS", {"one": 2})
     monkeypatch.setattr(first_use, "RANKS", 2)
     monkeypatch.setattr(first_use, "RUNS", 1)
 
@@ -41,6 +41,7 @@ def test_the_tables() -> None:
     assert any(note == "Triton is absent: it compiles for GPUs." for note in table.notes)
     (run,) = together.rows
     assert 0 < run["compile s"] < run["first answer s"] <= run["last answer s"]
+    assert run["last less first s"] == pytest.approx(run["last answer s"] - run["first answer s"])
     assert run["last less compile s"] == pytest.approx(run["last answer s"] - run["compile s"])
     assert steps == ["jitsparse, 2 cold", "jitsparse, 2 warm", "2 processes that miss together"]
 
