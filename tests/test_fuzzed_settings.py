@@ -115,7 +115,7 @@ def nothing_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     # "jitsparse.warmup" as an attribute is the function; the module is what is wanted.
     monkeypatch.setattr(sys.modules["jitsparse.warmup"], "compile_variants", accepted)
     monkeypatch.setattr("jitsparse.demo.run.Demo", accepted)
-    for name in ("_measure", "_overhead"):
+    for name in ("_measure", "_around"):
         monkeypatch.setattr(f"jitsparse.cli.bench.{name}", accepted)
     monkeypatch.setattr("jitsparse.jit.tuned.export", accepted)
     monkeypatch.setattr("jitsparse.jit.exporting.export", accepted)

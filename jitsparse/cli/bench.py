@@ -23,11 +23,12 @@ __all__ = ["command"]
 
 def command(
     suite: str = typer.Option(
-        "", help="A published table: cpu, portable, patterns, hopper or overhead."
+        "", help="A published table: cpu, portable, patterns, hopper, overhead or first-use."
     ),
     section: list[str] = typer.Option(
         [],
-        help="hopper: products, float32, patterns, experts, f16, skew, linear, tokens, epilogue.",
+        help="hopper: products, float32, patterns, experts, f16, skew, linear, tokens, epilogue. "
+        "first-use: one, twenty (kernels; peers take minutes), together (processes).",
     ),
     device: str = typer.Option("auto", help="auto, cpu or cuda."),
     op: list[str] = typer.Option([], help="dsd, dds, sdd."),
@@ -48,9 +49,6 @@ def command(
     torch_tuned: bool = typer.Option(
         False, help="Also time torch's BSR product after its own tuning, minutes a case."
     ),
-    torch_headers: bool = typer.Option(
-        False, help="overhead: also compile a kernel that includes torch's headers."
-    ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
     markdown: bool = typer.Option(False, "--markdown", help="Print Markdown."),
 ) -> None:
@@ -62,19 +60,22 @@ def command(
     CUDA, and one of small sizes, which only shows that it works, on a CPU.
     """
     from jitsparse.bench.cases import DTYPES, LAYOUTS, OPERATIONS
+    from jitsparse.bench.first_use import SECTIONS
     from jitsparse.bench.patterns import PATTERNS
     from jitsparse.bench.suites import GRIDS
     from jitsparse.kernels.registry import parse_block_size
 
     where = read_device(device)
-    if suite and suite not in (*GRIDS, "hopper", "overhead"):
-        known = ", ".join([*GRIDS, "hopper", "overhead"])
+    suites = (*GRIDS, "hopper", *_AROUND)
+    if suite and suite not in suites:
+        known = ", ".join(suites)
         raise typer.BadParameter(
             f"there is no suite {suite!r}; there are {known}", param_hint="--suite"
         )
-    if section and suite != "hopper":
+    if section and suite not in ("hopper", "first-use"):
         raise typer.BadParameter(
-            "it selects from --suite hopper, which was not asked for", param_hint="--section"
+            "it selects from --suite hopper or first-use, which was not asked for",
+            param_hint="--section",
         )
     chosen: dict[str, Any] = {
         "ops": split(op, one_of(OPERATIONS), "--op"),
@@ -86,32 +87,39 @@ def command(
         "patterns": split(pattern, one_of(PATTERNS), "--pattern"),
     }
     chosen = {name: values for name, values in chosen.items() if values}
+    if suite in _AROUND and (chosen or pivot or torch_tuned):
+        raise typer.BadParameter(
+            f"--suite {suite} measures no products: of the options that select or show them it "
+            "takes none",
+        )
+    parts = split(section, one_of(SECTIONS), "--section") if suite == "first-use" else []
     sections = []
     if suite == "hopper":
         sections = _hopper(where, split(section, str, "--section"), chosen, torch_tuned)
-    elif suite != "overhead":
+    elif suite not in _AROUND:
         sections = [_grid(suite, where, chosen, torch_tuned)]
     measured = header(where)
     if not as_json:
         facts = "; ".join(f"{name} {value}" for name, value in measured.items())
         stdout().print(facts, soft_wrap=True)
-    if suite == "overhead":
-        table = _overhead(where, torch_headers)
+    if suite in _AROUND:
+        found = _around(suite, where, parts)
         if as_json:
-            print_json({"measured": measured, **table.as_json()})
+            print_json({"measured": measured, "tables": [each.as_json() for each in found]})
         else:
-            _print([table.pivot(column) for column in pivot], table, markdown)
+            for each in found:
+                _print([], each, markdown)
         return
     tables = []
-    for each in sections:
-        table = _measure(each, seconds, where)
+    for part in sections:
+        table = _measure(part, seconds, where)
         if as_json:
-            tables.append({"section": each.name, **table.as_json()})
+            tables.append({"section": part.name, **table.as_json()})
         else:
             # Of several tables not every one has the column; the others are shown as usual.
             columns = [c for c in pivot if len(sections) == 1 or c in table.columns]
             views = [table.pivot(column) for column in columns]
-            _print(views or each.shown(table), table, markdown)
+            _print(views or part.shown(table), table, markdown)
     if as_json:
         print_json(
             {"measured": measured, **({"tables": tables} if suite == "hopper" else tables[0])}
@@ -193,16 +201,23 @@ def _measure(section: Section, seconds: float, device: torch.device) -> Table:
     return table
 
 
-def _overhead(device: torch.device, torch_headers: bool) -> Table:
+_AROUND = ("overhead", "first-use")
+"""Suites of what surrounds products."""
+
+
+def _around(suite: str, device: torch.device, sections: Sequence[str]) -> list[Table]:
+    from jitsparse.bench.first_use import first_use_tables
     from jitsparse.bench.overhead import overhead_table
 
     with _progress() as progress:
         task = progress.add_task("", total=None)
-        return overhead_table(
-            device,
-            torch_headers=torch_headers,
-            on_step=lambda what: progress.update(task, description=what),
-        )
+
+        def on_step(what: str) -> None:
+            progress.update(task, description=what)
+
+        if suite == "overhead":
+            return [overhead_table(device, on_step=on_step)]
+        return first_use_tables(device, sections=sections, on_step=on_step)
 
 
 def _progress() -> Progress:

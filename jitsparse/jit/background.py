@@ -41,7 +41,8 @@ class _Builds:
     def reset(self) -> None:
         self.guard = threading.Lock()
         self.known: dict[tuple[str, str], Future[Kernel]] = {}
-        self.waiting: deque[tuple[Future[Kernel], Callable[[], Kernel]]] = deque()
+        self.waiting: deque[tuple[Future[Kernel], Callable[[tuple[int, int]], Kernel]]] = deque()
+        self.asked = self.begun = 0
         self.threads: set[threading.Thread] = set()
         self.generation = config.generation
 
@@ -83,12 +84,17 @@ def start(
             _builds.known = {n: each for n, each in _builds.known.items() if not each.done()}
         future = _builds.known.get(name)
         if future is None:
+            if not _builds.threads:
+                _builds.asked = _builds.begun = 0
+            _builds.asked += 1
             if len(_builds.threads) < config.get().jobs:
                 thread = threading.Thread(target=_work, name="jitsparse-build", daemon=True)
                 thread.start()
                 _builds.threads.add(thread)
             future = _builds.known[name] = Future()
-            _builds.waiting.append((future, lambda: load(template, variant, hint=hint)))
+            _builds.waiting.append(
+                (future, lambda position: load(template, variant, hint=hint, position=position))
+            )
     return future
 
 
@@ -106,8 +112,10 @@ def _work() -> None:
                 _builds.threads.discard(threading.current_thread())
                 return
             future, job = _builds.waiting.popleft()
+            _builds.begun += 1
+            position = _builds.begun, _builds.asked
         try:
-            kernel = job()
+            kernel = job(position)
         except BaseException as error:  # whatever it is, a call is to raise it
             future.set_exception(error)
         else:

@@ -12,6 +12,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from jitsparse.jit.progress import warn
@@ -21,35 +22,40 @@ __all__ = ["abandoned", "exclusively", "owner"]
 # A waiter that has waited this long builds for itself: its own copy is as good, and a holder that
 # is suspended or on a node that died must not stop it for ever.
 LOCK_TIMEOUT = 600.0
+# Waiters enter one after the other, each up to this long after the one before it.
+LOCK_POLL = 0.01
 # A waiter says whom it waits for after this long.
-LOCK_PATIENCE = 2.0
+LOCK_PATIENCE = 1.0
 # Staging directories of other hosts are presumed abandoned after a day; no compiler runs that long.
 STAGING_AGE = 86400.0
 
 
 @contextlib.contextmanager
-def exclusively(path: Path, waiting: Callable[[str], None]) -> Iterator[None]:
+def exclusively(
+    path: Path, waiting: Callable[[str], AbstractContextManager[None]]
+) -> Iterator[None]:
     """Hold a lock. Proceeds without it where it cannot be had.
 
     Args:
         path: the lock's file, less its suffix.
-        waiting: called once with a description of the holder when it takes a while.
+        waiting: called once with a description of the holder when it takes a while; what it returns
+            is left when the waiting is over.
     """
     import filelock
 
     holder = path.with_suffix(".holder")
     lock = filelock.FileLock(path.with_suffix(".lock"), mode=0o600)
     try:
-        lock.acquire(timeout=LOCK_PATIENCE)
+        lock.acquire(timeout=LOCK_PATIENCE, poll_interval=LOCK_POLL)
     except filelock.Timeout:
-        waiting(_read_holder(holder))
-        try:
-            lock.acquire(timeout=LOCK_TIMEOUT)
-        except filelock.Timeout:
-            warn(
-                f"jitsparse: waited {LOCK_TIMEOUT:.0f} s for {_read_holder(holder)}; "
-                "compiling here as well."
-            )
+        with waiting(_read_holder(holder)):
+            try:
+                lock.acquire(timeout=LOCK_TIMEOUT, poll_interval=LOCK_POLL)
+            except filelock.Timeout:
+                warn(
+                    f"jitsparse: waited {LOCK_TIMEOUT:.0f} s for {_read_holder(holder)}; "
+                    "compiling here as well."
+                )
     except (OSError, NotImplementedError):
         pass  # a file system without locks
     try:

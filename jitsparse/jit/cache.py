@@ -209,12 +209,14 @@ class Cache(Lookup):
     # Excluding other builders
 
     @contextlib.contextmanager
-    def locked(self, name: str, waiting: Callable[[str], None]) -> Iterator[None]:
+    def locked(
+        self, name: str, waiting: Callable[[str], contextlib.AbstractContextManager[None]]
+    ) -> Iterator[None]:
         """Hold the lock of a key. Proceeds without it where it cannot be had.
 
         Args:
             name: directory name, ``<variant>-<hash16>``.
-            waiting: called once with a description of the holder when it takes a while.
+            waiting: as for :func:`~jitsparse.jit.builders.exclusively`.
         """
         if not self._lock:
             yield

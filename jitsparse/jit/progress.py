@@ -1,32 +1,28 @@
 """What is said on stderr while a kernel compiles, and nothing that is not worth a line.
 
-A compilation that takes longer than a second announces itself: what is compiled, how long that took
-last time, where it is kept. On a terminal the line is live, elsewhere (notebooks, logs) it is plain
-text, and a second line closes it with the time taken.
+A compilation that takes longer than a second announces itself: what is compiled, which of how many,
+how long that took last time, where it is kept. On a terminal and in a notebook the line is live and
+one line stays of it; elsewhere there are two plain ones. Whoever waits for another process says for
+which. Of the ranks of torchrun only the first one speaks.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import threading
 import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from jitsparse.jit import config
+from jitsparse.jit import config, live
+from jitsparse.jit.live import Work
 
 __all__ = ["compiling", "say", "use_plain_lines", "waiting", "warn"]
 
 # Anything quicker than this is not worth a line.
 PATIENCE = 1.0
-
-_live = threading.Lock()
-"""Held by the one compilation that owns the terminal's live line."""
-
 
 _thread = threading.local()
 
@@ -34,17 +30,9 @@ _thread = threading.local()
 def use_plain_lines() -> None:
     """Never draw a live line for what this thread compiles.
 
-    A live line takes over the terminal, stdout too, which is right only while the program waits.
+    A live line takes over the terminal, which is right only while the program waits.
     """
     _thread.plain = True
-
-
-def _after_fork() -> None:
-    global _live
-    _live = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 def say(level: str, message: str) -> None:
@@ -79,80 +67,94 @@ def compiling(
         position: ``(n, m)`` if this is the n-th of m.
         show: whether to say anything.
     """
+    of = f" [{position[0]}/{position[1]}]" if position and position[1] > 1 else ""
+    details = [] if last_seconds is None else [f"{last_seconds:.1f} s last time"]
+    details.append(f"kept in {_short(where)}")
+    work = Work(f"compiling {variant}{of}", tuple(details), time.perf_counter())
+    ends = {end: f"{end} {variant}{of}" for end in ("compiled", "failed", "interrupted")}
+    with _announced(work, PATIENCE, show, first="first use") as outcome:
+        outcome.line = f"{ends['interrupted']} after"
+        try:
+            yield
+        except Exception:
+            outcome.line = f"{ends['failed']} after"
+            raise
+        outcome.line = f"{ends['compiled']} in"
+
+
+@contextlib.contextmanager
+def waiting(variant: str, holder: str, since: float, *, show: bool = True) -> Iterator[None]:
+    """Say that another process is compiling the variant and that this one waits for it.
+
+    Args:
+        variant: what is waited for.
+        holder: who compiles it.
+        since: when the waiting began, on the clock of ``time.perf_counter``.
+        show: whether to say anything.
+    """
+    work = Work(f"waiting for {holder}, which is compiling {variant}", (), since)
+    with _announced(work, 0.0, show) as outcome:
+        outcome.line = f"waited for {holder} to compile {variant},"
+        yield
+
+
+@contextlib.contextmanager
+def _announced(
+    work: Work, patience: float, show: bool, *, first: str = ""
+) -> Iterator[_Announcement]:
+    """Announce work that lasts longer than the patience, and say in the end what came of it."""
     settings = config.get()
-    if not show or settings.rank != 0 or not _admits(settings.log, "info"):
-        yield
+    silent = not show or settings.rank != 0 or not _admits(settings.log, "info")
+    announcement = _Announcement(work, first)
+    if silent:
+        yield announcement
         return
-    of = f" [{position[0]}/{position[1]}]" if position else ""
-    last = f", {last_seconds:.1f} s last time" if last_seconds is not None else ""
-    text = f"compiling {variant}{of} (first use{last}; kept in {_short(where)})"
-    line = _Line(text)
-    timer = threading.Timer(PATIENCE, line.open)
+    timer = threading.Timer(patience, announcement.open)
     timer.daemon = True
-    started = time.perf_counter()
-    timer.start()
-    outcome = f"interrupted {variant} after"
+    if patience > 0:
+        timer.start()
+    else:
+        announcement.open()
     try:
-        yield
-        outcome = f"compiled {variant} in"
-    except Exception:
-        outcome = f"failed {variant} after"
-        raise
+        yield announcement
     finally:
         timer.cancel()
-        line.close(f"{outcome} {time.perf_counter() - started:.1f} s")
+        announcement.close()
 
 
-def waiting(variant: str, holder: str) -> None:
-    """Say that another process is compiling the variant and that this one waits for it."""
-    say("info", f"waiting for {holder}, which is compiling {variant}")
+class _Announcement:
+    """Opened by the timer's thread, closed by the one that does the work.
 
+    Attributes:
+        line: what is said in the end, before the seconds.
+    """
 
-class _Line:
-    """The announcement: opened by the timer's thread, closed by the compiling one."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._guard = threading.Lock()
-        self._closed = False
-        self._opened = False
+    def __init__(self, work: Work, first: str) -> None:
+        self.line = ""
+        self._work = work
+        self._first = first
         self._plain = getattr(_thread, "plain", False)
-        self._status: Any = None
+        self._guard = threading.Lock()
+        self._state = "pending"
 
     def open(self) -> None:
         with self._guard:
-            if self._closed:
-                return
-            self._opened = True
-            if not self._plain and _terminal() and _live.acquire(blocking=False):
-                self._status = _start_status(self._text)
-            else:
-                say("info", self._text)
+            if self._state == "pending":
+                self._state = "live" if not self._plain and live.show(self._work) else "plain"
+            if self._state == "plain":
+                about = "; ".join(filter(None, [self._first, *self._work.details]))
+                say("info", f"{self._work.doing} ({about})" if about else self._work.doing)
 
-    def close(self, text: str) -> None:
+    def close(self) -> None:
         with self._guard:
-            self._closed = True
-            if self._status is not None:
-                self._status.stop()
-                _live.release()
-            if self._opened:
-                say("info", text)
-
-
-def _start_status(text: str) -> Any:
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True, no_color=not config.get().color)
-    columns = (SpinnerColumn(), TextColumn("jitsparse: {task.description}"), TimeElapsedColumn())
-    progress = Progress(*columns, console=console, transient=True)
-    progress.add_task(text, total=None)
-    progress.start()
-    return progress
-
-
-def _terminal() -> bool:
-    return sys.stderr.isatty() and config.get().live
+            state, self._state = self._state, "closed"
+        line = f"{self.line} {self._work.seconds:.1f} s"
+        if state == "plain":
+            say("info", line)
+        elif state == "live":
+            # The live line goes, so what it said of the work moves to the one that stays.
+            about = f" ({'; '.join(self._work.details)})" if self._work.details else ""
+            live.finish(self._work, f"{line}{about}", lambda text: say("info", text))
 
 
 def _admits(log: str, level: str) -> bool:

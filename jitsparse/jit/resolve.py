@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,9 +127,10 @@ def resolve(
     if not cache.writable():
         cache = caches.private_instead(cache)
 
-    def waiting(holder: str) -> None:
-        if show:
-            progress.waiting(name, holder)
+    asked = time.perf_counter()
+
+    def waiting(holder: str) -> contextlib.AbstractContextManager[None]:
+        return progress.waiting(name, holder, asked, show=show)
 
     with cache.locked(sought.name, waiting):
         cache.repair(sought.name)

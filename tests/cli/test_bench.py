@@ -94,9 +94,12 @@ def test_a_pivot_of_a_section(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "said"),
     [
         (["--suite", "hopper", "--section", "colours"], "there is no section 'colours'"),
-        (["--suite", "cpu", "--section", "linear"], "it selects from --suite hopper"),
+        (["--suite", "cpu", "--section", "linear"], "it selects from --suite hopper or first-use"),
+        (["--suite", "first-use", "--section", "ten"], "one, twenty, together"),
         (["--suite", "hopper", "--section", "linear", "--op", "dsd"], "no case of linear has op"),
-        (["--suite", "hoper"], "cpu, portable, patterns, hopper, overhead"),
+        (["--suite", "hoper"], "cpu, portable, patterns, hopper, overhead, first-use"),
+        (["--suite", "first-use", "--op", "dsd"], "--suite first-use measures no products"),
+        (["--suite", "overhead", "--pivot", "us"], "--suite overhead measures no products"),
     ],
 )
 def test_what_cannot_be_selected(

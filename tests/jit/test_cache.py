@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.util
 import os
 import shutil
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -190,17 +192,23 @@ def test_the_lock_excludes(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(builders, "LOCK_PATIENCE", 0.0)
     inside, waited = [], threading.Event()
 
+    @contextlib.contextmanager
+    def waiting(holder: str) -> Iterator[None]:
+        waited.set()
+        yield
+        inside.append("waited")
+
     def other() -> None:
-        with cache.locked("v-1", lambda holder: waited.set()):
+        with cache.locked("v-1", waiting):
             inside.append("other")
 
     thread = threading.Thread(target=other)
-    with cache.locked("v-1", lambda holder: None):
+    with cache.locked("v-1", waiting):
         thread.start()
         assert waited.wait(60)
         inside.append("first")
     thread.join(60)
-    assert inside == ["first", "other"]
+    assert inside == ["first", "waited", "other"]
 
 
 def test_a_lock_that_is_never_released_is_passed_by(
@@ -210,9 +218,14 @@ def test_a_lock_that_is_never_released_is_passed_by(
     monkeypatch.setattr(builders, "LOCK_TIMEOUT", 0.1)
     holders: list[str] = []
     entered = False
-    with cache.locked("v-1", holders.append):
+
+    def waiting(holder: str) -> contextlib.AbstractContextManager[None]:
+        holders.append(holder)
+        return contextlib.nullcontext()
+
+    with cache.locked("v-1", waiting):
         with pytest.warns(RuntimeWarning, match=f"waited 0 s for pid {os.getpid()} on"):
-            with cache.locked("v-1", holders.append):
+            with cache.locked("v-1", waiting):
                 entered = True
     assert entered
     assert len(holders) == 1
