@@ -221,8 +221,8 @@ def _compiled(
         ToolchainError: some are not cached, and nothing can be compiled.
     """
     from jitsparse import jit
+    from jitsparse.compilation import compile_variants
     from jitsparse.jit import config
-    from jitsparse.warmup import compile_variants
 
     kernels, failures, missing = {}, {}, []
     for each, outcome in zip(

@@ -51,9 +51,9 @@ def command(
     --export alone writes the table that there is.
     """
     from jitsparse import calls
+    from jitsparse.compilation import compile_variants
     from jitsparse.kernels import registry
     from jitsparse.tune import contestants, tune_call
-    from jitsparse.warmup import compile_variants
 
     where = read_device(device)
     if export is not None:
