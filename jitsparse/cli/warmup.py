@@ -67,6 +67,7 @@ def command(
     targets, only nvcc and a torch built with CUDA. Exits with 1 if a kernel failed to compile.
     """
     from jitsparse.compilation import compile_variants, survey
+    from jitsparse.jit import config
     from jitsparse.kernels import registry
     from jitsparse.warmup import plan, recorded
 
@@ -117,6 +118,7 @@ def command(
         TextColumn("{task.description}"),
         console=stderr(),
     )
+    workers = jobs or config.get().jobs
     started = time.perf_counter()
     with progress:
         task = progress.add_task("", total=len(variants))
@@ -124,8 +126,8 @@ def command(
         def done(outcome: Outcome) -> None:
             progress.update(task, advance=1, description=f"{outcome.status} {outcome.variant.name}")
 
-        outcomes = compile_variants(variants, jobs=jobs or None, on_outcome=done)
-    if _print_outcomes(outcomes, time.perf_counter() - started, as_json=as_json):
+        outcomes = compile_variants(variants, jobs=workers, on_outcome=done)
+    if _print_outcomes(outcomes, time.perf_counter() - started, workers, as_json=as_json):
         raise typer.Exit(1)
 
 
@@ -184,12 +186,15 @@ def _print_survey(outcomes: Sequence[Outcome], *, everything: bool, as_json: boo
     return counts["missing"]
 
 
-def _print_outcomes(outcomes: Sequence[Outcome], seconds: float, *, as_json: bool) -> bool:
+def _print_outcomes(
+    outcomes: Sequence[Outcome], seconds: float, jobs: int, *, as_json: bool
+) -> bool:
     """What came of it; returns whether something failed."""
     counts = Counter(outcome.status for outcome in outcomes)
     failed = [outcome for outcome in outcomes if outcome.error is not None]
     if as_json:
-        print_json({"seconds": seconds, "outcomes": [_facts(each) for each in outcomes]})
+        facts = [_facts(each) for each in outcomes]
+        print_json({"seconds": seconds, "jobs": jobs, "outcomes": facts})
     else:
         summary: dict[tuple[str, ...], Counter[str]] = {}
         for outcome in outcomes:
@@ -207,9 +212,11 @@ def _print_outcomes(outcomes: Sequence[Outcome], seconds: float, *, as_json: boo
         if failed:
             print()
             print_table(_failures(failed), ["failed", "error"])
+    took = [each.seconds for each in outcomes if each.status == "compiled" and each.seconds]
+    slowest = f"; the slowest took {max(took):.1f} s, {jobs} at a time" if took else ""
     stderr().print(
         f"{counts['compiled']} compiled, {counts['cached']} already cached, {len(failed)} failed, "
-        f"{seconds:.1f} s",
+        f"{seconds:.1f} s{slowest}",
         soft_wrap=True,
     )
     return bool(failed)
