@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,8 +20,8 @@ from torch import nn
 
 import jitsparse as js
 from jitsparse import calls, tracing
-from jitsparse.jit import config
-from jitsparse.kernels import dispatch
+from jitsparse.jit import config, tuned
+from jitsparse.kernels import dispatch, registry
 from jitsparse.warmup import plan
 
 TESTS = Path(__file__).parent
@@ -163,17 +164,41 @@ def test_a_model_on_the_meta_device() -> None:
     assert plan(meta, (8, 64), device="cpu") == plan(real, (8, 64), device="cpu")
 
 
-def test_pins_and_tuned_winners_are_what_is_compiled() -> None:
+@pytest.fixture
+def layer() -> tuple[Any, Any]:
+    """A layer, and what its forward pass with 8 rows chooses and could choose."""
     layer = js.nn.BlockSparseLinear(64, 64, 32, density=0.5)
-    (chosen,) = plan(layer, (8, 64), device="cpu", backward=False)
-    x = torch.zeros(8, 64)
-    others = [
-        name for name in js.explain("linear", x, layer.weight).alternatives if name != chosen.name
-    ]
-    assert others
-    with js.pin(f"dds={others[0]}"):
-        (pinned,) = plan(layer, (8, 64), device="cpu", backward=False)
-    assert pinned.name == others[0]
+    return layer, js.explain("linear", torch.zeros(8, 64), layer.weight)
+
+
+def test_a_pinned_variant_is_what_is_compiled(layer: tuple[Any, Any]) -> None:
+    model, explained = layer
+    forward = {"device": "cpu", "backward": False}
+    assert [each.name for each in plan(model, (8, 64), **forward)] == [explained.variant]
+    other = explained.alternatives[0]
+    with js.pin(f"dds={other}"):
+        assert [each.name for each in plan(model, (8, 64), **forward)] == [other]
+
+
+def test_a_tuned_winner_is_what_is_compiled(layer: tuple[Any, Any], cache_dir: Path) -> None:
+    """By the model, and by filters that its problem passes."""
+    model, explained = layer
+    problem, other = explained.problem, explained.alternatives[0]
+    asked = {"op": problem.op, "dtype": problem.dtype, "device": "cpu"}
+    before = plan(**asked, block_size=32)
+    assert other not in {each.name for each in before}
+    tuned.record(problem.name, registry.machine_of("cpu"), other, {})
+    tuned.record("a problem of another version", registry.machine_of("cpu"), other, {})
+    forward = plan(model, (8, 64), device="cpu", backward=False)
+    assert [each.name for each in forward] == [other]
+    assert {each.name for each in plan(**asked, block_size=32)} == {
+        other,
+        *(each.name for each in before),
+    }
+    assert other not in {each.name for each in plan(**asked, block_size=64)}
+    assert other not in {each.name for each in plan(**{**asked, "op": "sdd"})}
+    with js.pin(f"dds={explained.variant}"):
+        assert other not in {each.name for each in plan(**asked, block_size=32)}
 
 
 def test_a_gpu_is_not_needed_for_its_targets() -> None:
