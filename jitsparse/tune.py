@@ -120,7 +120,7 @@ def tune(
             which random data is made.
         operands: what the operation is called with.
         seconds: rough time to spend on timing.
-        jobs: compilers at a time; by default ``MAX_JOBS``, else the number of processors.
+        jobs: compilers at a time; by default ``MAX_JOBS``, else as processors and memory allow.
         options: further keyword arguments of the operation (bias and activation of linear).
 
     Warns:

@@ -75,13 +75,17 @@ def test_a_training_step_finds_everything_and_uses_everything(
     assert used == {each.variant.name for each in outcomes}
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_keys_are_those_of_real_calls(dtype: torch.dtype, real_keys: set[dispatch.Key]) -> None:
+def test_keys_are_those_of_real_calls(
+    dtype: torch.dtype, device: str, real_keys: set[dispatch.Key]
+) -> None:
     """Whatever the strides between the layers are, and wherever operations are called."""
-    model = warmmodels.everything()
-    keys = tracing.keys_of_model(model, [(2, 16, 64)], device="cpu", dtype=dtype)
+    with torch.device(device):
+        model = warmmodels.everything()
+        x = torch.randn(2, 16, 64, dtype=dtype, requires_grad=True)
+    keys = tracing.keys_of_model(model, [(2, 16, 64)], device=device, dtype=dtype)
     assert not real_keys
-    x = torch.randn(2, 16, 64, dtype=dtype, requires_grad=True)
     warmmodels.converted(model, dtype)(x).square().mean().backward()
     assert set(keys) == real_keys
     assert len(keys) == len(set(keys))
