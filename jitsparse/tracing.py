@@ -166,6 +166,8 @@ class _Fakes(TorchFunctionMode):
 
     def like(self, tensor: Tensor) -> Tensor:
         """A fake that lies in memory as a tensor does, or would after a move or a conversion."""
+        if tensor.layout is not torch.strided:
+            return tensor  # none of ours takes it; what does makes a fake of it
         dtype = self.dtype if self.dtype and tensor.is_floating_point() else tensor.dtype
         stays = tensor.dtype == dtype and tensor.device.type == self.device
         # What is allocated anew begins at a multiple of 16 bytes.
@@ -176,9 +178,10 @@ class _Fakes(TorchFunctionMode):
 
     def _once(self, tensor: Tensor, memo: dict[int, Any]) -> Tensor:
         if id(tensor) not in memo:
-            memo[id(tensor)] = self.like(tensor).requires_grad_(tensor.requires_grad)
-        double: Tensor = memo[id(tensor)]
-        return double
+            double = self.like(tensor)
+            memo[id(tensor)] = double.requires_grad_() if tensor.requires_grad else double
+        found: Tensor = memo[id(tensor)]
+        return found
 
 
 class _Place(NamedTuple):

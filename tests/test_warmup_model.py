@@ -137,6 +137,14 @@ def test_several_inputs_and_token_ids(real_keys: set[dispatch.Key]) -> None:
     assert set(keys) == real_keys
 
 
+def test_sparse_tensors_of_torch(real_keys: set[dispatch.Key]) -> None:
+    model = warmmodels.HoldsTorchSparse()
+    keys = tracing.keys_of_model(model, [(8, 64)], device="cpu", backward=False)
+    with torch.no_grad():
+        model(torch.randn(8, 64))
+    assert set(keys) == real_keys
+
+
 def test_autocast_and_compiled_models(real_keys: set[dispatch.Key]) -> None:
     model = warmmodels.transformer()
     with torch.autocast("cpu", torch.bfloat16):

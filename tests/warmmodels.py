@@ -82,6 +82,18 @@ class Tokens(nn.Module):
         return self.layer(self.embedding(tokens) * scale)
 
 
+class HoldsTorchSparse(nn.Module):
+    """A sparse tensor of torch's own beside our layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = sparse(64, 64, 16)
+        self.register_buffer("mixing", torch.eye(8).to_sparse_csr())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.mixing @ x)
+
+
 class Summed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
