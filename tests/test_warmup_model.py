@@ -223,6 +223,12 @@ def test_a_gpu_is_not_needed_for_its_targets() -> None:
     assert {variant.target for variant in mixed} == {"generic", "sm80"}
 
 
+@pytest.mark.parametrize(("device", "arch"), [("cpu", "avx2"), ("cuda", "9.0a")])
+def test_mixed_precision_inside_the_model(device: str, arch: str) -> None:
+    found = plan(warmmodels.Autocast(), (2, 16, 64), device=device, arch=arch)
+    assert {variant.dtype for variant in found} == {"bf16"}
+
+
 def test_float32_with_and_without_tf32() -> None:
     model = js.nn.BlockSparseLinear(64, 64, 32, density=0.5)
 

@@ -94,6 +94,18 @@ class HoldsTorchSparse(nn.Module):
         return self.layer(self.mixing @ x)
 
 
+class Autocast(nn.Module):
+    """Mixed precision on whatever device its input is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block(64, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16):
+            return self.block(x)
+
+
 class Summed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
