@@ -26,13 +26,15 @@ if TYPE_CHECKING:
     from jitsparse.jit import Kernel
     from jitsparse.kernels.problem import Problem
 
-__all__ = ["Call", "catch", "sample"]
+__all__ = ["RUN", "Call", "catch", "observe", "sample", "span"]
 
-_RUN: dict[Callable[..., Any], Callable[..., Any]] = {
+RUN: dict[Callable[..., Any], Callable[..., Any]] = {
     ops.dsd_op: dispatch.dsd,
     ops.dds_op: dispatch.dds,
     ops.sdd_op: dispatch.sdd,
 }
+"""What leads from a registered operation to its kernel."""
+
 _REFERENCE: dict[str, Callable[..., Tensor]] = {
     "dsd": reference.dsd,
     "dds": reference.dds,
@@ -75,7 +77,7 @@ class Call:
     @property
     def bytes(self) -> int:
         """That the kernel reads of values and dense operands."""
-        return sum(_span(each) * each.itemsize for each in self._operands())
+        return sum(span(each) * each.itemsize for each in self._operands())
 
     def copy(self) -> Call:
         """The same call on operands of its own, which lie in memory as these do."""
@@ -228,7 +230,7 @@ def _is_operand(argument: object) -> bool:
     return isinstance(argument, Tensor) and argument.is_floating_point()
 
 
-def _span(tensor: Tensor) -> int:
+def span(tensor: Tensor) -> int:
     """Elements from the first of a tensor in memory to its last."""
     if not tensor.numel():
         return 0
@@ -238,11 +240,11 @@ def _span(tensor: Tensor) -> int:
 
 def _copy(tensor: Tensor) -> Tensor:
     """A copy with the same strides, that is as far from a multiple of 16 bytes."""
-    span = _span(tensor)
+    length = span(tensor)
     shift = tensor.data_ptr() % 16 // tensor.itemsize
-    room = tensor.new_empty(shift + span)[shift:]
+    room = tensor.new_empty(shift + length)[shift:]
     # All that lies between: an expanded tensor cannot be written entry by entry.
-    room.copy_(tensor.as_strided((span,), (1,)))
+    room.copy_(tensor.as_strided((length,), (1,)))
     return room.as_strided(tensor.shape, tensor.stride())
 
 
@@ -256,16 +258,29 @@ class _Watch(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        run = _RUN.get(func)
-        if run is None:
+        if func not in RUN:
             return func(*args, **(kwargs or {}))
-        arguments = tuple(args)
+        answer, key = observe(func, tuple(args))
+        if key is not None:
+            self.call = Call(key, tuple(args))
+        return answer
 
-        def find(key: Key) -> _NoKernel:
-            self.call = Call(key, arguments)
-            return _NoKernel()
 
-        return run(*arguments, find=find)
+def observe(op: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Tensor, Key | None]:
+    """What a call of a registered operation leads to, short of running a kernel.
+
+    Returns:
+        A tensor of the right shape and of no meaning, and the key that chooses the kernel; no key
+        if there is nothing to run.
+    """
+    keys: list[Key] = []
+
+    def find(key: Key) -> _NoKernel:
+        keys.append(key)
+        return _NoKernel()
+
+    answer = RUN[op](*arguments, find=find)
+    return answer, keys[0] if keys else None
 
 
 class _NoKernel:

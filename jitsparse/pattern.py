@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
 
 from jitsparse.errors import PatternError
 from jitsparse.schedule import IndexLayout, build_index, div_up
@@ -330,6 +331,11 @@ class Pattern:
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Pattern:
+        # Immutable, so itself; but a mode that replaces every tensor of what is copied is asked.
+        indices = (self.crow_indices,)
+        if has_torch_function(indices):
+            replaced: Pattern = handle_torch_function(Pattern.__deepcopy__, indices, self, memo)
+            return replaced
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -120,7 +120,7 @@ def tune(
             which random data is made.
         operands: what the operation is called with.
         seconds: rough time to spend on timing.
-        jobs: compilers at a time; by default ``MAX_JOBS``, else the number of processors.
+        jobs: compilers at a time; by default ``MAX_JOBS``, else as processors and memory allow.
         options: further keyword arguments of the operation (bias and activation of linear).
 
     Warns:
@@ -221,8 +221,8 @@ def _compiled(
         ToolchainError: some are not cached, and nothing can be compiled.
     """
     from jitsparse import jit
+    from jitsparse.compilation import compile_variants
     from jitsparse.jit import config
-    from jitsparse.warmup import compile_variants
 
     kernels, failures, missing = {}, {}, []
     for each, outcome in zip(

@@ -2,80 +2,122 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, overload
 
 import torch
+from torch import Tensor, nn
 
-from jitsparse.errors import ArgumentError, CompileError, JitsparseError
+from jitsparse import tracing
+from jitsparse.compilation import BackgroundWarmup, Outcome, compile_variants, raise_failures
+from jitsparse.errors import ArgumentError, PinError
 from jitsparse.kernels import dispatch, registry
+from jitsparse.kernels.choice import choose, problem_of
+from jitsparse.kernels.problem import Problem
 
 if TYPE_CHECKING:
     from jitsparse.jit import Variant
 
-__all__ = ["Outcome", "compile_variants", "plan", "recorded", "warmup"]
+__all__ = ["plan", "recorded", "warmup"]
 
-_DTYPE_NAMES = {
-    str(dtype).removeprefix("torch."): name for dtype, (name, _) in dispatch.DTYPES.items()
-}
+_SHORT = {str(dtype).removeprefix("torch."): name for dtype, (name, _) in dispatch.DTYPES.items()}
 
 OneOrMore = Sequence[str] | str | None
+BlockSizes = int | tuple[int, int] | Sequence[int | str | tuple[int, int]] | str | None
+InputShape = Sequence[int] | Tensor | Sequence[Sequence[int] | Tensor]
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What became of one variant.
+@overload
+def warmup(
+    model: nn.Module | None = ...,
+    input_shape: InputShape | None = ...,
+    *,
+    background: Literal[False] = ...,
+    jobs: int | None = ...,
+    on_outcome: Callable[[Outcome], None] | None = ...,
+    op: OneOrMore = ...,
+    dtype: OneOrMore | torch.dtype = ...,
+    block_size: BlockSizes = ...,
+    device: str | None = ...,
+    arch: str | Sequence[str] | None = ...,
+    backward: bool = ...,
+) -> list[Outcome]: ...
 
-    Attributes:
-        variant: which one.
-        status: ``"compiled"``, ``"cached"`` (it was there already) or ``"failed"``.
-        seconds: that compiling it took, now or when it was compiled.
-        path: directory of its entry, None if it failed.
-        error: what failed, else None.
-    """
 
-    variant: Variant
-    status: str
-    seconds: float | None
-    path: Path | None
-    error: JitsparseError | None = None
+@overload
+def warmup(
+    model: nn.Module | None = ...,
+    input_shape: InputShape | None = ...,
+    *,
+    background: Literal[True],
+    jobs: int | None = ...,
+    on_outcome: Callable[[Outcome], None] | None = ...,
+    op: OneOrMore = ...,
+    dtype: OneOrMore | torch.dtype = ...,
+    block_size: BlockSizes = ...,
+    device: str | None = ...,
+    arch: str | Sequence[str] | None = ...,
+    backward: bool = ...,
+) -> BackgroundWarmup: ...
 
 
 def warmup(
+    model: nn.Module | None = None,
+    input_shape: InputShape | None = None,
     *,
     op: OneOrMore = None,
     dtype: OneOrMore | torch.dtype = None,
-    block_size: int | tuple[int, int] | Sequence[int | str | tuple[int, int]] | str | None = None,
+    block_size: BlockSizes = None,
     device: str | None = None,
     arch: str | Sequence[str] | None = None,
+    backward: bool = True,
+    background: bool = False,
     jobs: int | None = None,
     on_outcome: Callable[[Outcome], None] | None = None,
-) -> list[Outcome]:
+) -> list[Outcome] | BackgroundWarmup:
     """Compile the kernels that calls will choose, in parallel; those in the cache are left alone.
 
-    Each filter is one value or a list of values; without it everything is admitted.
+    Of a model: exactly those that its forward and backward pass choose for inputs of a shape, in
+    layers, functions and modules of your own alike. The model is run on a copy without data, which
+    takes about as long as one step takes the host; it is neither changed nor computed with. The
+    gradients of what it returns are taken to lie in memory as that does. Few losses do otherwise,
+    ``y.sum()`` among them: where one does, give a model that returns its loss. Sizes between the
+    same powers of two share their kernels.
+
+    Without a model: those that calls of some operations, dtypes and block sizes choose. Each filter
+    is one value or a list of values; without it everything is admitted.
 
     Args:
-        op: ``"dsd"``, ``"dds"``, ``"sdd"``.
+        model: whose calls to find. It has to run without reading its data.
+        input_shape: shape of its input, which is then floating-point and has a gradient; or an
+            example tensor, of which only shape, strides, dtype and ``requires_grad`` count; or a
+            list with one of these for each positional argument.
+        op: ``"dsd"``, ``"dds"``, ``"sdd"``. Not with a model.
         dtype: a torch dtype or its name, long or short (``"bf16"``); ``"tf32"`` for float32 with
-            TF32 allowed.
-        block_size: ``32``, ``"32x64"`` or ``(32, 64)``.
-        device: ``"cpu"`` or ``"cuda"``; by default the GPU if there is one.
+            TF32 allowed. With a model the one that it will be converted to; by default it keeps its
+            own.
+        block_size: ``32``, ``"32x64"`` or ``(32, 64)``. Not with a model.
+        device: ``"cpu"`` or ``"cuda"``; by default where the model is, without one the GPU if there
+            is one.
         arch: CUDA or CPU targets as in ``JITSPARSE_ARCH``; by default this machine's. A GPU is not
             needed for a named one.
-        jobs: compilers at a time; by default ``MAX_JOBS``, else the number of processors.
-        on_outcome: called in this thread as each variant is done.
+        backward: whether a model's gradients will be computed.
+        background: whether to return at once and compile while the program goes on.
+        jobs: compilers at a time; by default ``MAX_JOBS``, else as many as the processors and the
+            memory allow that this process may use, control groups included.
+        on_outcome: called as each variant is done, in this thread; with ``background`` in others.
 
     Returns:
-        One outcome a variant, in the order of the default tables.
+        One outcome a variant. With ``background`` a handle that has ``wait(timeout=None)``,
+        ``done()`` and ``outcomes()``.
 
     Raises:
-        ArgumentError: a filter names something that does not exist, or nothing is left.
+        ArgumentError: a filter names something that does not exist, or nothing is left; or the
+            model does not run on such inputs, or runs no kernel.
         CompileError: some variants failed; all others were compiled.
         ToolchainError: there is no compiler for the device.
 
@@ -84,46 +126,62 @@ def warmup(
         >>> done = js.warmup(op="dsd", dtype="f32", block_size=32, device="cpu")
         >>> {outcome.status for outcome in done} <= {"compiled", "cached"}
         True
+        >>> model = js.nn.BlockSparseLinear(64, 128, 32, density=0.5)
+        >>> warming = js.warmup(model, (8, 64), background=True)
+        >>> sorted(outcome.variant.op for outcome in warming.wait())
+        ['dds', 'dds', 'sdd']
     """
-    variants = plan(op=op, dtype=dtype, block_size=block_size, device=device, arch=arch)
+    variants = plan(
+        model,
+        input_shape,
+        op=op,
+        dtype=dtype,
+        block_size=block_size,
+        device=device,
+        arch=arch,
+        backward=backward,
+    )
+    if background:
+        return BackgroundWarmup(variants, jobs=jobs, on_outcome=on_outcome)
     outcomes = compile_variants(variants, jobs=jobs, on_outcome=on_outcome)
-    failed = [(outcome, outcome.error) for outcome in outcomes if outcome.error is not None]
-    if failed:
-        first, error = failed[0]
-        if not isinstance(error, CompileError):
-            raise error
-        raise CompileError(
-            f"{len(failed)} of {len(outcomes)} variants did not compile: "
-            f"{', '.join(outcome.variant.name for outcome, _ in failed)}.\n"
-            f"The first one: {error}",
-            variant=first.variant.name,
-            log_path=error.log_path,
-            source_path=error.source_path,
-            command=error.command,
-        ) from error
+    raise_failures(outcomes)
     return outcomes
 
 
 def plan(
+    model: nn.Module | None = None,
+    input_shape: InputShape | None = None,
     *,
     op: OneOrMore = None,
     dtype: OneOrMore | torch.dtype = None,
-    block_size: int | tuple[int, int] | Sequence[int | str | tuple[int, int]] | str | None = None,
+    block_size: BlockSizes = None,
     device: str | None = None,
     arch: str | Sequence[str] | None = None,
+    backward: bool = True,
 ) -> list[Variant]:
     """The variants that :func:`warmup` compiles for the same arguments.
 
     Raises:
-        ArgumentError: a filter names something that does not exist, or nothing is left.
+        ArgumentError: a filter names something that does not exist, or nothing is left; or the
+            model does not run on such inputs, or runs no kernel.
     """
+    if model is not None:
+        if op is not None or block_size is not None:
+            raise ArgumentError("a model names its kernels: it takes no op and no block_size")
+        if not isinstance(model, nn.Module):
+            raise ArgumentError(f"model is a torch.nn.Module, got {type(model).__name__}")
+        if input_shape is None:
+            raise ArgumentError("a model needs the shape of its input, as input_shape=(8, 512)")
+        return _of_model(model, tracing.inputs_of(input_shape), dtype, device, arch, backward)
+    if input_shape is not None:
+        raise ArgumentError("input_shape is for a model, and there is none")
     dtypes = [dtype] if isinstance(dtype, (str, torch.dtype)) else list(dtype or ())
-    return registry.select_variants(
-        _targets(device, arch),
-        ops=[op] if isinstance(op, str) else list(op or ()),
-        dtypes=[_dtype_name(each) for each in dtypes],
-        block_sizes=[registry.parse_block_size(each) for each in _block_sizes(block_size)],
-    )
+    ops = [op] if isinstance(op, str) else list(op or ())
+    names = [_dtype_name(each) for each in dtypes]
+    blocks = [registry.parse_block_size(each) for each in _block_sizes(block_size)]
+    targets = _targets(device, arch)
+    variants = registry.select_variants(targets, ops=ops, dtypes=names, block_sizes=blocks)
+    return list(dict.fromkeys([*variants, *_tuned(targets, ops, names, blocks)]))
 
 
 def recorded(path: str | os.PathLike[str]) -> list[Variant]:
@@ -151,50 +209,76 @@ def recorded(path: str | os.PathLike[str]) -> list[Variant]:
     return [variant for variant in variants if variant.op in registry.OPS]
 
 
-def compile_variants(
-    variants: Iterable[Variant],
-    *,
-    jobs: int | None = None,
-    on_outcome: Callable[[Outcome], None] | None = None,
-) -> list[Outcome]:
-    """Compile variants in parallel. A failure is an outcome and stops none of the others.
-
-    Args:
-        variants: what to compile.
-        jobs: compilers at a time; by default ``MAX_JOBS``, else the number of processors.
-        on_outcome: called in this thread as each variant is done.
-
-    Returns:
-        One outcome a variant, in their order.
-    """
-    from jitsparse.jit import config
-
-    everything = list(variants)
-    workers = jobs or config.get().jobs
-    outcomes: dict[Variant, Outcome] = {}
-    with ThreadPoolExecutor(max_workers=max(1, min(workers, len(everything) or 1))) as pool:
-        try:
-            for future in as_completed([pool.submit(_compile, each) for each in everything]):
-                outcome = future.result()
-                outcomes[outcome.variant] = outcome
-                if on_outcome is not None:
-                    on_outcome(outcome)
-        except BaseException:
-            # Interrupted: what has not begun need not.
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    return [outcomes[variant] for variant in everything]
+def _of_model(
+    model: nn.Module,
+    inputs: Sequence[tracing.Input],
+    dtype: OneOrMore | torch.dtype,
+    device: str | None,
+    arch: str | Sequence[str] | None,
+    backward: bool,
+) -> list[Variant]:
+    """What dispatch would choose for the calls of a model, on each target."""
+    place = tracing.place_of(model)
+    targets = _targets(device or (None if arch else place.type), arch)
+    converted, float32 = _model_dtype(dtype)
+    variants: dict[Variant, None] = {}
+    for where in dict.fromkeys(registry.device_of(target) for target in targets):
+        index = place.index if where == place.type == "cuda" else -1
+        problems = [
+            problem_of(key)
+            for key in tracing.keys_of_model(
+                model, inputs, device=where, dtype=converted, float32=float32, backward=backward
+            )
+        ]
+        for target in (each for each in targets if registry.device_of(each) == where):
+            for problem in problems:
+                variants[choose(problem, target, index).candidate.variant] = None
+    return list(variants)
 
 
-def _compile(variant: Variant) -> Outcome:
-    from jitsparse import jit
+def _model_dtype(dtype: OneOrMore | torch.dtype) -> tuple[torch.dtype | None, str | None]:
+    """What a model is to be converted to, and the arithmetic of float32 if it is named."""
+    if dtype is None:
+        return None, None
+    if not isinstance(dtype, (str, torch.dtype)):
+        raise ArgumentError(f"a model has one dtype, got {dtype!r}")
+    name = _dtype_name(dtype)
+    if name == "tf32":
+        return torch.float32, name
+    for converted, (short, _) in dispatch.DTYPES.items():
+        if name == short:
+            return converted, None
+    raise ArgumentError(f"dtype {name!r} is not one of {', '.join(registry.DTYPES)}")
 
-    try:
-        entry = jit.compile_only(registry.template_of(variant), variant, show_progress=False)
-    except JitsparseError as error:
-        return Outcome(variant, "failed", None, None, error)
-    status = "compiled" if entry.fresh else "cached"
-    return Outcome(variant, status, entry.compile_seconds, entry.path)
+
+def _tuned(
+    targets: Sequence[str],
+    ops: Sequence[str],
+    dtypes: Sequence[str],
+    block_sizes: Sequence[tuple[int, int]],
+) -> list[Variant]:
+    """What calls choose of the problems among those asked for that were tuned on this machine."""
+    from jitsparse.jit import tuned
+
+    found = []
+    for device in dict.fromkeys(registry.device_of(target) for target in targets):
+        if device == "cuda" and not torch.cuda.is_available():
+            continue  # another machine's choices are asked for: no table is its own
+        for name in tuned.records(registry.machine_of(device)):
+            problem = Problem.parse(name, device)
+            if (
+                problem is not None
+                and (not ops or problem.op in ops)
+                and (not dtypes or problem.dtype in dtypes)
+                and (not block_sizes or problem.block in block_sizes)
+            ):
+                for target in (each for each in targets if registry.device_of(each) == device):
+                    # Calls that a pin forbids have no kernel.
+                    with contextlib.suppress(PinError):
+                        choice = choose(problem, target)
+                        if choice.source == "tuned":
+                            found.append(choice.candidate.variant)
+    return found
 
 
 def _targets(device: str | None, arch: str | Sequence[str] | None) -> list[str]:
@@ -217,11 +301,11 @@ def _targets(device: str | None, arch: str | Sequence[str] | None) -> list[str]:
 
 def _dtype_name(dtype: str | torch.dtype) -> str:
     name = str(dtype).removeprefix("torch.")
-    return _DTYPE_NAMES.get(name, name)
+    return _SHORT.get(name, name)
 
 
 def _block_sizes(
-    block_size: int | tuple[int, int] | Sequence[int | str | tuple[int, int]] | str | None,
+    block_size: BlockSizes,
 ) -> Sequence[int | str | tuple[int, int]]:
     """A list of block sizes; a tuple of two ints is one pair, a list of ints several squares."""
     if block_size is None:

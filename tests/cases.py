@@ -24,10 +24,10 @@ from torch import Tensor
 
 import jitsparse as js
 from jitsparse import jit
+from jitsparse.compilation import compile_variants
 from jitsparse.kernels import dispatch, registry
 from jitsparse.kernels.choice import Key, choose, problem_of
 from jitsparse.reference import ACTIVATIONS, activate
-from jitsparse.warmup import compile_variants
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 LAYOUTS = ("nn", "nt", "tn", "tt")

@@ -18,35 +18,12 @@ from pathlib import Path
 import pytest
 import torch
 import toykernel
+from toykernel import Held
 
 import jitsparse as js
 from jitsparse import jit
 from jitsparse.jit import background, config
 from jitsparse.kernels import choice, cpu, dispatch
-
-
-class Held:
-    """Compilers that wait for :meth:`release`."""
-
-    def __init__(self, folder: Path) -> None:
-        self.go = folder / "go"
-        wait = f'until [ -e "{self.go}" ]; do sleep 0.02; done'
-        self.cxx, self.notes = toykernel.compiler(folder / "held", before=wait)
-
-    def release(self) -> None:
-        """Let them go on, and wait until all builds of this process are done."""
-        self.go.touch()
-        for thread in list(background._builds.threads):
-            thread.join(120)
-            assert not thread.is_alive()
-
-    def started(self) -> list[int]:
-        """Process ids of the compilers, when there is one."""
-        deadline = time.monotonic() + 120
-        while not toykernel.compilations(self.notes):
-            assert time.monotonic() < deadline, "the compiler was not started"
-            time.sleep(0.02)
-        return [int(line) for line in self.notes.read_text().split()]
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import contextlib
 import importlib
 import io
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -105,15 +104,21 @@ def run(arguments: list[str]) -> tuple[int, str]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    modules = ("bench.hopper", "bench.report", "cli.bench", "demo.run", "jit.exporting", "warmup")
+    modules = (
+        "bench.hopper",
+        "bench.report",
+        "cli.bench",
+        "compilation",
+        "demo.run",
+        "jit.exporting",
+    )
     for module in modules:
         importlib.import_module(f"jitsparse.{module}")
 
     def accepted(*_: object, **__: object) -> None:
         raise typer.Exit(0)
 
-    # "jitsparse.warmup" as an attribute is the function; the module is what is wanted.
-    monkeypatch.setattr(sys.modules["jitsparse.warmup"], "compile_variants", accepted)
+    monkeypatch.setattr("jitsparse.compilation.compile_variants", accepted)
     monkeypatch.setattr("jitsparse.demo.run.Demo", accepted)
     for name in ("_measure", "_around"):
         monkeypatch.setattr(f"jitsparse.cli.bench.{name}", accepted)

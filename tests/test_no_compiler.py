@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import jitsparse as js
+from jitsparse.compilation import compile_variants
 from jitsparse.kernels import registry
-from jitsparse.warmup import compile_variants
 
 PRODUCTS = """
 import warnings

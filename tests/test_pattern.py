@@ -236,3 +236,10 @@ def test_spy_draws_one_cell_a_block() -> None:
     assert "25.0%" in axes.get_title()
     assert example().spy(axes) is axes
     matplotlib.pyplot.close("all")
+
+
+def test_a_copy_is_the_pattern_itself_whatever_mode_is_active() -> None:
+    pattern = js.Pattern.random((64, 64), 16, 0.5)
+    assert copy.deepcopy(pattern) is pattern
+    with torch.device("cpu"):
+        assert copy.deepcopy([pattern])[0] is pattern

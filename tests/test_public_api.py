@@ -56,7 +56,10 @@ def test_everything_public_is_documented() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["", ".pattern", ".sparse", ".functional", ".nn.linear", ".explain", ".tune", ".warmup"],
+    [
+        *("", ".pattern", ".sparse", ".functional", ".nn.linear", ".explain", ".tune", ".warmup"),
+        ".compilation",
+    ],
 )
 def test_examples_run(module: str) -> None:
     loaded = importlib.import_module(f"jitsparse{module}")

@@ -18,12 +18,12 @@ import torch
 import jitsparse as js
 from jitsparse import calls
 from jitsparse.bench import timing
+from jitsparse.compilation import compile_variants
 from jitsparse.explain import Explanation
 from jitsparse.jit import Kernel, Variant, config, targets, tuned
 from jitsparse.kernels import registry
 from jitsparse.kernels.choice import choose
 from jitsparse.kernels.problem import Problem, product_problem
-from jitsparse.warmup import compile_variants
 
 # As an attribute of the package, "tune" is the function.
 tune_module = importlib.import_module("jitsparse.tune")

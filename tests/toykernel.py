@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import IO
 
-from jitsparse.jit import Cache, Kernel, Template, Variant, key
+from jitsparse.jit import Cache, Kernel, Template, Variant, background, key
 
 HEADER = """\
 #pragma once
@@ -189,3 +189,27 @@ def entries(cache: Path) -> list[Path]:
 def staged(cache: Path) -> list[Path]:
     """Directories of builds in progress in a cache."""
     return list((cache / "v1" / "staging").iterdir())
+
+
+class Held:
+    """Compilers that wait for :meth:`release`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.go = folder / "go"
+        wait = f'until [ -e "{self.go}" ]; do sleep 0.02; done'
+        self.cxx, self.notes = compiler(folder / "held", before=wait)
+
+    def release(self) -> None:
+        """Let them go on, and wait until all builds of this process are done."""
+        self.go.touch()
+        for thread in list(background._builds.threads):
+            thread.join(120)
+            assert not thread.is_alive()
+
+    def started(self) -> list[int]:
+        """Process ids of the compilers, when there is one."""
+        deadline = time.monotonic() + 120
+        while not compilations(self.notes):
+            assert time.monotonic() < deadline, "the compiler was not started"
+            time.sleep(0.02)
+        return [int(line) for line in self.notes.read_text().split()]

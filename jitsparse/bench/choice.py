@@ -18,11 +18,11 @@ from jitsparse.bench.products import float32_precision
 from jitsparse.bench.report import Table
 from jitsparse.bench.section import Outcome, Section
 from jitsparse.bench.timing import estimate, interleave
+from jitsparse.compilation import compile_variants
 from jitsparse.jit import load
 from jitsparse.kernels import cost, registry
 from jitsparse.kernels.problem import product_problem
 from jitsparse.tune import HOPELESS, contestants
-from jitsparse.warmup import compile_variants
 
 if TYPE_CHECKING:
     from jitsparse.jit import Variant

@@ -1,7 +1,7 @@
 """The command line: ``jitsparse`` and ``python -m jitsparse``, one module a command.
 
 Data goes to stdout, progress and errors to stderr. Exit codes: 0 done, 1 failed, 2 asked for
-something that does not exist.
+something that does not exist, 3 ``warmup --check`` found a kernel missing.
 """
 
 from __future__ import annotations

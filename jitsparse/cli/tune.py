@@ -37,7 +37,9 @@ def command(
     ),
     device: str = typer.Option("auto", help="auto, cpu or cuda."),
     seconds: float = typer.Option(1.0, min=0.0, help="Rough time for each problem."),
-    jobs: int = typer.Option(0, min=0, help="Compilers at a time; 0: one a core, or MAX_JOBS."),
+    jobs: int = typer.Option(
+        0, min=0, help="Compilers at a time; 0: as CPUs and memory allow, or MAX_JOBS."
+    ),
     export: Path = typer.Option(
         None, help="Then write the whole table of this machine to one file, as it is shipped."
     ),
@@ -51,9 +53,9 @@ def command(
     --export alone writes the table that there is.
     """
     from jitsparse import calls
+    from jitsparse.compilation import compile_variants
     from jitsparse.kernels import registry
     from jitsparse.tune import contestants, tune_call
-    from jitsparse.warmup import compile_variants
 
     where = read_device(device)
     if export is not None:

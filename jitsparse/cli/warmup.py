@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,26 +12,52 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from jitsparse.cli.console import one, print_json, print_table, split, stderr
+from jitsparse.cli.factory import read_input, read_model
 from jitsparse.cli.options import one_of, read_arch
 from jitsparse.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from jitsparse.warmup import Outcome
+    from jitsparse.compilation import Outcome
+    from jitsparse.jit import Variant
 
 __all__ = ["command"]
+
+MISSING = 3
+"""Exit code of ``--check`` if a kernel would be compiled."""
 
 
 def command(
     op: list[str] = typer.Option([], help="dsd, dds, sdd; by default all."),
-    dtype: list[str] = typer.Option([], help="f64, f32, tf32, f16, bf16; by default all."),
+    dtype: list[str] = typer.Option(
+        [], help="f64, f32, tf32, f16, bf16; by default all, or a model's own."
+    ),
     block_size: list[str] = typer.Option([], help="32 or 32x64; by default all."),
     device: str = typer.Option("", help="cpu or cuda; by default the GPU if there is one."),
     arch: list[str] = typer.Option(
         [], help="Targets, e.g. 9.0a, 8.0, avx512; by default this machine's. Needs no GPU."
     ),
-    jobs: int = typer.Option(0, min=0, help="Compilers at a time; 0: one a core, or MAX_JOBS."),
+    model: str = typer.Option(
+        "", help="module:factory, a function that returns a model: compile what it will run."
+    ),
+    input_shape: list[str] = typer.Option(
+        [], help="--model: the shape of its input, 8x512, or 8x128:int64; one for each input."
+    ),
+    forward_only: bool = typer.Option(
+        False, "--forward-only", help="--model: without what gradients need."
+    ),
     record: Path = typer.Option(
         None, "--from", help="A file that JITSPARSE_RECORD wrote: compile exactly those kernels."
+    ),
+    check: bool = typer.Option(
+        False,
+        "--check",
+        help="Compile nothing; list what would be, and exit with 3 if so.",
+    ),
+    dry_run: bool = typer.Option(
+        False, "--dry-run", help="Compile nothing; list what would be compiled and what is cached."
+    ),
+    jobs: int = typer.Option(
+        0, min=0, help="Compilers at a time; 0: as CPUs and memory allow, or MAX_JOBS."
     ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
@@ -39,26 +66,50 @@ def command(
     Options may be repeated and may hold several values between commas. Needs no GPU for CUDA
     targets, only nvcc and a torch built with CUDA. Exits with 1 if a kernel failed to compile.
     """
+    from jitsparse.compilation import compile_variants, survey
+    from jitsparse.jit import config
     from jitsparse.kernels import registry
-    from jitsparse.warmup import compile_variants, plan, recorded
+    from jitsparse.warmup import plan, recorded
 
+    if check and dry_run:
+        raise typer.BadParameter("it lists what --check lists, and more", param_hint="--dry-run")
+    if not model and (input_shape or forward_only):
+        raise typer.BadParameter(
+            "it is for --model, which was not given",
+            param_hint="--input-shape" if input_shape else "--forward-only",
+        )
     if record is not None:
-        if op or dtype or block_size or device or arch:
+        if op or dtype or block_size or device or arch or model:
             raise typer.BadParameter(
-                "it names the kernels, and takes no filters beside it", param_hint="--from"
+                "it names the kernels, and takes no filters and no model beside it",
+                param_hint="--from",
             )
         try:
             variants = recorded(record)
         except ArgumentError as error:
             raise typer.BadParameter(str(error), param_hint="--from") from error
     else:
-        variants = plan(
-            op=split(op, one_of(registry.OPS), "--op"),
-            dtype=split(dtype, one_of(registry.DTYPES), "--dtype"),
-            block_size=split(block_size, registry.parse_block_size, "--block-size") or None,
-            device=one(device, one_of(("cpu", "cuda")), "--device") if device else None,
-            arch=[name for names in split(arch, read_arch, "--arch") for name in names] or None,
-        )
+        dtypes = split(dtype, one_of(registry.DTYPES), "--dtype")
+        where = one(device, one_of(("cpu", "cuda")), "--device") if device else None
+        targets = [name for names in split(arch, read_arch, "--arch") for name in names] or None
+        if model:
+            if op or block_size:
+                raise typer.BadParameter(
+                    "the model names the operations and blocks, so no --op and no --block-size",
+                    param_hint="--model",
+                )
+            variants = _of_model(model, input_shape, dtypes, where, targets, not forward_only)
+        else:
+            variants = plan(
+                op=split(op, one_of(registry.OPS), "--op"),
+                dtype=dtypes,
+                block_size=split(block_size, registry.parse_block_size, "--block-size") or None,
+                device=where,
+                arch=targets,
+            )
+    if check or dry_run:
+        missing = _print_survey(survey(variants), everything=dry_run, as_json=as_json)
+        raise typer.Exit(MISSING if check and missing else 0)
     progress = Progress(
         TextColumn("compiling"),
         BarColumn(),
@@ -67,6 +118,7 @@ def command(
         TextColumn("{task.description}"),
         console=stderr(),
     )
+    workers = jobs or config.get().jobs
     started = time.perf_counter()
     with progress:
         task = progress.add_task("", total=len(variants))
@@ -74,26 +126,75 @@ def command(
         def done(outcome: Outcome) -> None:
             progress.update(task, advance=1, description=f"{outcome.status} {outcome.variant.name}")
 
-        outcomes = compile_variants(variants, jobs=jobs or None, on_outcome=done)
-    seconds = time.perf_counter() - started
+        outcomes = compile_variants(variants, jobs=workers, on_outcome=done)
+    if _print_outcomes(outcomes, time.perf_counter() - started, workers, as_json=as_json):
+        raise typer.Exit(1)
+
+
+def _of_model(
+    name: str,
+    inputs: Sequence[str],
+    dtypes: Sequence[str],
+    device: str | None,
+    targets: Sequence[str] | None,
+    backward: bool,
+) -> list[Variant]:
+    import torch
+
+    from jitsparse.warmup import plan
+
+    if len(dtypes) > 1:
+        raise typer.BadParameter("a model has one dtype", param_hint="--dtype")
+    examples = split(inputs, read_input, "--input-shape")
+    if not examples:
+        raise typer.BadParameter(
+            "a model needs the shape of its input: --input-shape 8x512", param_hint="--model"
+        )
+    if device is None and targets is None and torch.cuda.is_available():
+        device = "cuda"
+    made = one(name, read_model, "--model")
+    try:
+        return plan(
+            made,
+            examples,
+            dtype=dtypes[0] if dtypes else None,
+            device=device,
+            arch=targets,
+            backward=backward,
+        )
+    except ArgumentError as error:
+        raise typer.BadParameter(str(error), param_hint="--model") from error
+
+
+def _print_survey(outcomes: Sequence[Outcome], *, everything: bool, as_json: bool) -> int:
+    """What would be compiled, and everything else if asked; returns how many those are."""
+    counts = Counter(outcome.status for outcome in outcomes)
+    shown = [each for each in outcomes if everything or each.status == "missing"]
+    if as_json:
+        print_json({"missing": counts["missing"], "outcomes": [_facts(each) for each in shown]})
+    elif shown:
+        print_table(
+            [
+                {"status": each.status, "variant": each.variant.name, "took s": each.seconds}
+                for each in shown
+            ],
+            ["status", "variant", "took s"],
+        )
+    stderr().print(
+        f"{counts['missing']} would be compiled, {counts['cached']} cached", soft_wrap=True
+    )
+    return counts["missing"]
+
+
+def _print_outcomes(
+    outcomes: Sequence[Outcome], seconds: float, jobs: int, *, as_json: bool
+) -> bool:
+    """What came of it; returns whether something failed."""
     counts = Counter(outcome.status for outcome in outcomes)
     failed = [outcome for outcome in outcomes if outcome.error is not None]
     if as_json:
-        print_json(
-            {
-                "seconds": seconds,
-                "outcomes": [
-                    {
-                        "variant": outcome.variant.name,
-                        "status": outcome.status,
-                        "compile_seconds": outcome.seconds,
-                        "path": outcome.path,
-                        "error": None if outcome.error is None else str(outcome.error),
-                    }
-                    for outcome in outcomes
-                ],
-            }
-        )
+        facts = [_facts(each) for each in outcomes]
+        print_json({"seconds": seconds, "jobs": jobs, "outcomes": facts})
     else:
         summary: dict[tuple[str, ...], Counter[str]] = {}
         for outcome in outcomes:
@@ -111,13 +212,24 @@ def command(
         if failed:
             print()
             print_table(_failures(failed), ["failed", "error"])
+    took = [each.seconds for each in outcomes if each.status == "compiled" and each.seconds]
+    slowest = f"; the slowest took {max(took):.1f} s, {jobs} at a time" if took else ""
     stderr().print(
         f"{counts['compiled']} compiled, {counts['cached']} already cached, {len(failed)} failed, "
-        f"{seconds:.1f} s",
+        f"{seconds:.1f} s{slowest}",
         soft_wrap=True,
     )
-    if failed:
-        raise typer.Exit(1)
+    return bool(failed)
+
+
+def _facts(outcome: Outcome) -> dict[str, object]:
+    return {
+        "variant": outcome.variant.name,
+        "status": outcome.status,
+        "compile_seconds": outcome.seconds,
+        "path": outcome.path,
+        "error": None if outcome.error is None else str(outcome.error),
+    }
 
 
 def _failures(failed: list[Outcome]) -> list[dict[str, object]]:

@@ -1,4 +1,4 @@
-"""Kernels built by threads that nobody waits for, which ``first_use("fallback")`` rests on.
+"""Builds by threads that nobody waits for: ``first_use("fallback")``, warming up in the background.
 
 The threads are daemons: a program that ends does not wait for its compilers. What they were doing
 then is interrupted as Ctrl-C would, so that no compiler goes on for nobody and the cache holds no
@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jitsparse.jit import build, config, progress
 from jitsparse.jit.kernel import Kernel, load
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from jitsparse.jit.template import Template
     from jitsparse.jit.variant import Variant
 
-__all__ = ["start"]
+__all__ = ["start", "submit"]
+
+T = TypeVar("T")
 
 EXIT_PATIENCE = 2.0
 """Seconds that the end of a program may take to clear away the builds that it interrupts."""
@@ -41,7 +43,7 @@ class _Builds:
     def reset(self) -> None:
         self.guard = threading.Lock()
         self.known: dict[tuple[str, str], Future[Kernel]] = {}
-        self.waiting: deque[tuple[Future[Kernel], Callable[[tuple[int, int]], Kernel]]] = deque()
+        self.waiting: deque[tuple[Future[Any], Callable[[tuple[int, int]], Any]]] = deque()
         self.asked = self.begun = 0
         self.threads: set[threading.Thread] = set()
         self.generation = config.generation
@@ -84,17 +86,41 @@ def start(
             _builds.known = {n: each for n, each in _builds.known.items() if not each.done()}
         future = _builds.known.get(name)
         if future is None:
-            if not _builds.threads:
-                _builds.asked = _builds.begun = 0
-            _builds.asked += 1
-            if len(_builds.threads) < config.get().jobs:
-                thread = threading.Thread(target=_work, name="jitsparse-build", daemon=True)
-                thread.start()
-                _builds.threads.add(thread)
-            future = _builds.known[name] = Future()
-            _builds.waiting.append(
-                (future, lambda position: load(template, variant, hint=hint, position=position))
+            future = _enter(
+                lambda position: load(template, variant, hint=hint, position=position),
+                config.get().jobs,
             )
+            _builds.known[name] = future
+    return future
+
+
+def submit(job: Callable[[], T], jobs: int | None = None) -> Future[T]:
+    """A job that builds something, done in the background after those that are waiting.
+
+    Args:
+        job: what to do.
+        jobs: how many may be under way at a time, of all that were submitted; by default as many as
+            in a warm-up.
+
+    Returns:
+        What the job will return or raise.
+    """
+    limit = jobs or config.get().jobs
+    with _builds.guard:
+        return _enter(lambda position: job(), limit)
+
+
+def _enter(job: Callable[[tuple[int, int]], T], jobs: int) -> Future[T]:
+    """Have a job wait for its turn, which it is told: the i-th of n. The guard is held."""
+    future: Future[T] = Future()
+    if not _builds.threads:
+        _builds.asked = _builds.begun = 0
+    _builds.asked += 1
+    if len(_builds.threads) < jobs:
+        thread = threading.Thread(target=_work, name="jitsparse-build", daemon=True)
+        thread.start()
+        _builds.threads.add(thread)
+    _builds.waiting.append((future, job))
     return future
 
 
@@ -115,11 +141,11 @@ def _work() -> None:
             _builds.begun += 1
             position = _builds.begun, _builds.asked
         try:
-            kernel = job(position)
+            answer = job(position)
         except BaseException as error:  # whatever it is, a call is to raise it
             future.set_exception(error)
         else:
-            future.set_result(kernel)
+            future.set_result(answer)
 
 
 @atexit.register

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from jitsparse.errors import ConfigError
+from jitsparse.jit import jobs
 from jitsparse.jit.units import parse_bytes
 
 __all__ = [
@@ -120,8 +121,8 @@ class Config:
 
     @property
     def jobs(self) -> int:
-        """How many compilers run at a time: ``MAX_JOBS``, else the number of processors."""
-        return self.max_jobs or len(os.sched_getaffinity(0))
+        """How many compilers run at a time: ``MAX_JOBS``, else :func:`jitsparse.jit.jobs.limit`."""
+        return self.max_jobs or jobs.limit()
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Config:

@@ -41,8 +41,14 @@ class Description:
     changed: tuple[str, ...]
 
 
-def describe(template: Template, variant: Variant) -> Description:
-    """What is known of a variant, without compiling or mapping anything."""
+def describe(template: Template, variant: Variant, *, why: bool = True) -> Description:
+    """What is known of a variant, without compiling or mapping anything.
+
+    Args:
+        template: what it is rendered from.
+        variant: which one.
+        why: whether to look for what changed, among all entries.
+    """
     sought = Sought(template, variant)
     cache = caches.current()
     entry = sought.find(cache)
@@ -53,7 +59,7 @@ def describe(template: Template, variant: Variant) -> Description:
         cached=entry is not None,
         compile_seconds=entry.compile_seconds if entry else cache.last_seconds(variant.name),
         library_bytes=entry.library_bytes if entry else None,
-        changed=() if entry else tuple(each.field for each in sought.nearest(cache)[1]),
+        changed=tuple(each.field for each in sought.nearest(cache)[1]) if why and not entry else (),
     )
 
 

@@ -26,7 +26,7 @@ from jitsparse.kernels.choice import REFERENCE, Key, select
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["DTYPES", "dds", "dsd", "find", "sdd"]
+__all__ = ["DTYPES", "dds", "dsd", "find", "moved", "sdd"]
 
 DTYPES = {
     torch.float64: ("f64", 8),
@@ -372,6 +372,21 @@ def _layout(tensor: Tensor) -> tuple[Tensor, str, int, int, int]:
     if (row_stride == 1 or rows == 1) and (col_stride >= rows or cols == 1):
         return tensor, "t", col_stride if cols > 1 else rows, batch, batch_stride
     return _layout(tensor.contiguous())
+
+
+def moved(key: Key, device: int, float32: str | None = None) -> Key:
+    """The key of the same call with its operands on another device.
+
+    Args:
+        key: of a call whose operands lie in memory as they would there.
+        device: index of the GPU; -1 for the CPU.
+        float32: arithmetic of float32 on a GPU, ``"f32"`` or ``"tf32"``; by default what torch's
+            float32 matmul precision asks for.
+    """
+    op, _, dtype, *others = key
+    if dtype in ("f32", "tf32"):
+        dtype = "f32" if device < 0 else float32 or _float32()
+    return (op, device, dtype, *others)
 
 
 def _float32() -> str:

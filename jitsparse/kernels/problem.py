@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 __all__ = ["Place", "Problem", "product_problem", "typical_problem"]
+
+_NAME = re.compile(
+    r"(dsd|dds|sdd)\.(f64|f32|tf32|f16|bf16)\.b(8|16|32|64|128)x(8|16|32|64|128)\.l([nt]{2})\.a([01])"
+    r"\.r(\d{1,10})\.c(\d{1,10})\.z(\d{1,10})\.e(\d{1,10})\.x(\d{1,10})",
+    re.ASCII,
+)
 
 
 class Place(NamedTuple):
@@ -70,6 +77,16 @@ class Problem:
             f"{self.op}.{self.dtype}.b{block}.l{self.layout}.a{int(self.aligned)}"
             f".r{self.rows}.c{self.cols}.z{self.nnz}.e{self.extent}.x{self.batch}"
         )
+
+    @classmethod
+    def parse(cls, name: str, device: str) -> Problem | None:
+        """The problem on a device that has a name, or None if none has it."""
+        match = _NAME.fullmatch(name)
+        if match is None:
+            return None
+        op, dtype, rows, cols, layout, aligned, *sizes = match.groups()
+        block = int(rows), int(cols)
+        return cls(op, device, dtype, block, layout, aligned == "1", *(int(n) for n in sizes))
 
     def describe(self) -> str:
         """Two lines for people."""

@@ -275,12 +275,13 @@ class BlockSparseLinear(nn.Module):
         )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # After a copy or a load the buffers are new tensors, maybe on another device.
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         old = self._pattern
-        self._set_pattern(
-            Pattern._trusted(old.shape, old.block_size, self.crow_indices, self.col_indices)
-        )
+        # After a copy or a load the buffers are new tensors, maybe on another device.
+        if self.crow_indices is not old.crow_indices:
+            self._set_pattern(
+                Pattern._trusted(old.shape, old.block_size, self.crow_indices, self.col_indices)
+            )
 
     def extra_repr(self) -> str:
         pattern = self._pattern

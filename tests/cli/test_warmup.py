@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import warmmodels
 
 from jitsparse.cli import main
+from jitsparse.compilation import compile_variants
 from jitsparse.errors import CompileError, ToolchainError
-from jitsparse.jit import Variant
+from jitsparse.jit import Variant, config
 from jitsparse.kernels import registry
+from jitsparse.warmup import plan
 
 FILTERS = ["--op", "dsd", "--dtype", "f32", "--block-size", "32", "--device", "cpu"]
 
@@ -93,3 +100,154 @@ def test_from_a_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert run("--from", str(record), "--json") == 0
     outcomes = json.loads(capsys.readouterr().out)["outcomes"]
     assert [outcome["variant"] for outcome in outcomes] == [v.name for v in wanted]
+
+
+MODEL = ["--model", "warmmodels:transformer", "--input-shape", "2x16x64", "--device", "cpu"]
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict[str, Any]:
+    capsys.readouterr()
+    assert run(*arguments, "--json") == code
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def names(variants: Iterable[Variant]) -> list[str]:
+    return [variant.name for variant in variants]
+
+
+def test_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    expected = names(plan(warmmodels.transformer(), (2, 16, 64), device="cpu", dtype="bf16"))
+    done = as_json(capsys, *MODEL, "--dtype", "bf16")
+    assert [each["variant"] for each in done["outcomes"]] == expected
+    assert {each["status"] for each in done["outcomes"]} <= {"compiled", "cached"}
+    assert as_json(capsys, *MODEL, "--dtype", "bf16", "--check") == {"missing": 0, "outcomes": []}
+
+
+def test_check_and_dry_run_compile_nothing(
+    cache_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (first, *others) = plan(op="dsd", dtype="f32", block_size=32, device="cpu")
+    with config.override(cxx="/no/such/compiler"):
+        missing = as_json(capsys, *FILTERS, "--check", code=3)
+    assert [each["variant"] for each in missing["outcomes"]] == names([first, *others])
+    assert {each["status"] for each in missing["outcomes"]} == {"missing"}
+    assert run(*FILTERS, "--check") == 3
+    captured = capsys.readouterr()
+    assert first.name in captured.out
+    assert f"{1 + len(others)} would be compiled, 0 cached" in captured.err
+    assert not list(cache_dir.glob("v1/dsd*"))
+
+    compile_variants([first])
+    listed = as_json(capsys, *FILTERS, "--dry-run")
+    assert listed["missing"] == len(others)
+    statuses = {each["variant"]: each["status"] for each in listed["outcomes"]}
+    assert statuses == {first.name: "cached"} | dict.fromkeys(names(others), "missing")
+    assert as_json(capsys, *FILTERS, "--check", code=3)["missing"] == len(others)
+    assert len(list(cache_dir.glob("v1/dsd*"))) == 1
+
+
+def test_check_finds_what_another_compiler_made(
+    cache_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As on a machine that may not compile: what matters is whether calls would find it."""
+    (first, *_) = plan(op="dsd", dtype="f32", block_size=32, device="cpu")
+    compile_variants([first])
+    for override in ({"jit": "off"}, {"cxx": "/no/such/compiler"}):
+        with config.override(**override):
+            listed = as_json(capsys, *FILTERS, "--dry-run")
+        assert [each["variant"] for each in listed["outcomes"] if each["path"]] == [first.name]
+
+
+def test_a_record_can_be_checked(
+    cache_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = tmp_path / "used.jsonl"
+    record.write_text(json.dumps({"variant": plan(op="sdd", device="cpu")[0].name}))
+    assert as_json(capsys, "--from", str(record), "--check", code=3)["missing"] == 1
+
+
+def test_targets_of_a_gpu_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--model", "warmmodels:transformer", "--input-shape", "2x16x64"]
+    listed = as_json(
+        capsys, *arguments, "--arch", "9.0a", "--arch", "8.0", "--dtype", "bf16", "--dry-run"
+    )
+    targets = {Variant.parse(each["variant"]).target for each in listed["outcomes"]}
+    assert targets == {"sm90a", "sm80"}
+
+
+def test_the_forward_pass_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    listed = as_json(capsys, *MODEL, "--forward-only", "--dry-run")
+    assert {Variant.parse(each["variant"]).op for each in listed["outcomes"]} == {"dds"}
+
+
+def test_token_ids(capsys: pytest.CaptureFixture[str]) -> None:
+    shapes = ["--input-shape", "2x24:int64", "--input-shape", "24x1"]
+    listed = as_json(
+        capsys, "--model", "warmmodels:Tokens", *shapes, "--device", "cpu", "--dry-run"
+    )
+    assert len(listed["outcomes"]) == 3
+
+
+def test_a_module_in_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "module_of_this_test.py").write_text(
+        "import jitsparse as js\n"
+        "class Models:\n"
+        "    @staticmethod\n"
+        "    def small(): return js.nn.BlockSparseLinear(64, 64, 32, density=0.5)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each not in ("", ".")])
+    model = ["--model", "module_of_this_test:Models.small", "--input-shape", "4x64"]
+    assert as_json(capsys, *model, "--device", "cpu", "--dry-run")["outcomes"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "warmmodels"], "write module:factory"),
+        (["--model", "..:x"], "write module:factory"),
+        (["--model", "no_such_module.models:build"], "no module no_such_module"),
+        (["--model", "toykernel.models:build"], "no module toykernel.models"),
+        (["--model", "broken_module:build"], "ZeroDivisionError: division by zero"),
+        (["--model", "lacking_module:build"], "No module named 'something_else'"),
+        (["--model", "warmmodels:no_such"], "warmmodels has no no_such"),
+        (["--model", "warmmodels:not_a_function"], "no function, but of type int"),
+        (["--model", "warmmodels:fails"], "fails() raised RuntimeError: no such checkpoint"),
+        (["--model", "builtins:list"], "no torch.nn.Module, but list"),
+        (["--model", "warmmodels:dense"], "does not run without data"),
+        (["--model", "torch.nn:Identity"], "calls no kernel"),
+        (["--model", "warmmodels:ReadsData"], "JITSPARSE_RECORD"),
+        (["--model", "warmmodels:transformer", "--op", "dsd"], "no --op and no --block-size"),
+        (["--model", "warmmodels:transformer", "--dtype", "f32,bf16"], "has one dtype"),
+        (["--model", "warmmodels:transformer", "--from", "x"], "takes no filters and no model"),
+        (["--model", "warmmodels:transformer", "--check", "--dry-run"], "--dry-run"),
+    ],
+)
+def test_a_model_that_cannot_be_had(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "broken_module.py").write_text("1 / 0")
+    (tmp_path / "lacking_module.py").write_text("import something_else")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert run(*arguments, "--input-shape", "2x16x64", "--device", "cpu") == 2
+    # The message stands in a box, whose lines end where the terminal would.
+    assert message.replace(" ", "") in re.sub(r"[\s│]+", "", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("shape", ["", "8x", "x", "0x8", "8x-1", "8x64:int", "8x64:nn", "9" * 15])
+def test_a_shape_that_is_none(shape: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--model", "warmmodels:transformer", "--input-shape", shape) == 2
+    assert "--" in capsys.readouterr().err
+
+
+def test_what_belongs_to_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["--input-shape", "8x8"], ["--forward-only"]):
+        assert run(*FILTERS, *arguments) == 2
+        assert arguments[0] in capsys.readouterr().err

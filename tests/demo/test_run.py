@@ -14,7 +14,7 @@ from torch import nn
 from jitsparse.demo.figure import draw, missing_library
 from jitsparse.demo.model import ModelConfig, build_twins
 from jitsparse.demo.run import Demo
-from jitsparse.jit import config
+from jitsparse.jit import config, kernel
 from jitsparse.nn import BlockSparseLinear
 
 SMALL = ModelConfig(width=64, layers=1, heads=2, context=32)
@@ -22,8 +22,11 @@ SMALL = ModelConfig(width=64, layers=1, heads=2, context=32)
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
-    # A cache of its own: the demo counts what is new in it, and other tests compile meanwhile.
-    with config.override(cache_dir=tmp_path_factory.mktemp("demo") / "cache"):
+    # A cache of its own: the demo counts what is new in it, and other tests compile meanwhile. What
+    # they have mapped in this process is not in that cache.
+    own = config.override(cache_dir=tmp_path_factory.mktemp("demo") / "cache")
+    with pytest.MonkeyPatch.context() as patch, own:
+        patch.setattr(kernel, "_mapped", {})
         demo = Demo(device=torch.device("cpu"), steps=12, seed=3, config=SMALL)
         demo.warm_up()
         demo.train()

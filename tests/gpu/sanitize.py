@@ -20,9 +20,9 @@ import torch
 from test_cuda_kernels import DTYPES, grid, problem
 
 import jitsparse as js
+from jitsparse.compilation import compile_variants
 from jitsparse.kernels import registry
 from jitsparse.kernels.cuda import LAYOUTS
-from jitsparse.warmup import compile_variants
 
 ROWS, COLS, EXTENT = 200, 328, 136
 

@@ -14,10 +14,10 @@ import torch
 
 import jitsparse as js
 from jitsparse.bench.cases import DTYPES
+from jitsparse.compilation import compile_variants
 from jitsparse.kernels import registry
 from jitsparse.kernels.cuda import LAYOUTS
 from jitsparse.kernels.problem import Problem
-from jitsparse.warmup import compile_variants
 
 pytestmark = pytest.mark.gpu
 

@@ -1,0 +1,249 @@
+"""Compiling a list of variants: several at a time, to the end whatever fails, and what came of it.
+
+Three ways: now (:func:`compile_variants`), while the program goes on (:class:`BackgroundWarmup`),
+and not at all (:func:`survey`, which says what would be compiled).
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jitsparse.errors import CompileError, JitsparseError
+from jitsparse.kernels import registry
+
+if TYPE_CHECKING:
+    from jitsparse.jit import Variant
+
+__all__ = ["BackgroundWarmup", "Outcome", "compile_variants", "raise_failures", "survey"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one variant.
+
+    Attributes:
+        variant: which one.
+        status: ``"compiled"``, ``"cached"`` (it was there already), ``"failed"``, or ``"missing"``
+            (it would be compiled, if this were no survey).
+        seconds: that compiling it took, now or when it was compiled; None if it never was.
+        path: directory of its entry, None if there is none.
+        error: what failed, else None.
+    """
+
+    variant: Variant
+    status: str
+    seconds: float | None
+    path: Path | None
+    error: JitsparseError | None = None
+
+
+def compile_variants(
+    variants: Iterable[Variant],
+    *,
+    jobs: int | None = None,
+    on_outcome: Callable[[Outcome], None] | None = None,
+) -> list[Outcome]:
+    """Compile variants in parallel. A failure is an outcome and stops none of the others.
+
+    Args:
+        variants: what to compile.
+        jobs: compilers at a time; by default ``MAX_JOBS``, else as many as the processors and the
+            memory allow that this process may use.
+        on_outcome: called in this thread as each variant is done.
+
+    Returns:
+        One outcome a variant, in their order.
+    """
+    from jitsparse.jit import config
+
+    everything = list(variants)
+    workers = jobs or config.get().jobs
+    outcomes: dict[Variant, Outcome] = {}
+    with ThreadPoolExecutor(max_workers=max(1, min(workers, len(everything) or 1))) as pool:
+        try:
+            futures = [pool.submit(_compile, each) for each in _longest_first(everything)]
+            for future in as_completed(futures):
+                outcome = future.result()
+                outcomes[outcome.variant] = outcome
+                if on_outcome is not None:
+                    on_outcome(outcome)
+        except BaseException:
+            # Interrupted: what has not begun need not.
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return [outcomes[variant] for variant in everything]
+
+
+def survey(variants: Iterable[Variant]) -> list[Outcome]:
+    """Which variants are cached and which would be compiled. Compiles and maps nothing.
+
+    Returns:
+        One outcome a variant, in their order, ``"cached"`` or ``"missing"``.
+    """
+    from jitsparse import jit
+
+    outcomes = []
+    for variant in variants:
+        found = jit.describe(registry.template_of(variant), variant, why=False)
+        status, path = ("cached", found.path) if found.cached else ("missing", None)
+        outcomes.append(Outcome(variant, status, found.compile_seconds, path))
+    return outcomes
+
+
+def raise_failures(outcomes: Sequence[Outcome]) -> None:
+    """Raise if a variant failed.
+
+    Raises:
+        CompileError: variants failed to compile; names them all and has the log of the first.
+        JitsparseError: what else the first failure was.
+    """
+    failed = [(outcome, outcome.error) for outcome in outcomes if outcome.error is not None]
+    if not failed:
+        return
+    first, error = failed[0]
+    if not isinstance(error, CompileError):
+        raise error
+    raise CompileError(
+        f"{len(failed)} of {len(outcomes)} variants did not compile: "
+        f"{', '.join(outcome.variant.name for outcome, _ in failed)}.\n"
+        f"The first one: {error}",
+        variant=first.variant.name,
+        log_path=error.log_path,
+        source_path=error.source_path,
+        command=error.command,
+    ) from error
+
+
+class BackgroundWarmup:
+    """Variants that are being compiled while the program goes on: what ``js.warmup`` returns.
+
+    A call that needs a kernel whose turn has not come compiles it itself; one whose kernel is being
+    compiled waits for it. The program may end at any time, and ends the compilers. What fails is
+    said in a line on stderr at once, and raised by :meth:`wait`; the other variants go on. A forked
+    child has none of the threads that compile, and asks for what it waits for anew.
+
+    Attributes:
+        variants: what is compiled, in the order of the outcomes.
+
+    Example:
+        >>> import jitsparse as js
+        >>> warming = js.warmup(op="dsd", dtype="f32", block_size=32, device="cpu", background=True)
+        >>> outcomes = warming.wait()
+        >>> warming.done(), len(outcomes) == len(warming.variants)
+        (True, True)
+    """
+
+    def __init__(
+        self,
+        variants: Iterable[Variant],
+        *,
+        jobs: int | None = None,
+        on_outcome: Callable[[Outcome], None] | None = None,
+    ) -> None:
+        self.variants = tuple(variants)
+        self._jobs = jobs
+        self._begin(on_outcome)
+
+    def done(self) -> bool:
+        """Whether every variant has been compiled, or has failed."""
+        return all(future.done() for future in self._builds().values())
+
+    def outcomes(self) -> list[Outcome]:
+        """Of the variants that are done so far, failed ones among them."""
+        builds = self._builds()
+        return [builds[each].result() for each in self.variants if builds[each].done()]
+
+    def wait(self, timeout: float | None = None) -> list[Outcome]:
+        """Wait until every variant is done.
+
+        Args:
+            timeout: seconds to wait at most; by default any number.
+
+        Returns:
+            One outcome a variant.
+
+        Raises:
+            CompileError: some variants failed; all others were compiled.
+            ToolchainError: there is no compiler for the device.
+            TimeoutError: some are not done after so many seconds. They go on.
+        """
+        builds = self._builds()
+        _, late = concurrent.futures.wait(builds.values(), timeout)
+        if late:
+            raise TimeoutError(
+                f"{len(late)} of {len(builds)} kernels are not compiled after {timeout} s; they "
+                "are going on, so wait again"
+            )
+        outcomes = self.outcomes()
+        raise_failures(outcomes)
+        return outcomes
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self.outcomes())} of {len(self.variants)} kernels done)"
+
+    def _begin(self, on_outcome: Callable[[Outcome], None] | None) -> None:
+        from jitsparse.jit import background
+
+        self._process = os.getpid()
+        total = len(self.variants)
+        self._futures: dict[Variant, Future[Outcome]] = {}
+        for number, variant in enumerate(_longest_first(self.variants), 1):
+            job = _Job(variant, (number, total), on_outcome)
+            self._futures[variant] = background.submit(job, self._jobs)
+
+    def _builds(self) -> dict[Variant, Future[Outcome]]:
+        if self._process != os.getpid():
+            self._begin(None)  # whom the parent's program told is not told by its child again
+        return self._futures
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Compiles a variant in the background, and says what went wrong."""
+
+    variant: Variant
+    position: tuple[int, int]
+    on_outcome: Callable[[Outcome], None] | None
+
+    def __call__(self) -> Outcome:
+        from jitsparse.jit import progress
+
+        outcome = _compile(self.variant, position=self.position, show_progress=True)
+        if outcome.error is not None:
+            text = str(outcome.error)
+            named = text if self.variant.name in text else f"{self.variant.name}: {text}"
+            progress.say("warning", f"in the background, {named}")
+        if self.on_outcome is not None:
+            self.on_outcome(outcome)
+        return outcome
+
+
+def _compile(
+    variant: Variant, *, position: tuple[int, int] | None = None, show_progress: bool = False
+) -> Outcome:
+    from jitsparse import jit
+
+    try:
+        template = registry.template_of(variant)
+        entry = jit.compile_only(template, variant, show_progress=show_progress, position=position)
+    except JitsparseError as error:
+        return Outcome(variant, "failed", None, None, error)
+    status = "compiled" if entry.fresh else "cached"
+    return Outcome(variant, status, entry.compile_seconds, entry.path)
+
+
+def _longest_first(variants: Sequence[Variant]) -> list[Variant]:
+    """Variants in the order to begin them: what took longest last time, after what is unknown.
+
+    A long one that begins last is waited for alone.
+    """
+    from jitsparse.jit import cache as caches
+
+    last = caches.current().last_seconds
+    return sorted(variants, key=lambda each: -(last(each.name) or float("inf")))

@@ -1,0 +1,271 @@
+"""Which kernels a model would run, found by running it on tensors that have no data.
+
+A copy of the model, all of whose tensors are fake (torch's ``FakeTensorMode``: shape, strides,
+dtype, device and no memory), runs forward and backward on fake inputs. Every registered operation
+that is called leaves a note of how its operands lie in memory, and from the notes
+:mod:`~jitsparse.kernels.dispatch` makes the very keys that a real call would make. So layers,
+functions and patterns are found wherever the model uses them, the tensors between them have their
+real strides, nothing is computed, and no GPU is needed for the kernels of one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from jitsparse import calls
+from jitsparse.errors import ArgumentError
+from jitsparse.kernels import dispatch
+from jitsparse.kernels.choice import Key
+from jitsparse.pattern import Pattern
+
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+__all__ = ["Input", "inputs_of", "keys_of_model", "place_of"]
+
+Input = Tensor | tuple[int, ...]
+"""A positional argument of a model: an example, or the shape of a floating-point tensor."""
+
+RECORD_INSTEAD = (
+    "Where a model needs data to run, record a real run and warm up from that: "
+    "JITSPARSE_RECORD=used.jsonl, then jitsparse warmup --from used.jsonl"
+)
+
+
+def keys_of_model(
+    model: nn.Module,
+    inputs: Sequence[Input],
+    *,
+    device: str,
+    dtype: torch.dtype | None = None,
+    float32: str | None = None,
+    backward: bool = True,
+) -> list[Key]:
+    """The keys of all calls that a model's forward and backward pass make, each once.
+
+    Args:
+        model: whose tensors may be anywhere; it is left alone.
+        inputs: its positional arguments. One that is given as a shape is floating-point, contiguous
+            and has a gradient; of a tensor only shape, strides, dtype and ``requires_grad`` count.
+        device: ``"cpu"`` or ``"cuda"``, where the model will run.
+        dtype: of all floating-point tensors of the model and its inputs; by default they keep
+            theirs, and an input that is a shape has that of the model's first parameter.
+        float32: as for :func:`~jitsparse.kernels.dispatch.moved`.
+        backward: whether gradients are computed, of what requires one.
+
+    Raises:
+        ArgumentError: the model cannot be copied, it cannot run on such inputs without data, or it
+            calls no operation of jitsparse.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    # Where there is no GPU, torch can pretend to have one ahead of the backward pass only. Then the
+    # tensors between the layers lie as they do on a CPU.
+    where = device if torch.cuda.is_available() else "cpu"
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fakes = _Fakes(mode, where, dtype)
+    listener = _Listener()
+    model = getattr(model, "_orig_mod", model)  # of a compiled one, what was compiled
+    with torch.inference_mode(False), torch.set_grad_enabled(backward), _eagerly():
+        with _explained(f"{type(model).__name__} cannot be copied"), fakes:
+            double = copy.deepcopy(model)
+        with mode:
+            arguments = [
+                fakes.like(each).requires_grad_(backward and each.requires_grad)
+                if isinstance(each, Tensor)
+                else torch.empty(
+                    each, dtype=dtype or _dtype_of(model), device=where
+                ).requires_grad_(backward)
+                for each in inputs
+            ]
+            shapes = ", ".join(str(tuple(each.shape)) for each in arguments)
+            asked = f"{type(model).__name__} on inputs of shape {shapes} on {device}"
+            with _explained(f"{asked} does not run"), listener:
+                outputs = [each for each in tree_leaves(double(*arguments)) if _has_gradient(each)]
+                if outputs:
+                    # A gradient lies as its tensor does, or is copied to lie so.
+                    torch.autograd.backward(outputs, [torch.ones_like(each) for each in outputs])
+    index = -1 if device == "cpu" else 0
+    keys = [dispatch.moved(key, index, float32) for key in listener.keys()]
+    if not keys:
+        raise ArgumentError(
+            f"{asked} calls no kernel: it has no BlockSparseLinear layer and no operation of "
+            "jitsparse that such inputs reach, or all of them are empty"
+        )
+    return list(dict.fromkeys(keys))
+
+
+def inputs_of(given: object) -> list[Input]:
+    """One shape, one tensor, or a sequence of them, as a list.
+
+    Raises:
+        ArgumentError: it is none of these.
+    """
+    if isinstance(given, Tensor) or _is_shape(given):
+        given = [given]
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        found = [each if isinstance(each, Tensor) else _shape(each) for each in given]
+        legal = [each for each in found if each is not None]
+        if legal and len(legal) == len(found):
+            return legal
+    raise ArgumentError(
+        "input_shape is the shape of the model's input, as (8, 512), an example tensor, or a list "
+        f"with one of these for each positional argument; got {given!r}"
+    )
+
+
+def place_of(model: nn.Module) -> torch.device:
+    """Where a model's parameters and buffers are; the CPU if it has none or they are nowhere."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.device.type in ("cpu", "cuda"):
+            return tensor.device
+    return torch.device("cpu")
+
+
+class _Fakes(TorchFunctionMode):
+    """Has ``copy.deepcopy`` put a fake in the place of every tensor and every pattern.
+
+    Args:
+        mode: whose fakes they are.
+        device: of the fakes.
+        dtype: of those that are floating-point, or None for their own.
+    """
+
+    def __init__(self, mode: FakeTensorMode, device: str, dtype: torch.dtype | None) -> None:
+        super().__init__()
+        self.mode = mode
+        self.device = device
+        self.dtype = dtype
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.Tensor.__deepcopy__:
+            original, memo = args
+            return self._once(original, memo)
+        if func is torch.Tensor.clone:  # what copies the data of a Parameter
+            return self.like(args[0])
+        if func is Pattern.__deepcopy__:
+            original, memo = args
+            double = Pattern.__new__(Pattern)
+            memo[id(original)] = double
+            for name, fact in vars(original).items():
+                double.__dict__[name] = self._once(fact, memo) if isinstance(fact, Tensor) else fact
+            return double
+        return func(*args, **(kwargs or {}))
+
+    def like(self, tensor: Tensor) -> Tensor:
+        """A fake that lies in memory as a tensor does, or would after a move or a conversion."""
+        if tensor.layout is not torch.strided:
+            return tensor  # none of ours takes it; what does makes a fake of it
+        dtype = self.dtype if self.dtype and tensor.is_floating_point() else tensor.dtype
+        stays = tensor.dtype == dtype and tensor.device.type == self.device
+        # What is allocated anew begins at a multiple of 16 bytes.
+        shift = tensor.data_ptr() % 16 // tensor.itemsize if stays else 0
+        with self.mode:
+            room = torch.empty(shift + calls.span(tensor), dtype=dtype, device=self.device)
+            return room.as_strided(tensor.shape, tensor.stride(), shift)
+
+    def _once(self, tensor: Tensor, memo: dict[int, Any]) -> Tensor:
+        if id(tensor) not in memo:
+            double = self.like(tensor)
+            memo[id(tensor)] = double.requires_grad_() if tensor.requires_grad else double
+        found: Tensor = memo[id(tensor)]
+        return found
+
+
+class _Place(NamedTuple):
+    """How a tensor lies in memory: all of it that the choice of a kernel depends on."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+
+    def stand_in(self) -> Tensor:
+        """A tensor on the meta device that lies so. Its address is its distance from the start."""
+        alike = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
+        room = alike.new_empty(self.offset + calls.span(alike))
+        return room.as_strided(self.shape, self.strides, self.offset)
+
+
+class _Listener(TorchDispatchMode):
+    """Notes the calls of registered operations, and lets them go on."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._heard: dict[tuple[Callable[..., Any], tuple[Any, ...]], None] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in calls.RUN:
+            self._heard[func, tuple(_note(each) for each in args)] = None
+        return func(*args, **(kwargs or {}))
+
+    def keys(self) -> Iterator[Key]:
+        """Of the calls that were heard, as they would be on the CPU. Outside of all modes."""
+        for op, notes in self._heard:
+            arguments = (e.stand_in() if isinstance(e, _Place) else e for e in notes)
+            _, key = calls.observe(op, tuple(arguments))
+            if key is not None:
+                yield key
+
+
+def _note(argument: Any) -> Any:
+    if not isinstance(argument, Tensor):
+        return argument
+    offset = argument.storage_offset()
+    return _Place(tuple(argument.shape), argument.stride(), int(offset), argument.dtype)
+
+
+def _has_gradient(output: object) -> bool:
+    return isinstance(output, Tensor) and output.requires_grad
+
+
+def _dtype_of(model: nn.Module) -> torch.dtype:
+    floating = (each.dtype for each in model.parameters() if each.is_floating_point())
+    return next(floating, torch.get_default_dtype())
+
+
+def _is_shape(given: object) -> bool:
+    return _shape(given) is not None
+
+
+def _shape(given: object) -> tuple[int, ...] | None:
+    """A sequence of extents as a tuple, or None."""
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        return None
+    legal = all(isinstance(e, int) and not isinstance(e, bool) and e >= 0 for e in given)
+    return tuple(given) if given and legal else None
+
+
+@contextlib.contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Whatever the model's own code raises becomes an error that says what was asked of it."""
+    try:
+        yield
+    except Exception as error:
+        text = str(error).strip().splitlines()
+        first = text[0] if text else "no explanation"
+        raise ArgumentError(
+            f"{what} without data: {type(error).__name__}: {first}. {RECORD_INSTEAD}"
+        ) from error
+
+
+def _eagerly() -> contextlib.AbstractContextManager[object]:
+    """Compiled parts of a model run uncompiled; there are none unless the compiler is loaded."""
+    if "torch._dynamo" not in sys.modules:
+        return contextlib.nullcontext()
+    stance: contextlib.AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
+    return stance
