@@ -244,13 +244,16 @@ struct SpmmWgmma {
   static constexpr int kOutParts = kTileN / 64;
   using Accumulators = float[kOutParts][8 * 4];
 
-  // A tile that is finished, rounded and packed. Its parts are stored one by one while the next tile is multiplied.
+  // With one block a group and stage, a tile is stored while the next one is multiplied. With more the warps are as busy as the
+  // tensor cores, and waiting costs 4 to 7 %.
+  static constexpr bool kDeferred = kGroupSlots == 1;
+
+  // A tile that is finished, rounded and packed, of which parts are still to be stored.
   static constexpr unsigned kStored = 1u << kOutParts;
   struct Finished {
     unsigned packed[kOutParts][8 * 2];
-    unsigned next = kStored;     // 1 << the part that is stored next (by a number the compiler would index local memory)
-    int first_m, next_n, batch;  // where that part goes
-    int buffer = 0;              // and by way of which
+    unsigned next = kStored;  // 1 << the part that is stored next (by a number the compiler would index local memory)
+    int first_m, next_n, batch;
   };
 
   static __device__ __forceinline__ void consume(const Params& params, unsigned base, const StageBarriers& barriers, int group,
@@ -259,8 +262,8 @@ struct SpmmWgmma {
     const Steps index(params.args);
     StepMasks masks(index.steps, lane);
     RingPosition ring;
+    Outbox outbox = {base + kStagedAt + group * kStagedBuffers * kStagedBytes, group, thread};
     Finished finished;
-    const unsigned staged = base + kStagedAt + group * kStagedBuffers * kStagedBytes;
     // What is needed of a tile is read while the one before it is computed.
     Tile next(params, 0);
     int4 next_panel = make_int4(0, 0, 0, 0);
@@ -283,20 +286,20 @@ struct SpmmWgmma {
 #pragma unroll
         for (int part = 0; part < kParts; ++part) {
           barriers.wait_full(ring.stage, ring.round);
-          if (kGroupSlots == 1 && !(mask & 1)) {
+          if (kDeferred && !(mask & 1)) {
             // The stage before must not be held over a run of steps that are the other warpgroup's: the ring would stop.
             ptx::wgmma_wait<0>();
             if (pending >= 0) barriers.release(pending, lane);
             pending = -1;
             barriers.release(ring.stage, lane);
-            store_part(params, finished, staged, group, thread);
+            store_part(params, finished, outbox);
           } else {
             multiply(c, base + ring.stage * kStageBytes, first_slot, group, mask);
-            if (kGroupSlots == 1) {
+            if (kDeferred) {
               ptx::wgmma_wait<1>();
               if (pending >= 0) barriers.release(pending, lane);
               pending = ring.stage;
-              store_part(params, finished, staged, group, thread);
+              store_part(params, finished, outbox);
             } else {
               ptx::wgmma_wait<0>();
               barriers.release(ring.stage, lane);
@@ -309,13 +312,15 @@ struct SpmmWgmma {
       if (pending >= 0) barriers.release(pending, lane);
       if (kSlots > 1 && next.valid) masks.start(next_panel.y, next_panel.z);
       ptx::keep_in_order(c);
-      // What a short tile has left to store of the one before it.
-      while (finished.next != kStored) store_part(params, finished, staged, group, thread);
-      finish(params, c, bias, first_m, tile, finished, lane);
-      // With many blocks a stage the warps are as busy as the tensor cores, and waiting costs 4 to 7 %.
-      while (kGroupSlots > 1 && finished.next != kStored) store_part(params, finished, staged, group, thread);
+      if constexpr (kDeferred) {
+        // What a short tile has left to store of the one before it.
+        while (finished.next != kStored) store_part(params, finished, outbox);
+        finish(params, c, bias, first_m, tile, finished, lane);
+      } else {
+        store(params, c, bias, first_m, tile, outbox);
+      }
     }
-    while (finished.next != kStored) store_part(params, finished, staged, group, thread);
+    while (finished.next != kStored) store_part(params, finished, outbox);
     if (thread == 0) ptx::bulk_wait_read<0>();
   }
 
@@ -359,48 +364,84 @@ struct SpmmWgmma {
 
   // ---- epilogue
 
+  // The way out for parts of 64 x 64: buffers in shared memory that take turns.
+  struct Outbox {
+    unsigned staged;
+    int group, thread, buffer = 0;
+
+    // The address for the next part, once what was there has been read.
+    __device__ __forceinline__ unsigned open() {
+      const unsigned at = staged + buffer * kStagedBytes;
+      buffer = (buffer + 1) % kStagedBuffers;
+      if (thread == 0) ptx::bulk_wait_read<kStagedBuffers - 1>();
+      ptx::named_barrier(1 + group, 128);
+      return at;
+    }
+
+    __device__ __forceinline__ void put(unsigned at, const unsigned (&packed)[8 * 2]) const {
+      stage_part<OUT_TRANSPOSED == kTransposed>(packed, at, thread / 32, thread % 32);
+    }
+
+    // Sends off what all have put there.
+    __device__ __forceinline__ void close(const Params& params, unsigned at, int at_m, int at_n, int batch) const {
+      ptx::fence_proxy_async();
+      ptx::named_barrier(1 + group, 128);
+      if (thread == 0) {
+        const int x = OUT_TRANSPOSED ? at_m : at_n, y = OUT_TRANSPOSED ? at_n : at_m;
+        ptx::tma_store_3d(&params.out, at, x, y, batch, ptx::l2_evict_first());
+        ptx::bulk_commit();
+      }
+    }
+  };
+
   // Bias, activation and rounding.
-  static __device__ __forceinline__ void finish(const Params& params, Accumulators& c, float2 bias, int first_m, const Tile& tile,
-                                                Finished& finished, int lane) {
-    const SpmmArgs& args = params.args;
+  static __device__ __forceinline__ void finish_part(const SpmmArgs& args, float (&c)[8 * 4], float2 bias, int first_m, int lane,
+                                                     unsigned (&packed)[8 * 2]) {
+    float(&part)[8][4] = reinterpret_cast<float(&)[8][4]>(c);
+    if (OUT_TRANSPOSED && args.bias != nullptr) {
+      if constexpr (kTransposed) {
+        add_bias_along<Element>(part, args.bias, first_m, m(args), lane);
+      } else {
+        add_bias_down(part, bias);
+      }
+    }
+    apply_activation<Element>(c, args.activation);
+    pack_part<Element>(part, packed);
+  }
+
+  static __device__ __forceinline__ void store(const Params& params, Accumulators& c, float2 bias, int first_m, const Tile& tile,
+                                               Outbox& outbox) {
 #pragma unroll
     for (int i = 0; i < kOutParts; ++i) {
-      float(&part)[8][4] = reinterpret_cast<float(&)[8][4]>(c[i]);
-      if (OUT_TRANSPOSED && args.bias != nullptr) {
-        if constexpr (kTransposed) {
-          add_bias_along<Element>(part, args.bias, first_m, m(args), lane);
-        } else {
-          add_bias_down(part, bias);
-        }
-      }
-      apply_activation<Element>(c[i], args.activation);
-      pack_part<Element>(part, finished.packed[i]);
+      const int at_n = tile.column * kTileN + i * 64;
+      if (first_m >= m(params.args) || at_n >= params.args.n) break;
+      unsigned packed[8 * 2];
+      finish_part(params.args, c[i], bias, first_m, outbox.thread % 32, packed);
+      const unsigned at = outbox.open();
+      outbox.put(at, packed);
+      outbox.close(params, at, first_m, at_n, tile.batch);
     }
-    finished.next = first_m < m(args) ? 1 : kStored;
+  }
+
+  static __device__ __forceinline__ void finish(const Params& params, Accumulators& c, float2 bias, int first_m, const Tile& tile,
+                                                Finished& finished, int lane) {
+#pragma unroll
+    for (int i = 0; i < kOutParts; ++i) finish_part(params.args, c[i], bias, first_m, lane, finished.packed[i]);
+    finished.next = first_m < m(params.args) ? 1 : kStored;
     finished.first_m = first_m;
     finished.next_n = tile.column * kTileN;
     finished.batch = tile.batch;
   }
 
   // Starts to store the next part of a finished tile, if there is one.
-  static __device__ __forceinline__ void store_part(const Params& params, Finished& finished, unsigned staged, int group, int thread) {
+  static __device__ __forceinline__ void store_part(const Params& params, Finished& finished, Outbox& outbox) {
     if (finished.next == kStored) return;
-    const int lane = thread % 32, warp = thread / 32, at_m = finished.first_m, at_n = finished.next_n;
-    const unsigned to = staged + finished.buffer * kStagedBytes;
-    if (thread == 0) ptx::bulk_wait_read<kStagedBuffers - 1>();
-    ptx::named_barrier(1 + group, 128);
+    const unsigned at = outbox.open();
 #pragma unroll
     for (int i = 0; i < kOutParts; ++i) {
-      if (finished.next & 1u << i) stage_part<OUT_TRANSPOSED == kTransposed>(finished.packed[i], to, warp, lane);
+      if (finished.next & 1u << i) outbox.put(at, finished.packed[i]);
     }
-    ptx::fence_proxy_async();
-    ptx::named_barrier(1 + group, 128);
-    if (thread == 0) {
-      const int x = OUT_TRANSPOSED ? at_m : at_n, y = OUT_TRANSPOSED ? at_n : at_m;
-      ptx::tma_store_3d(&params.out, to, x, y, finished.batch, ptx::l2_evict_first());
-      ptx::bulk_commit();
-    }
-    finished.buffer = (finished.buffer + 1) % kStagedBuffers;
+    outbox.close(params, at, finished.first_m, finished.next_n, finished.batch);
     finished.next_n += 64;
     finished.next = finished.next_n < params.args.n ? finished.next << 1 : kStored;
   }
