@@ -66,6 +66,7 @@ def build(template: Template, variant: Variant, tools: toolchain.Toolchain, stag
         CompileError: the template cannot be rendered.
         BuildFailure: the compiler refused the source. Source and log are in the directory.
         ToolchainError: ninja or the compiler cannot be run.
+        OSError: something cannot be written.
     """
     source = staging / f"kernel{template.suffix}"
     source.write_text(render(template, template.context(variant)), encoding="utf-8")
@@ -142,9 +143,7 @@ def _load(
             # Mapping the new library is the last thing that load does. That it cannot be mapped
             # here is no failure of the build: it may have been built for another machine.
             if not (staging / f"{name}.so").is_file():
-                raise ToolchainError(
-                    f"the build of {variant.name} did not start: {error}"
-                ) from error
+                raise
             said.append(f"not mapped here: {error}")
         except RuntimeError as error:
             if threading.get_ident() in _interrupted:

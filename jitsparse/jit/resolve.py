@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jitsparse.errors import CacheMiss, ToolchainError
+from jitsparse.errors import CacheMiss, ToolchainError, UnwritableCache
 from jitsparse.jit import cache as caches
 from jitsparse.jit import config, key, progress, toolchain
 from jitsparse.jit.build import BuildFailure, build, check_backend
@@ -110,6 +110,7 @@ def resolve(
         CacheMiss: nothing is cached and nothing may be compiled.
         ToolchainError: a compiler is missing.
         CompileError: the template cannot be rendered or does not compile.
+        UnwritableCache: there is no directory to compile in.
     """
     cache = caches.current()
     name = sought.variant.name
@@ -160,6 +161,8 @@ def _build(sought: Sought, tools: toolchain.Toolchain, cache: Cache) -> Entry:
             kept / LOG,
             failure.command,
         ) from None
+    except UnwritableCache:
+        raise
     except OSError as error:
         raise ToolchainError(
             f"{sought.variant.name} could not be built below {cache.root}: {error}. Make room "
