@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from jitsparse.errors import ToolchainError
-from jitsparse.jit import toolchain
+from jitsparse.jit import imports, toolchain
 from jitsparse.jit.diagnostics import first_error
 from jitsparse.jit.entry import LIBRARY, LOG
 from jitsparse.jit.targets import compile_flags, link_flags
@@ -46,6 +46,7 @@ def check_backend(template: Template, variant: Variant) -> None:
     Raises:
         ToolchainError: a CUDA template, and torch was built without CUDA.
     """
+    imports.ready("torch")
     import torch
 
     if template.language == "cuda" and torch.version.cuda is None:
@@ -68,6 +69,7 @@ def build(template: Template, variant: Variant, tools: toolchain.Toolchain, stag
         ToolchainError: ninja or the compiler cannot be run.
         OSError: something cannot be written.
     """
+    imports.ready("jinja2", "torch.utils.cpp_extension")
     source = staging / f"kernel{template.suffix}"
     source.write_text(render(template, template.context(variant)), encoding="utf-8")
     started = time.perf_counter()

@@ -103,8 +103,25 @@ class Cache(Lookup):
         Raises:
             UnwritableCache: it cannot be made.
         """
+        path = self.staging_path(name)
+        self.make_staging(path)
+        return path
+
+    def staging_path(self, name: str) -> Path:
+        """Where :meth:`stage` would make a directory: for who is to remove it, interrupted or not.
+
+        Between a directory that is made and a variable that holds its path is room for a Ctrl-C.
+        """
+        unique = f"{name.rpartition('-')[2]}.{builders.owner()}.{uuid.uuid4().hex[:8]}"
+        return self.root / VERSION / "staging" / unique
+
+    def make_staging(self, path: Path) -> None:
+        """Make the directory of :meth:`staging_path`.
+
+        Raises:
+            UnwritableCache: it cannot be made.
+        """
         staging = self._directory("staging")
-        path = staging / f"{name.rpartition('-')[2]}.{builders.owner()}.{uuid.uuid4().hex[:8]}"
         try:
             path.mkdir(mode=0o700)
             # Its stamps are of the same clock as those of other hosts' directories, which this
@@ -117,7 +134,6 @@ class Cache(Lookup):
         for other in others:
             if builders.abandoned(other, now):
                 shutil.rmtree(other, ignore_errors=True)
-        return path
 
     def publish(self, staging: Path, name: str, meta: Mapping[str, Any]) -> Entry:
         """Turn a finished build into an entry, or use the one that another builder published.
