@@ -79,6 +79,31 @@ def test_fork_after_load(tmp_path: Path) -> None:
     assert toykernel.staged(tmp_path / "cache") == []
 
 
+def fork_after_use(block_size: int) -> dict[str, Any]:
+    """A child of a process whose kernels have run on several threads runs them too."""
+    import torch
+
+    import jitsparse as js
+
+    torch.set_num_threads(2)
+    a = js.random((512, 512), block_size, 0.5)
+    x = torch.randn(512, 256)
+    # Compared as bytes: torch's own operations wait for the pool, too.
+    y = (a @ x).numpy().tobytes()
+    threads = len(os.listdir("/proc/self/task"))
+    child = in_a_fork(lambda: (a @ x).numpy().tobytes() == y)
+    return {"child": child, "threads": threads, "again": (a @ x).numpy().tobytes() == y}
+
+
+def test_fork_after_use() -> None:
+    """The child of a process with a pool of OpenMP threads has none and must not wait for them."""
+    with Zygote() as zygote:
+        outcome = zygote.run(fork_after_use, block_size=32)
+    assert outcome.value["threads"] > 1, outcome
+    assert outcome.value["child"] is True
+    assert outcome.value["again"]
+
+
 def fork_while_building(folder: str, cache: str, delay: float) -> dict[str, Any]:
     """A child is forked while a thread builds; it needs the same kernel, and another."""
     template = toykernel.template(folder)

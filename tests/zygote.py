@@ -96,16 +96,19 @@ class Zygote:
 
     Args:
         patience: seconds that a child may take.
+        before: a command that runs the program in surroundings of its own.
         environment: variables to set for it.
     """
 
-    def __init__(self, *, patience: float = PATIENCE, **environment: str) -> None:
+    def __init__(
+        self, *, patience: float = PATIENCE, before: tuple[str, ...] = (), **environment: str
+    ) -> None:
         self.patience = patience
         self._folder = tempfile.TemporaryDirectory(prefix="jitsparse-zygote-")
         self._count = 0
         program = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         self._process = subprocess.Popen(
-            [sys.executable, "-c", f"{program}import zygote; zygote.serve()"],
+            [*before, sys.executable, "-c", f"{program}import zygote; zygote.serve()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
