@@ -21,7 +21,7 @@ from zygote import Zygote, use
 from jitsparse.jit import Cache, load
 from jitsparse.jit.inventory import verify
 
-TRIALS = int(os.environ.get("JITSPARSE_TEST_TRIALS", "10"))
+TRIALS = int(os.environ.get("JITSPARSE_TEST_TRIALS", "6"))
 SEED = int(os.environ.get("JITSPARSE_TEST_SEED", "20"))
 
 pytestmark = pytest.mark.timeout(300 + 4 * TRIALS)
@@ -47,9 +47,12 @@ def test_deleted_at_any_moment_of_a_build(tmp_path: Path) -> None:
     toykernel.write(tmp_path)
     cache, chance, found = tmp_path / "cache", random.Random(SEED), Counter[str]()
     with Zygote() as zygote:
-        started = time.perf_counter()
-        assert zygote.run(use, folder=tmp_path, cache=tmp_path / "first").value["right"]
-        seconds = time.perf_counter() - started
+        # The first answer of a zygote comes when it has imported everything.
+        for number in range(2):
+            started = time.perf_counter()
+            value = zygote.run(use, folder=tmp_path, cache=tmp_path / f"first{number}").value
+            seconds = time.perf_counter() - started
+            assert value["fresh"]
         for _ in range(TRIALS):
             child = zygote.fork(use, folder=tmp_path, cache=cache)
             time.sleep(chance.uniform(0, seconds))

@@ -18,7 +18,7 @@ from zygote import Zygote, use
 from jitsparse.jit import Cache, config, load
 from jitsparse.jit.inventory import verify
 
-TRIALS = int(os.environ.get("JITSPARSE_TEST_TRIALS", "10"))
+TRIALS = int(os.environ.get("JITSPARSE_TEST_TRIALS", "6"))
 SEED = int(os.environ.get("JITSPARSE_TEST_SEED", "20"))
 PATIENCE = 60.0
 

@@ -1,7 +1,7 @@
 """kill -9 and Ctrl-C at random moments of a build: no hang, no wrong kernel, nothing left behind.
 
 Moments are drawn uniformly over the measured length of a first use. What is counted are signals
-that reached a living process: 10 of each kind, or ``JITSPARSE_TEST_TRIALS``. Another
+that reached a living process: 6 of each kind, or ``JITSPARSE_TEST_TRIALS``. Another
 ``JITSPARSE_TEST_SEED`` draws other moments. `test_kill.py` does the same at named stages.
 """
 
@@ -25,7 +25,7 @@ from zygote import Child, Hang, Outcome, Zygote, use
 from jitsparse.jit import Cache
 from jitsparse.jit.inventory import verify
 
-TRIALS = int(os.environ.get("JITSPARSE_TEST_TRIALS", "10"))
+TRIALS = int(os.environ.get("JITSPARSE_TEST_TRIALS", "6"))
 SEED = int(os.environ.get("JITSPARSE_TEST_SEED", "20"))
 
 pytestmark = pytest.mark.timeout(300 + 4 * TRIALS)
@@ -82,10 +82,10 @@ class Ground:
         return "compiled again" if after.value["fresh"] else "found the entry"
 
 
-@pytest.fixture
-def ground(tmp_path: Path) -> Iterator[Ground]:
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
     with Zygote() as zygote:
-        yield Ground(tmp_path, zygote)
+        yield Ground(tmp_path_factory.mktemp("ground"), zygote)
 
 
 def conduct(ground: Ground, trial: Callable[[Ground], str | None]) -> Counter[str]:

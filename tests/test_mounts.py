@@ -24,7 +24,7 @@ import pytest
 import toykernel
 from zygote import Outcome, Zygote, use
 
-TRIALS = int(os.environ.get("JITSPARSE_TEST_TRIALS", "12"))
+TRIALS = int(os.environ.get("JITSPARSE_TEST_TRIALS", "8"))
 SEED = int(os.environ.get("JITSPARSE_TEST_SEED", "20"))
 NAMESPACE = ("unshare", "--user", "--map-root-user", "--mount")
 

@@ -3,7 +3,7 @@
 A full disk, a quota, a file system that turned read-only, a file server that forgot a handle: each
 call meets each, once, or from then on. What may come of it is a right answer, with at most one
 warning of a kind, or one of our errors, which quotes the system's; and with the cause gone the next
-use succeeds. There are thousands of cases, of which 60 are drawn; ``JITSPARSE_TEST_TRIALS`` draws
+use succeeds. There are thousands of cases, of which 40 are drawn; ``JITSPARSE_TEST_TRIALS`` draws
 more, up to all of them. ``JITSPARSE_TEST_SEED`` draws others.
 """
 
@@ -26,7 +26,7 @@ from zygote import Outcome, Zygote
 from jitsparse.jit import Cache
 from jitsparse.jit.inventory import verify
 
-TRIALS = int(os.environ.get("JITSPARSE_TEST_TRIALS", "60"))
+TRIALS = int(os.environ.get("JITSPARSE_TEST_TRIALS", "40"))
 SEED = int(os.environ.get("JITSPARSE_TEST_SEED", "20"))
 
 pytestmark = pytest.mark.timeout(300 + 4 * TRIALS)
