@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import random
@@ -34,6 +35,8 @@ def forked(function: Callable[[], bool]) -> int:
     if pid == 0:
         # Whatever happens, the child must not go on with what its parent does.
         status = 1
+        # What it waits for, if it hangs.
+        faulthandler.dump_traceback_later(0.9 * PATIENCE)
         try:
             status = 0 if function() else 2
         finally:
@@ -136,6 +139,8 @@ def test_fork_while_another_thread_builds(tmp_path: Path) -> None:
             )
             assert outcome.status == 0, outcome
             assert outcome.value["child"] is True, (delay, outcome)
+            # Nor does the child keep from its parent what it inherited.
+            assert outcome.value["seconds"] < PATIENCE / 2, (delay, outcome)
             assert outcome.value["right"] == [True], (delay, outcome)
             here = Cache(cache / str(trial))
             assert [each.defect for each in verify(here)] == ["", ""]

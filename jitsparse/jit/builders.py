@@ -77,6 +77,8 @@ def _try(path: Path) -> None:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        # Closing alone would leave it to a child that was forked meanwhile.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
     except BlockingIOError:
         pass  # somebody holds it, so there are locks
     finally:
