@@ -43,10 +43,10 @@ extern "C" const char* jitsparse_error(int code) { return code == 7 ? "n is nega
 
 PROGRAM = """\
 import sys
-sys.path.insert(0, {tests!r})
+sys.path.insert(0, {tests!a})
 import toykernel
 from jitsparse.jit import load
-template, variant = toykernel.template({folder!r}), toykernel.variant({scale!r})
+template, variant = toykernel.template({folder!a}), toykernel.variant({scale!r})
 {prologue}
 print("ready", flush=True)
 sys.stdin.readline()

@@ -8,8 +8,6 @@ half build. A forked child has none of these threads, and starts its own.
 from __future__ import annotations
 
 import atexit
-import contextlib
-import importlib
 import os
 import threading
 import time
@@ -51,15 +49,6 @@ class _Builds:
 
 _builds = _Builds()
 
-_importing = threading.RLock()
-"""Held while a thread imports what a build needs. A child that is forked in the middle would find
-the module locked by a thread that it does not have, so a fork waits."""
-
-os.register_at_fork(
-    before=_importing.acquire,
-    after_in_parent=_importing.release,
-    after_in_child=_importing.release,
-)
 os.register_at_fork(after_in_child=_builds.reset)
 
 
@@ -128,10 +117,6 @@ def _work() -> None:
     """Build what is waiting, then end."""
     # The terminal belongs to the program, which goes on printing.
     progress.use_plain_lines()
-    # What cannot be imported is named by the build.
-    with _importing, contextlib.suppress(ImportError):
-        for module in ("filelock", "torch.utils.cpp_extension"):
-            importlib.import_module(module)
     while True:
         with _builds.guard:
             if not _builds.waiting:

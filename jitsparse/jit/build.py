@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from jitsparse.errors import ToolchainError
-from jitsparse.jit import toolchain
+from jitsparse.jit import imports, toolchain
 from jitsparse.jit.diagnostics import first_error
 from jitsparse.jit.entry import LIBRARY, LOG
 from jitsparse.jit.targets import compile_flags, link_flags
@@ -46,6 +46,7 @@ def check_backend(template: Template, variant: Variant) -> None:
     Raises:
         ToolchainError: a CUDA template, and torch was built without CUDA.
     """
+    imports.ready("torch")
     import torch
 
     if template.language == "cuda" and torch.version.cuda is None:
@@ -65,8 +66,11 @@ def build(template: Template, variant: Variant, tools: toolchain.Toolchain, stag
     Raises:
         CompileError: the template cannot be rendered.
         BuildFailure: the compiler refused the source. Source and log are in the directory.
-        ToolchainError: ninja or the compiler cannot be run.
+        ToolchainError: ninja or the compiler cannot be run, or a path cannot be given to them.
+        OSError: something cannot be written.
     """
+    _check_names(template, variant, staging)
+    imports.ready("jinja2", "torch.utils.cpp_extension")
     source = staging / f"kernel{template.suffix}"
     source.write_text(render(template, template.context(variant)), encoding="utf-8")
     started = time.perf_counter()
@@ -82,6 +86,21 @@ def build(template: Template, variant: Variant, tools: toolchain.Toolchain, stag
     os.rename(library, staging / LIBRARY)
     _sweep(staging, keep=(source.name, LOG, LIBRARY))
     return seconds
+
+
+def _check_names(template: Template, variant: Variant, staging: Path) -> None:
+    """Refuse directories whose names mean something in the file that torch writes for ninja."""
+    for path, forbidden in (
+        (staging, "$:\n"),
+        *((folder, "$\n") for folder in (template.source.parent, *template.include_dirs)),
+    ):
+        found = [character for character in forbidden if character in str(path)]
+        if found:
+            raise ToolchainError(
+                f"{variant.name} cannot be compiled, because there is a {found[0]!r} in the path "
+                f"{path}, which the build file that torch writes cannot hold. Use a directory with "
+                "another name; JITSPARSE_CACHE_DIR names that of the cache."
+            )
 
 
 _interrupted: set[int | None] = set()
@@ -142,9 +161,7 @@ def _load(
             # Mapping the new library is the last thing that load does. That it cannot be mapped
             # here is no failure of the build: it may have been built for another machine.
             if not (staging / f"{name}.so").is_file():
-                raise ToolchainError(
-                    f"the build of {variant.name} did not start: {error}"
-                ) from error
+                raise
             said.append(f"not mapped here: {error}")
         except RuntimeError as error:
             if threading.get_ident() in _interrupted:
@@ -185,7 +202,10 @@ def _commands(staging: Path, source: str) -> list[str]:
         )
     except (OSError, subprocess.SubprocessError):
         return []
-    text = answer.stdout.replace(f"{staging}/{source}", source).replace(f"{staging}/", "")
+    path = f"{staging}/{source}"
+    # ninja's way to quote for the shell, where it has to.
+    quoted = "'" + path.replace("'", "'\\''") + "'"
+    text = answer.stdout.replace(quoted, source).replace(path, source).replace(f"{staging}/", "")
     return [line for line in text.splitlines() if line]
 
 

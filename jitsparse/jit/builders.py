@@ -8,13 +8,14 @@ progress may be removed.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import socket
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from jitsparse.jit import imports
 from jitsparse.jit.progress import warn
 
 __all__ = ["abandoned", "exclusively", "owner"]
@@ -41,11 +42,13 @@ def exclusively(
         waiting: called once with a description of the holder when it takes a while; what it returns
             is left when the waiting is over.
     """
+    imports.ready("filelock")
     import filelock
 
     holder = path.with_suffix(".holder")
     lock = filelock.FileLock(path.with_suffix(".lock"), mode=0o600)
     try:
+        _try(path.with_suffix(".lock"))
         lock.acquire(timeout=LOCK_PATIENCE, poll_interval=LOCK_POLL)
     except filelock.Timeout:
         with waiting(_read_holder(holder)):
@@ -63,7 +66,29 @@ def exclusively(
             holder.write_text(f"pid {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
         yield
     finally:
-        lock.release()
+        # It is given up in any case when the descriptor is closed, at the latest with the process.
+        with contextlib.suppress(OSError):
+            lock.release()
+
+
+def _try(path: Path) -> None:
+    """Whether the file system has locks at all.
+
+    Where it has none, filelock would take the existence of a file for the lock: one that a killed
+    process leaves behind for ever.
+
+    Raises:
+        OSError: it has none.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        # Closing alone would leave it to a child that was forked meanwhile.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    except BlockingIOError:
+        pass  # somebody holds it, so there are locks
+    finally:
+        os.close(descriptor)
 
 
 def _read_holder(path: Path) -> str:
@@ -86,12 +111,17 @@ def _place() -> str:
     return f"{socket.gethostname().replace('.', '_')}-{namespace}"
 
 
-def abandoned(path: Path) -> bool:
-    """Whether the builder of a staging directory is dead, or must be."""
+def abandoned(path: Path, now: float) -> bool:
+    """Whether the builder of a staging directory is dead, or must be.
+
+    Args:
+        path: the directory.
+        now: the time by the clock of the file system, in seconds since the epoch.
+    """
     parts = path.name.split(".")
     if len(parts) >= 4 and parts[1] == _place() and parts[2].isdigit():
         return not Path(f"/proc/{parts[2]}").exists()
     try:
-        return time.time() - path.stat().st_mtime > STAGING_AGE
+        return now - path.stat().st_mtime > STAGING_AGE
     except OSError:
         return False

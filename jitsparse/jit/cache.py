@@ -20,7 +20,6 @@ import json
 import os
 import shutil
 import stat
-import tempfile
 import threading
 import time
 import uuid
@@ -29,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from jitsparse.errors import UnwritableCache
-from jitsparse.jit import builders, config, progress, trust
+from jitsparse.jit import builders, config, private, progress, trust
 from jitsparse.jit.entry import LIBRARY, META, Entry, sha256, sync
 from jitsparse.jit.lookup import VERSION, Lookup
 
@@ -60,6 +59,7 @@ class Cache(Lookup):
     ) -> None:
         super().__init__(root, layers, trusted=trusted)
         self._lock = lock
+        self._warned: set[tuple[Path, str]] = set()
 
     # Setting aside
 
@@ -81,9 +81,12 @@ class Cache(Lookup):
 
         In a read-only layer it stays where it is and this process looks past it.
         """
-        progress.warn(
-            f"jitsparse: cached kernel {path} is unusable: {reason}. It will be built again."
-        )
+        # What cannot be moved is met again by the rename that is to replace it.
+        if (path, reason) not in self._warned:
+            self._warned.add((path, reason))
+            progress.warn(
+                f"jitsparse: cached kernel {path} is unusable: {reason}. It will be built again."
+            )
         if path.parent == self.root / VERSION:
             target = self._directory("quarantine") / f"{path.name}.{uuid.uuid4().hex[:8]}"
             # Another process may have been faster.
@@ -95,14 +98,42 @@ class Cache(Lookup):
     # Writing
 
     def stage(self, name: str) -> Path:
-        """A private directory in which to build an entry; those of dead builders are removed."""
-        staging = self._directory("staging")
-        for path in staging.iterdir():
-            if builders.abandoned(path):
-                shutil.rmtree(path, ignore_errors=True)
-        path = staging / f"{name.rpartition('-')[2]}.{builders.owner()}.{uuid.uuid4().hex[:8]}"
-        path.mkdir(mode=0o700)
+        """A private directory in which to build an entry; those of dead builders are removed.
+
+        Raises:
+            UnwritableCache: it cannot be made.
+        """
+        path = self.staging_path(name)
+        self.make_staging(path)
         return path
+
+    def staging_path(self, name: str) -> Path:
+        """Where :meth:`stage` would make a directory: for who is to remove it, interrupted or not.
+
+        Between a directory that is made and a variable that holds its path is room for a Ctrl-C.
+        """
+        unique = f"{name.rpartition('-')[2]}.{builders.owner()}.{uuid.uuid4().hex[:8]}"
+        return self.root / VERSION / "staging" / unique
+
+    def make_staging(self, path: Path) -> None:
+        """Make the directory of :meth:`staging_path`.
+
+        Raises:
+            UnwritableCache: it cannot be made.
+        """
+        staging = self._directory("staging")
+        try:
+            path.mkdir(mode=0o700)
+            # Its stamps are of the same clock as those of other hosts' directories, which this
+            # machine's own may differ from.
+            now = path.stat().st_mtime
+            others = list(staging.iterdir())
+        except OSError as error:
+            shutil.rmtree(path, ignore_errors=True)
+            raise self._unwritable(path, error) from error
+        for other in others:
+            if builders.abandoned(other, now):
+                shutil.rmtree(other, ignore_errors=True)
 
     def publish(self, staging: Path, name: str, meta: Mapping[str, Any]) -> Entry:
         """Turn a finished build into an entry, or use the one that another builder published.
@@ -126,16 +157,24 @@ class Cache(Lookup):
         """Rename a complete directory, meta.json included, to the entry of its name.
 
         A valid entry that stands there already stays, and is what is returned.
+
+        Raises:
+            OSError: something cannot be written.
         """
         for path in (*staging.iterdir(), staging):
+            mode = stat.S_IMODE(path.stat().st_mode)
             # Under a lax umask a file could be written by others, if the directory is opened later.
-            path.chmod(stat.S_IMODE(path.stat().st_mode) & ~trust.WRITABLE)
+            # Some file systems let nobody change a mode, so it is not set where it is right.
+            if mode & trust.WRITABLE:
+                path.chmod(mode & ~trust.WRITABLE)
             sync(path)
         target = self._directory() / name
+        obstacle: OSError | None = None
         for _ in range(3):
             try:
                 os.rename(staging, target)
-            except OSError:
+            except OSError as error:
+                obstacle = error
                 winner = self.open(target)
                 if winner is not None:
                     shutil.rmtree(staging, ignore_errors=True)
@@ -145,7 +184,8 @@ class Cache(Lookup):
             sync(target.parent)
             self._remember_seconds(meta)
             return Entry(target, meta, fresh=True)
-        raise OSError(f"{target} cannot be replaced")
+        reason = obstacle.strerror if obstacle else ""
+        raise OSError(f"{target} cannot be replaced: {reason}") from obstacle
 
     def used(self, entry: Entry) -> None:
         """Note that an entry of this cache is used now, for whoever prunes it.
@@ -183,10 +223,14 @@ class Cache(Lookup):
         return True
 
     def keep_failure(self, staging: Path, name: str) -> Path:
-        """Keep the source and the log of a failed build where its error message can point."""
-        target = self._directory("failed") / name
+        """Keep the source and the log of a failed build where its error message can point.
+
+        Never an error of its own, which would hide the compiler's: it may not be there afterwards.
+        """
+        target = self.root / VERSION / "failed" / name
         discarded = staging.with_name(f"{staging.name}.discarded")
         with contextlib.suppress(OSError):
+            self._directory("failed")
             os.rename(target, discarded)
         try:
             os.rename(staging, target)
@@ -226,12 +270,12 @@ class Cache(Lookup):
 
     def _directory(self, part: str = "") -> Path:
         path = self.root / VERSION / part
-        if not path.is_dir():
-            try:
+        try:
+            if not path.is_dir():
                 for each in (self.root, self.root / VERSION, path):
                     each.mkdir(mode=0o700, parents=True, exist_ok=True)
-            except OSError as error:
-                raise self._unwritable(path, error) from error
+        except OSError as error:
+            raise self._unwritable(path, error) from error
         return path
 
     def _unwritable(self, path: Path, error: OSError) -> UnwritableCache:
@@ -294,16 +338,13 @@ def _identity(settings: config.Config) -> tuple[tuple[Path, ...], ...]:
 def private_instead(cache: Cache) -> Cache:
     """A cache for this process alone, where the configured one cannot be written; warns once.
 
-    The temporary directory is private and removed at exit: a shared one would let another user of
-    the machine put a library there for this process to map.
+    Raises:
+        UnwritableCache: there is no place for that either.
     """
-    import atexit
-
     with _replacing:
         if current() is not cache:
             return current()
-        root = Path(tempfile.mkdtemp(prefix="jitsparse-"))
-        atexit.register(shutil.rmtree, root, ignore_errors=True)
+        root = private.directory(f"the cache {cache.root} cannot be written")
         _caches[_identity(config.get())] = Cache(root, cache.roots, trusted=cache.trusted)
     progress.warn(
         f"jitsparse: the cache {cache.root} cannot be written; what this process compiles is lost "

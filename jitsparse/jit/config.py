@@ -42,6 +42,7 @@ FIRST_USES = ("wait", "fallback")
 LOG_LEVELS = ("debug", "info", "warning", "quiet")
 CPU_TARGETS = ("generic", "avx2", "avx512", "amx")
 CACHE_MAX_SIZE = 2 * 1024**3
+NO_HOME = Path("/nonexistent")
 # ASCII: other scripts have digits too, and no compiler knows them.
 _CAPABILITY = re.compile(r"(?:sm_?)?(\d{1,2})\.?(\d)([af]?)", re.ASCII)
 _MAX_DIGITS = 9
@@ -139,7 +140,7 @@ class Config:
             parts = variable(name).split(separator) if separator else [variable(name)]
             return tuple(_path(name, part) for part in parts if part)
 
-        cache_home = paths("XDG_CACHE_HOME") or (_absolute("~/.cache"),)
+        cache_home = paths("XDG_CACHE_HOME") or (_home() / ".cache",)
         return cls(
             cache_dir=next(iter(paths("JITSPARSE_CACHE_DIR")), cache_home[0] / "jitsparse"),
             cache_path=paths("JITSPARSE_CACHE_PATH", ":"),
@@ -333,6 +334,15 @@ def _coerce(name: str, value: Any) -> Any:
     if name in ("cache_path", "trust_cache", "cuda_home"):
         return tuple(_absolute(part) for part in value)
     return value
+
+
+def _home() -> Path:
+    """The user's home. One who has none, as in many containers, has that of Debian's policy.
+
+    It does not exist, so that what is to be written there goes to a temporary directory.
+    """
+    home = os.path.expanduser("~")
+    return NO_HOME if home == "~" else Path(os.path.abspath(home))
 
 
 def _absolute(path: str | os.PathLike[str]) -> Path:

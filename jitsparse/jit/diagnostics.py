@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from pathlib import Path
@@ -53,9 +54,11 @@ def compile_error(variant: str, output: str, source: Path, log: Path, command: s
     """
     reason = first_error(output) or output.strip()[-2000:] or "the compiler printed nothing"
     indented = "\n".join(f"  {line}" for line in reason.splitlines())
+    # os.path: what is unreadable is no error of its own here.
+    lost = "" if os.path.isfile(source) else " (neither could be kept)"
     return CompileError(
         f"{variant} did not compile\n{indented}\n"
-        f"  log: {log}\n  source: {source}\n"
+        f"  log: {log}\n  source: {source}{lost}\n"
         f"  to reproduce: cd {shlex.quote(str(source.parent))} && {command}",
         variant=variant,
         log_path=str(log),

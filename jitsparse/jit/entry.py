@@ -6,6 +6,7 @@ the labelled fields of the key, the library's size and sha256, and how long comp
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -175,9 +176,18 @@ def _sha256(file: BinaryIO) -> str:
 
 
 def sync(path: Path) -> None:
-    """Have a file or directory reach the disk, so that a rename never outruns its content."""
+    """Have a file or directory reach the disk, so that a rename never outruns its content.
+
+    Raises:
+        OSError: it cannot: there is no room, or the disk is broken.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        # Some file systems have no such thing, for directories above all. What is lost with the
+        # power is then found by its sha256.
+        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
     finally:
         os.close(descriptor)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 from jitsparse.errors import LaunchError, ToolchainError
 from jitsparse.jit import cache as caches
-from jitsparse.jit import config, progress, toolchain
+from jitsparse.jit import config, private, progress, toolchain
 from jitsparse.jit.entry import Entry
 from jitsparse.jit.resolve import Permission, Sought, resolve
 from jitsparse.jit.template import Template
@@ -39,7 +39,7 @@ class Kernel:
     def __init__(self, variant: Variant, entry: Entry, arguments: int) -> None:
         self.variant = variant
         self.entry = entry
-        self._library = ctypes.CDLL(str(entry.library))
+        self._library = _open(entry)
         launch = self._library.jitsparse_launch
         launch.argtypes = [ctypes.c_char_p]
         launch.restype = ctypes.c_int
@@ -96,6 +96,7 @@ def load(
         CacheMiss: nothing is cached and nothing may be compiled.
         ToolchainError: a compiler is missing, or the compiled library cannot be mapped here.
         CompileError: the template cannot be rendered or does not compile.
+        UnwritableCache: there is no directory to compile in.
     """
     sought = Sought(template, variant)
     kernel = _mapped.get(sought.key)
@@ -170,6 +171,16 @@ def _map(sought: Sought, permission: Permission, position: tuple[int, int] | Non
         return _in_use(Kernel(sought.variant, entry, sought.template.arguments))
     except (OSError, AttributeError) as error:
         raise _unusable(sought, error) from error
+
+
+def _open(entry: Entry) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(entry.library))
+    except OSError:
+        # What a mount forbids is no fault of the entry: others may use it where it is.
+        if not private.is_forbidden(entry.library):
+            raise
+        return ctypes.CDLL(str(private.executable_copy(entry.library)))
 
 
 def _in_use(kernel: Kernel) -> Kernel:

@@ -9,6 +9,7 @@ which. Of the ranks of torchrun only the first one speaks.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import time
@@ -163,5 +164,6 @@ def _admits(log: str, level: str) -> bool:
 
 
 def _short(path: Path) -> str:
-    home = Path.home()
+    # A user without a home has none to shorten; Path.home() would raise.
+    home = os.path.expanduser("~")
     return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jitsparse.errors import CacheMiss, ToolchainError
+from jitsparse.errors import CacheMiss, ToolchainError, UnwritableCache
 from jitsparse.jit import cache as caches
-from jitsparse.jit import config, key, progress, toolchain
+from jitsparse.jit import config, imports, key, progress, toolchain
 from jitsparse.jit.build import BuildFailure, build, check_backend
 from jitsparse.jit.cache import Cache
 from jitsparse.jit.diagnostics import compile_error
@@ -112,6 +112,7 @@ def resolve(
         CacheMiss: nothing is cached and nothing may be compiled.
         ToolchainError: a compiler is missing.
         CompileError: the template cannot be rendered or does not compile.
+        UnwritableCache: there is no directory to compile in.
     """
     cache = caches.current()
     name = sought.variant.name
@@ -143,13 +144,15 @@ def resolve(
 
 
 def _build(sought: Sought, tools: toolchain.Toolchain, cache: Cache) -> Entry:
-    staging = cache.stage(sought.name)
+    staging = cache.staging_path(sought.name)
     progress.say("debug", f"building {sought.variant.name} (key {sought.key}) in {staging}")
     try:
+        cache.make_staging(staging)
         seconds = build(sought.template, sought.variant, tools, staging)
         meta = {"key": sought.key, "fields": sought.fields, "compile_seconds": seconds}
         entry = cache.publish(staging, sought.name, meta)
         if entry.fresh:
+            imports.ready("jitsparse.jit.prune")
             from jitsparse.jit import prune
 
             prune.enforce(cache, config.get().cache_max_size)
@@ -163,6 +166,8 @@ def _build(sought: Sought, tools: toolchain.Toolchain, cache: Cache) -> Entry:
             kept / LOG,
             failure.command,
         ) from None
+    except UnwritableCache:
+        raise
     except OSError as error:
         raise ToolchainError(
             f"{sought.variant.name} could not be built below {cache.root}: {error}. Make room "

@@ -21,6 +21,7 @@ from torch import Tensor
 from jitsparse import reference
 from jitsparse.errors import CacheMiss
 from jitsparse.jit import config
+from jitsparse.kernels import threads
 from jitsparse.kernels.choice import REFERENCE, Key, select
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ def dsd(
             out_stride,
             batch,
             0,
-            _threads() if device < 0 else torch._C._cuda_getCurrentRawStream(device),
+            threads.allowed() if device < 0 else torch._C._cuda_getCurrentRawStream(device),
         )
     )
     if code:
@@ -242,7 +243,7 @@ def dds(
             out_stride,
             batch,
             activation,
-            _threads() if device < 0 else torch._C._cuda_getCurrentRawStream(device),
+            threads.allowed() if device < 0 else torch._C._cuda_getCurrentRawStream(device),
         )
     )
     if code:
@@ -320,7 +321,7 @@ def sdd(
             right_ld,
             right_stride,
             batch,
-            _threads() if device < 0 else torch._C._cuda_getCurrentRawStream(device),
+            threads.allowed() if device < 0 else torch._C._cuda_getCurrentRawStream(device),
         )
     )
     if code:
@@ -339,9 +340,6 @@ def _plain(compute: Callable[..., Tensor], device: int, *arguments: Any) -> Tens
     # Operands have the dtype that autocast asks for; sums are wider.
     with torch.autocast("cpu" if device < 0 else "cuda", enabled=False):
         return compute(*arguments)
-
-
-_threads = torch.get_num_threads
 
 
 def _layout(tensor: Tensor) -> tuple[Tensor, str, int, int, int]:
