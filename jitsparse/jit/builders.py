@@ -14,7 +14,7 @@ import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from jitsparse.jit import imports
+from jitsparse.jit import forks
 from jitsparse.jit.progress import warn
 
 __all__ = ["abandoned", "exclusively", "owner"]
@@ -36,7 +36,7 @@ def exclusively(path: Path, waiting: Callable[[str], None]) -> Iterator[None]:
         path: the lock's file, less its suffix.
         waiting: called once with a description of the holder when it takes a while.
     """
-    imports.ready("filelock")
+    forks.ready("filelock")
     import filelock
 
     holder = path.with_suffix(".holder")

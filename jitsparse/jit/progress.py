@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jitsparse.jit import config, imports
+from jitsparse.jit import config, forks
 
 __all__ = ["compiling", "say", "use_plain_lines", "waiting", "warn"]
 
@@ -140,7 +140,7 @@ class _Line:
 
 
 def _start_status(text: str) -> Any:
-    imports.ready("rich.console", "rich.progress")
+    forks.ready("rich.console", "rich.progress")
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
