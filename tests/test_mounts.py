@@ -97,18 +97,19 @@ def test_room_for_less_than_a_build(
 ) -> None:
     """Whatever the room ends at: an error that says so, or a cache elsewhere with one warning."""
     chance, found = random.Random(SEED), Counter[str]()
-    for _ in range(TRIALS):
-        room = chance.randint(least, most)
+    for trial in range(TRIALS):
+        room = chance.randint(least, most) if trial else least
         limit = f"size={room}k" if option == "size" else f"nr_inodes={room}"
         outcome = zygote.run(squeezed, folder=tmp_path, place=tmp_path / "small", limit=limit)
         assert outcome.status == 0, (limit, outcome)
         first, second, rest = outcome.value
         found[verdict(first, reason)] += 1
         assert second["right"], (limit, second)
-        assert second["warnings"] == first["warnings"] == [] or "error" not in first
+        if "error" in first:
+            assert first["warnings"] == second["warnings"] == []
         assert rest["left"] == []
     print(f"seed {SEED}, {option} of {least} to {most}: {dict(found)}")
-    assert any("Error" in each or "Cache" in each for each in found)
+    assert set(found) != {"right"}, "there was always room"
 
 
 def verdict(value: dict[str, Any], reason: str) -> str:

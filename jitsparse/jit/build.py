@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from jitsparse.errors import ToolchainError
-from jitsparse.jit import imports, toolchain
+from jitsparse.jit import forks, toolchain
 from jitsparse.jit.diagnostics import first_error
 from jitsparse.jit.entry import LIBRARY, LOG
 from jitsparse.jit.targets import compile_flags, link_flags
@@ -46,7 +46,7 @@ def check_backend(template: Template, variant: Variant) -> None:
     Raises:
         ToolchainError: a CUDA template, and torch was built without CUDA.
     """
-    imports.ready("torch")
+    forks.ready("torch")
     import torch
 
     if template.language == "cuda" and torch.version.cuda is None:
@@ -70,7 +70,7 @@ def build(template: Template, variant: Variant, tools: toolchain.Toolchain, stag
         OSError: something cannot be written.
     """
     _check_names(template, variant, staging)
-    imports.ready("jinja2", "torch.utils.cpp_extension")
+    forks.ready("jinja2", "torch.utils.cpp_extension")
     source = staging / f"kernel{template.suffix}"
     source.write_text(render(template, template.context(variant)), encoding="utf-8")
     started = time.perf_counter()
@@ -138,6 +138,7 @@ def _load(
         cpp_extension = _cpp_extension()
         # The versioner would call a second build of one name "<name>_v1".
         cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)
+        cpp_extension.subprocess = forks.programs()
         if tools.cuda_home is not None:
             # Fixed when the module was imported, and wrong if nvcc on PATH is a wrapper script.
             cpp_extension.CUDA_HOME = str(tools.cuda_home)
@@ -197,7 +198,7 @@ def _compiler_output(message: str, staging: Path) -> str:
 def _commands(staging: Path, source: str) -> list[str]:
     """The command lines of the build, written so that they work in any copy of the directory."""
     try:
-        answer = subprocess.run(
+        answer = forks.programs().run(
             [_ninja(), "-t", "commands"], cwd=staging, capture_output=True, text=True, timeout=60
         )
     except (OSError, subprocess.SubprocessError):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from jitsparse.jit import imports
+from jitsparse.jit import forks
 from jitsparse.jit.progress import warn
 
 __all__ = ["abandoned", "exclusively", "owner"]
@@ -42,7 +42,7 @@ def exclusively(
         waiting: called once with a description of the holder when it takes a while; what it returns
             is left when the waiting is over.
     """
-    imports.ready("filelock")
+    forks.ready("filelock")
     import filelock
 
     holder = path.with_suffix(".holder")

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from jitsparse.jit import config, imports
+from jitsparse.jit import config, forks
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -153,7 +153,7 @@ class _Terminal:
     """The last line of a terminal, drawn by rich."""
 
     def __init__(self, text: Callable[[int], str]) -> None:
-        imports.ready("rich.console", "rich.live", "rich.spinner", "rich.text")
+        forks.ready("rich.console", "rich.live", "rich.spinner", "rich.text")
         from rich.console import Console
         from rich.live import Live
         from rich.spinner import Spinner

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from jitsparse.errors import CacheMiss, ToolchainError, UnwritableCache
 from jitsparse.jit import cache as caches
-from jitsparse.jit import config, imports, key, progress, toolchain
+from jitsparse.jit import config, forks, key, progress, toolchain
 from jitsparse.jit.build import BuildFailure, build, check_backend
 from jitsparse.jit.cache import Cache
 from jitsparse.jit.diagnostics import compile_error
@@ -152,7 +152,7 @@ def _build(sought: Sought, tools: toolchain.Toolchain, cache: Cache) -> Entry:
         meta = {"key": sought.key, "fields": sought.fields, "compile_seconds": seconds}
         entry = cache.publish(staging, sought.name, meta)
         if entry.fresh:
-            imports.ready("jitsparse.jit.prune")
+            forks.ready("jitsparse.jit.prune")
             from jitsparse.jit import prune
 
             prune.enforce(cache, config.get().cache_max_size)

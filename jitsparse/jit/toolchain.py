@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 from jitsparse.errors import ToolchainError
-from jitsparse.jit import config
+from jitsparse.jit import config, forks
 
 __all__ = ["Compiler", "Memo", "Toolchain", "find", "ninja_directory"]
 
@@ -111,7 +111,7 @@ class Compiler:
             ToolchainError: the program does not run.
         """
         try:
-            answer = subprocess.run(
+            answer = forks.programs().run(
                 [str(self.path), "--version"],
                 capture_output=True,
                 text=True,
