@@ -10,8 +10,9 @@ from torch import Tensor
 
 import jitsparse  # for jitsparse.functional, which imports this module
 from jitsparse import reference
+from jitsparse.checks import as_block_size
 from jitsparse.errors import ArgumentError
-from jitsparse.pattern import Pattern, as_block_size
+from jitsparse.pattern import Pattern
 
 if TYPE_CHECKING:
     from scipy.sparse import bsr_array

@@ -35,7 +35,7 @@ def test_the_grid_covers_what_it_claims() -> None:
             (dtype, layout) for dtype in cases.DTYPES for layout in cases.LAYOUTS
         }
         assert {v.block for v in mine} == set(cases.BLOCKS)
-    assert {side for block in cases.BLOCKS for side in block} == set(js.pattern.BLOCK_SIZES)
+    assert {side for block in cases.BLOCKS for side in block} == set(js.checks.BLOCK_SIZES)
 
 
 @pytest.fixture

@@ -64,7 +64,7 @@ def test_a_submodule_can_be_imported_before_anything_else(tmp_path: Path) -> Non
             "assert callable(js.warmup) and callable(js.explain) and callable(js.tune)\n"
             "a = js.random((8, 8), 8, 1.0)\n"
             "assert torch.ops.jitsparse.dsd\n"
-            "assert js.pattern.BLOCK_SIZES\n"
+            "assert js.checks.BLOCK_SIZES\n"
             "assert not hasattr(js, 'no_such_name')\n"
         )
         assert python(code, tmp_path).stderr == ""

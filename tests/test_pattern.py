@@ -108,8 +108,8 @@ def test_wrong_shapes(shape: object) -> None:
         js.Pattern.random(shape, 8, 0.5)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("rows", js.pattern.BLOCK_SIZES)
-@pytest.mark.parametrize("cols", js.pattern.BLOCK_SIZES)
+@pytest.mark.parametrize("rows", js.checks.BLOCK_SIZES)
+@pytest.mark.parametrize("cols", js.checks.BLOCK_SIZES)
 def test_every_pair_of_block_sizes(rows: int, cols: int) -> None:
     pattern = js.Pattern.random((200, 300), (rows, cols), 0.5)
     assert pattern.block_size == (rows, cols)

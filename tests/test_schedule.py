@@ -118,9 +118,7 @@ def check(mask: torch.Tensor, block_size: tuple[int, int]) -> None:
 @given(
     rows=st.integers(0, 40),
     cols=st.integers(0, 40),
-    block=st.tuples(
-        st.sampled_from(js.pattern.BLOCK_SIZES), st.sampled_from(js.pattern.BLOCK_SIZES)
-    ),
+    block=st.tuples(st.sampled_from(js.checks.BLOCK_SIZES), st.sampled_from(js.checks.BLOCK_SIZES)),
     density=st.sampled_from([0.0, 0.05, 0.3, 0.9, 1.0]),
     seed=st.integers(0, 2**32),
 )

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import jitsparse as js
 from jitsparse.errors import ArgumentError, PatternError
 
-SIDES = st.sampled_from(js.pattern.BLOCK_SIZES)
+SIDES = st.sampled_from(js.checks.BLOCK_SIZES)
 DTYPES = st.sampled_from([torch.float64, torch.float32, torch.float16, torch.bfloat16])
 
 

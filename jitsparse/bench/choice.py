@@ -67,7 +67,8 @@ def _sample(device: torch.device, extents: Extents) -> Iterator[Case]:
         )
     )
     random.Random(0).shuffle(everything)
-    for op, layout, block, density, (rows, extent, cols), pattern in everything[: extents.chosen]:
+    sample = list(dict.fromkeys(everything))[: extents.chosen]
+    for op, layout, block, density, (rows, extent, cols), pattern in sample:
         size = {
             "dsd": (rows, extent, cols),
             "dds": (extent, rows, cols),

@@ -27,8 +27,8 @@ def command(
     ),
     section: list[str] = typer.Option(
         [],
-        help="hopper: products, float32, patterns, experts, f16, skew, linear, tokens, epilogue. "
-        "first-use: one, twenty (kernels; peers take minutes), together (processes).",
+        help="hopper: products, float32, patterns, experts, f16, skew, linear, tokens, epilogue, "
+        "choice. first-use: one, twenty (kernels; peers take minutes), together (processes).",
     ),
     device: str = typer.Option("auto", help="auto, cpu or cuda."),
     op: list[str] = typer.Option([], help="dsd, dds, sdd."),

@@ -9,9 +9,9 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
+from jitsparse.checks import as_block_size
 from jitsparse.errors import ArgumentError, UnsupportedProblem
 from jitsparse.jit.selection import declare_ops
-from jitsparse.pattern import as_block_size
 
 if TYPE_CHECKING:
     from jitsparse.jit import Candidate, Template, Variant

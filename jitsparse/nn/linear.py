@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from jitsparse.checks import as_block_size, as_count
 from jitsparse.errors import ArgumentError
 from jitsparse.functional import linear
-from jitsparse.pattern import Pattern, as_block_size, as_count
+from jitsparse.pattern import Pattern
 from jitsparse.reference import blocks_of
 from jitsparse.schedule import div_up
 from jitsparse.sparse import BlockSparse, clear_edge

@@ -1,0 +1,128 @@
+"""Judging what a pattern is described by: shapes, block sizes, densities, indices."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from jitsparse.errors import PatternError
+from jitsparse.schedule import div_up
+
+__all__ = ["BLOCK_SIZES", "as_block_size", "as_count", "as_shape", "check_indices", "grid_of"]
+
+BLOCK_SIZES = (8, 16, 32, 64, 128)
+"""Legal numbers of rows and of columns of a block."""
+
+_INT32_MAX = 2**31 - 1
+
+
+def as_shape(shape: Sequence[int]) -> tuple[int, int]:
+    """``shape`` as a pair of ints, or PatternError."""
+    try:
+        rows, cols = (operator.index(extent) for extent in shape)
+    except (TypeError, ValueError):
+        raise PatternError(f"shape is a pair (rows, cols) of ints, got {shape!r}") from None
+    if rows < 0 or cols < 0:
+        raise PatternError(f"shape must not be negative, got {(rows, cols)}")
+    return rows, cols
+
+
+def as_block_size(block_size: int | Sequence[int]) -> tuple[int, int]:
+    """``block_size`` as a legal pair ``(block_rows, block_cols)``, or PatternError."""
+    sides = tuple(block_size) if isinstance(block_size, Sequence) else (block_size, block_size)
+    try:
+        pair = tuple(operator.index(side) for side in sides)
+    except TypeError:
+        pair = ()
+    if len(pair) != 2 or any(side not in BLOCK_SIZES for side in pair):
+        raise PatternError(
+            f"block size {block_size!r} is not supported; it is an int or a pair of "
+            f"{', '.join(map(str, BLOCK_SIZES))}"
+        )
+    return pair[0], pair[1]
+
+
+def as_count(density: float, total: int) -> int:
+    """How many of ``total`` blocks a density keeps, or PatternError."""
+    if not 0.0 <= density <= 1.0:
+        raise PatternError(f"density is a fraction between 0 and 1, got {density}")
+    return round(density * total)
+
+
+def grid_of(shape: tuple[int, int], block_size: tuple[int, int]) -> tuple[int, int]:
+    """Block rows and block columns of a matrix; the last ones may reach past its edge."""
+    return div_up(shape[0], block_size[0]), div_up(shape[1], block_size[1])
+
+
+def check_indices(
+    shape: tuple[int, int], block_size: tuple[int, int], crow: Tensor, col: Tensor
+) -> None:
+    """PatternError unless the indices are those of a BSR matrix. Reads them once."""
+    for name, indices in (("crow_indices", crow), ("col_indices", col)):
+        if not isinstance(indices, Tensor):
+            raise PatternError(f"{name} is a tensor, got {type(indices).__name__}")
+        if indices.dtype not in (torch.int32, torch.int64):
+            raise PatternError(f"{name} must be int32 or int64, got {indices.dtype}")
+        if indices.dim() != 1:
+            raise PatternError(f"{name} must be 1-d, got shape {tuple(indices.shape)}")
+    if crow.dtype != col.dtype or crow.device != col.device:
+        raise PatternError(
+            f"crow_indices and col_indices must agree in dtype and device, got {crow.dtype} on "
+            f"{crow.device} and {col.dtype} on {col.device}"
+        )
+    rows, cols = grid_of(shape, block_size)
+    if max(rows, cols, crow.numel(), col.numel()) > _INT32_MAX:
+        raise PatternError(
+            f"block indices are 32-bit: {rows} x {cols} blocks of which {col.numel()} are stored "
+            f"do not fit; use larger blocks"
+        )
+    if crow.numel() != rows + 1:
+        raise PatternError(
+            f"a matrix of {shape[0]} rows has {rows} block rows of {block_size[0]}, so "
+            f"crow_indices has {rows + 1} entries; got {crow.numel()}"
+        )
+    if crow.device.type != "meta":
+        _check_values(rows, cols, crow, col)
+
+
+def _check_values(rows: int, cols: int, crow: Tensor, col: Tensor) -> None:
+    """Read the indices once and raise what is wrong with them, the first offender by name."""
+    nnz = col.numel()
+    starts = torch.zeros(nnz + 1, dtype=torch.bool, device=col.device)
+    starts[crow.clamp(0, nnz).long()] = True
+    falls = crow[1:] < crow[:-1]
+    outside = (col < 0) | (col >= cols)
+    disorder = (col[1:] <= col[:-1]) & ~starts[1:nnz] if nnz else outside
+    ends = (crow[0] != 0) | (crow[-1] != nnz)
+    checks = torch.stack([ends, falls.any(), outside.any(), disorder.any()])
+    bad_ends, bad_falls, bad_outside, bad_disorder = checks.tolist()
+    if bad_ends:
+        raise PatternError(
+            f"crow_indices must begin with 0 and end with the number of blocks, {nnz}; got "
+            f"{int(crow[0])} and {int(crow[-1])}"
+        )
+    if bad_falls:
+        at = int(falls.nonzero()[0])
+        raise PatternError(
+            f"crow_indices must not decrease; entry {at + 1} is {int(crow[at + 1])} after "
+            f"{int(crow[at])}"
+        )
+    if bad_outside:
+        at = int(outside.nonzero()[0])
+        raise PatternError(
+            f"col_indices are out of range: entry {at} is {int(col[at])}, the matrix has {cols} "
+            f"block columns"
+        )
+    if bad_disorder:
+        at = int(disorder.nonzero()[0])
+        row = int(torch.searchsorted(crow, at + 1, right=True)) - 1
+        first, second = int(col[at]), int(col[at + 1])
+        problem = "a duplicate" if first == second else "unsorted"
+        raise PatternError(
+            f"col_indices must increase strictly within a block row; block row {row} has {problem}:"
+            f" {first} is followed by {second} (entries {at} and {at + 1}). Sort the blocks of each"
+            f" row by column and sum duplicates"
+        )
