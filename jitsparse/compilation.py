@@ -55,7 +55,8 @@ def compile_variants(
         variants: what to compile.
         jobs: compilers at a time; by default ``MAX_JOBS``, else as many as the processors and the
             memory allow that this process may use.
-        on_outcome: called in this thread as each variant is done.
+        on_outcome: called in this thread as each variant is done. Without it, what takes long is
+            said as for a first use: which variant, of how many.
 
     Returns:
         One outcome a variant, in their order.
@@ -67,7 +68,15 @@ def compile_variants(
     outcomes: dict[Variant, Outcome] = {}
     with ThreadPoolExecutor(max_workers=max(1, min(workers, len(everything) or 1))) as pool:
         try:
-            futures = [pool.submit(_compile, each) for each in _longest_first(everything)]
+            futures = [
+                pool.submit(
+                    _compile,
+                    each,
+                    position=(number, len(everything)),
+                    show_progress=on_outcome is None,
+                )
+                for number, each in enumerate(_longest_first(everything), 1)
+            ]
             for future in as_completed(futures):
                 outcome = future.result()
                 outcomes[outcome.variant] = outcome
