@@ -153,21 +153,29 @@ def test_fork_while_another_thread_builds(tmp_path: Path) -> None:
 
 
 def test_fork_while_another_thread_imports_what_a_build_needs(tmp_path: Path) -> None:
-    """The first build of a process: half-imported modules are locked by the importing thread."""
+    """The first build of a process: half-imported modules are locked by the importing thread.
+
+    The compiler waits for the last fork, so that all of them meet the build, however quick it is.
+    """
     toykernel.write(tmp_path)
-    action = """
-import threading, time
+    held, _ = toykernel.compiler(
+        tmp_path / "held", before=f'until [ -e "{tmp_path}/go" ]; do sleep 0.05; done'
+    )
+    action = f"""
+import pathlib, threading, time
 import test_fork
 thread = threading.Thread(target=lambda: toykernel.run(load(template, variant)))
 thread.start()
 children = []
-while thread.is_alive():
+for _ in range(6):
     children.append(test_fork.forked(lambda: toykernel.run(load(template, variant))))
-    time.sleep(0.3)
+    time.sleep(0.15)
+alive = thread.is_alive()
+pathlib.Path({str(tmp_path / "go")!r}).touch()
 thread.join()
-print(len(children) > 2, {test_fork.verdict(child) for child in children})
+print(alive, {{test_fork.verdict(child) for child in children}})
 """
-    child = toykernel.start(tmp_path, tmp_path / "cache", action=action)
+    child = toykernel.start(tmp_path, tmp_path / "cache", action=action, CXX=str(held))
     toykernel.release(child)
     out, err = child.communicate(timeout=240)
     assert out == "True {True}\n", err
