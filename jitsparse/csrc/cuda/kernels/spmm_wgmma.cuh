@@ -20,10 +20,11 @@
 #include "../tile/activation.cuh"
 #include "../tile/element.cuh"
 #include "../tile/load_operand.cuh"
-#include "../tile/order.cuh"
+#include "../tile/outbox.cuh"
 #include "../tile/ring.cuh"
 #include "../tile/staged_part.cuh"
 #include "../tile/step_masks.cuh"
+#include "spmm_walk.cuh"
 
 namespace jitsparse {
 
@@ -32,6 +33,10 @@ template <typename Element, int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool D
           int SLAB>
 struct SpmmWgmma {
   using Index = IndexView<BLOCK_ROWS, BLOCK_COLS>;
+  using Steps = SpmmSteps<SpmmWgmma>;
+  using Tile = SpmmTile<SpmmWgmma>;
+  using Walk = SpmmWalk<SpmmWgmma>;
+  static constexpr bool kFlipped = FLIPPED;
   static constexpr int kPanel = 128, kTileN = TILE_N;
   static constexpr int kStages = (kTileN > 64 ? 4 : 8) * (64 / SLAB);
 
@@ -64,16 +69,16 @@ struct SpmmWgmma {
   static constexpr int kDenseRowBytes = DENSE_K_CONTIGUOUS ? SLAB * 2 : 128;
   static constexpr int kSubtileBytes = 64 * SLAB * 2, kDenseBytes = kTileN / 64 * kSubtileBytes;
   static constexpr int kStageBytes = kDenseBytes + kSlots * kSlotBytes;
-  static constexpr int kStagedBytes = 64 * 128, kStagedBuffers = 2;  // 64 x 64 of the output on its way out, of a warpgroup
-  static constexpr int kStagedAt = kStages * kStageBytes;
-  static constexpr int kBarriersAt = kStagedAt + kConsumers * kStagedBuffers * kStagedBytes;
+  using Out = Outbox<OUT_TRANSPOSED == kTransposed>;
+  static constexpr int kOutAt = kStages * kStageBytes, kOutBytes = Out::kBuffers * Out::kBytes;  // of a warpgroup
+  static constexpr int kBarriersAt = kOutAt + kConsumers * kOutBytes;
   static constexpr int kSharedBytes = kBarriersAt + kStages * 16 + 1024;  // to begin at a multiple of 1024
   static_assert(kSharedBytes <= 232448, "fits an SM");
 
   struct Params {
     SpmmArgs args;
     CUtensorMap dense, values, out;
-    unsigned group;  // panels, see Tile
+    unsigned group;  // panels, see SpmmTile
   };
 
   static JITSPARSE_HD int64 m(const SpmmArgs& args) { return FLIPPED ? args.cols : args.rows; }
@@ -81,46 +86,6 @@ struct SpmmWgmma {
   static JITSPARSE_HD int64 panels(const SpmmArgs& args) { return div_up(m(args), kPanel); }
   static JITSPARSE_HD int64 column_tiles(const SpmmArgs& args) { return div_up(args.n, kTileN); }
   static JITSPARSE_HD int64 tiles(const SpmmArgs& args) { return panels(args) * column_tiles(args) * args.batch; }
-
-  // The pattern as this kernel walks it.
-  struct Steps {
-    const int4* panels;    // (panel, first step, end, 0), the longest first
-    const int4* steps;     // (slab or block column, mask of the blocks, first position, 0)
-    const int* positions;  // where a step's blocks lie in values
-
-    __device__ __forceinline__ explicit Steps(const SpmmArgs& args) {
-      const Index index(args.index, args.rows, args.cols, args.nnz);
-      const int *panels, *steps;
-      if constexpr (kAcross > 1) {
-        panels = FLIPPED ? index.col_slab_panels() : index.row_slab_panels();
-        steps = FLIPPED ? index.col_slab_steps() : index.row_slab_steps();
-        positions = FLIPPED ? index.col_slab_blocks() : index.row_slab_blocks();
-      } else {
-        panels = FLIPPED ? index.col_panels_sorted() : index.row_panels_sorted();
-        steps = FLIPPED ? index.col_steps() : index.row_steps();
-        positions = FLIPPED ? index.col_panel_blocks() : index.row_panel_blocks();
-      }
-      this->panels = reinterpret_cast<const int4*>(panels);
-      this->steps = reinterpret_cast<const int4*>(steps);
-    }
-  };
-
-  // The tile that a CTA computes in its n-th round. Tiles are listed in groups of panels, the longest panels first, and in a
-  // group column after column, so that those computed at the same time want the same operands.
-  struct Tile {
-    int rank;  // of its panel in Steps::panels
-    int column, batch;
-    bool valid;
-
-    __device__ __forceinline__ Tile(const Params& params, int round) {
-      const int64 number = tile_of_round(round);
-      valid = number < tiles(params.args);
-      const TileCoordinates tile = grouped_order(unsigned(number), unsigned(panels(params.args)), unsigned(column_tiles(params.args)), params.group);
-      rank = int(tile.row);
-      column = int(tile.column);
-      batch = int(tile.batch);
-    }
-  };
 
   static __device__ __forceinline__ void run(const Params& params) {
     extern __shared__ unsigned char unaligned[];
@@ -144,65 +109,6 @@ struct SpmmWgmma {
   }
 
   // ---- producers
-
-  // The steps of a CTA's tiles one after another, of which a producer warp takes every kStride-th.
-  struct Walk {
-    const Params& params;
-    const Steps index;
-    int round;                    // of `next`
-    Tile next;                    // the tile after that which is walked
-    int4 next_panel;
-    int at, end, first_n, batch;  // the warp's next step of its tile, and where the tile ends
-    int number;                   // of that step among all of the CTA's
-
-    __device__ __forceinline__ Walk(const Params& params, int first)
-        : params(params), index(params.args), round(0), next(params, 0), at(first), end(0), number(first) {
-      ask();
-      while (at >= end && next.valid) enter();
-    }
-
-    // Asks for the steps of the next tile, which arrive while this one is walked.
-    __device__ __forceinline__ void ask() {
-      if (next.valid) next_panel = __ldg(index.panels + next.rank);
-    }
-
-    __device__ __forceinline__ void enter() {
-      at = next_panel.y + (at - end);
-      end = next_panel.z;
-      first_n = next.column * kTileN;
-      batch = next.batch;
-      next = Tile(params, ++round);
-      ask();
-    }
-
-    struct Step {
-      int4 words;
-      int number, first_n, batch;
-      bool valid;
-    };
-
-    // The warp's next step; its words are on their way.
-    __device__ __forceinline__ Step take() {
-      Step step;
-      step.valid = at < end;
-      if (!step.valid) return step;
-      step.words = __ldg(index.steps + at);
-      step.number = number;
-      step.first_n = first_n;
-      step.batch = batch;
-      at += kStride;
-      number += kStride;
-      while (at >= end && next.valid) enter();
-      return step;
-    }
-
-    // Where the block that a lane copies lies in values; negative if it copies none.
-    __device__ __forceinline__ int position(const Step& step, int lane) const {
-      const unsigned mask = step.words.y;
-      if (!step.valid || !(mask >> lane & 1)) return -1;
-      return __ldg(index.positions + step.words.z + __popc(mask & ((1u << lane) - 1)));
-    }
-  };
 
   static __device__ __forceinline__ void produce(const Params& params, unsigned base, const StageBarriers& barriers, int warp,
                                                  int lane) {
@@ -262,7 +168,7 @@ struct SpmmWgmma {
     const Steps index(params.args);
     StepMasks masks(index.steps, lane);
     RingPosition ring;
-    Outbox outbox = {base + kStagedAt + group * kStagedBuffers * kStagedBytes, group, thread};
+    Out outbox = {base + kOutAt + group * kOutBytes, group, thread};
     Finished finished;
     // What is needed of a tile is read while the one before it is computed.
     Tile next(params, 0);
@@ -321,7 +227,7 @@ struct SpmmWgmma {
       }
     }
     while (finished.next != kStored) store_part(params, finished, outbox);
-    if (thread == 0) ptx::bulk_wait_read<0>();
+    outbox.empty();
   }
 
   // Starts c += blocks x slab, for the blocks in the mask. With one block a group there is no branch: ptxas ends a batch of
@@ -364,36 +270,6 @@ struct SpmmWgmma {
 
   // ---- epilogue
 
-  // The way out for parts of 64 x 64: buffers in shared memory that take turns.
-  struct Outbox {
-    unsigned staged;
-    int group, thread, buffer = 0;
-
-    // The address for the next part, once what was there has been read.
-    __device__ __forceinline__ unsigned open() {
-      const unsigned at = staged + buffer * kStagedBytes;
-      buffer = (buffer + 1) % kStagedBuffers;
-      if (thread == 0) ptx::bulk_wait_read<kStagedBuffers - 1>();
-      ptx::named_barrier(1 + group, 128);
-      return at;
-    }
-
-    __device__ __forceinline__ void put(unsigned at, const unsigned (&packed)[8 * 2]) const {
-      stage_part<OUT_TRANSPOSED == kTransposed>(packed, at, thread / 32, thread % 32);
-    }
-
-    // Sends off what all have put there.
-    __device__ __forceinline__ void close(const Params& params, unsigned at, int at_m, int at_n, int batch) const {
-      ptx::fence_proxy_async();
-      ptx::named_barrier(1 + group, 128);
-      if (thread == 0) {
-        const int x = OUT_TRANSPOSED ? at_m : at_n, y = OUT_TRANSPOSED ? at_n : at_m;
-        ptx::tma_store_3d(&params.out, at, x, y, batch, ptx::l2_evict_first());
-        ptx::bulk_commit();
-      }
-    }
-  };
-
   // Bias, activation and rounding.
   static __device__ __forceinline__ void finish_part(const SpmmArgs& args, float (&c)[8 * 4], float2 bias, int first_m, int lane,
                                                      unsigned (&packed)[8 * 2]) {
@@ -409,8 +285,12 @@ struct SpmmWgmma {
     pack_part<Element>(part, packed);
   }
 
+  static __device__ __forceinline__ void close(const Params& params, const Out& outbox, unsigned at, int at_m, int at_n, int batch) {
+    outbox.close(at, &params.out, OUT_TRANSPOSED ? at_m : at_n, OUT_TRANSPOSED ? at_n : at_m, batch);
+  }
+
   static __device__ __forceinline__ void store(const Params& params, Accumulators& c, float2 bias, int first_m, const Tile& tile,
-                                               Outbox& outbox) {
+                                               Out& outbox) {
 #pragma unroll
     for (int i = 0; i < kOutParts; ++i) {
       const int at_n = tile.column * kTileN + i * 64;
@@ -419,7 +299,7 @@ struct SpmmWgmma {
       finish_part(params.args, c[i], bias, first_m, outbox.thread % 32, packed);
       const unsigned at = outbox.open();
       outbox.put(at, packed);
-      outbox.close(params, at, first_m, at_n, tile.batch);
+      close(params, outbox, at, first_m, at_n, tile.batch);
     }
   }
 
@@ -434,14 +314,14 @@ struct SpmmWgmma {
   }
 
   // Starts to store the next part of a finished tile, if there is one.
-  static __device__ __forceinline__ void store_part(const Params& params, Finished& finished, Outbox& outbox) {
+  static __device__ __forceinline__ void store_part(const Params& params, Finished& finished, Out& outbox) {
     if (finished.next == kStored) return;
     const unsigned at = outbox.open();
 #pragma unroll
     for (int i = 0; i < kOutParts; ++i) {
       if (finished.next & 1u << i) outbox.put(at, finished.packed[i]);
     }
-    outbox.close(params, at, finished.first_m, finished.next_n, finished.batch);
+    close(params, outbox, at, finished.first_m, finished.next_n, finished.batch);
     finished.next_n += 64;
     finished.next = finished.next_n < params.args.n ? finished.next << 1 : kStored;
   }

@@ -1,0 +1,114 @@
+// What a persistent CTA of a block-sparse x dense product computes, tile after tile, and the steps of each.
+//
+// Kernel: the product, with its Params, its Index, and how it divides the work (SpmmWgmma).
+#pragma once
+
+#include "../../abi.h"
+#include "../tile/order.cuh"
+
+namespace jitsparse {
+
+// The pattern as the kernel walks it.
+template <typename Kernel>
+struct SpmmSteps {
+  const int4* panels;    // (panel, first step, end, 0), the longest first
+  const int4* steps;     // (slab or block column, mask of the blocks, first position, 0)
+  const int* positions;  // where a step's blocks lie in values
+
+  __device__ __forceinline__ explicit SpmmSteps(const SpmmArgs& args) {
+    const typename Kernel::Index index(args.index, args.rows, args.cols, args.nnz);
+    const int *panels, *steps;
+    if constexpr (Kernel::kAcross > 1) {
+      panels = Kernel::kFlipped ? index.col_slab_panels() : index.row_slab_panels();
+      steps = Kernel::kFlipped ? index.col_slab_steps() : index.row_slab_steps();
+      positions = Kernel::kFlipped ? index.col_slab_blocks() : index.row_slab_blocks();
+    } else {
+      panels = Kernel::kFlipped ? index.col_panels_sorted() : index.row_panels_sorted();
+      steps = Kernel::kFlipped ? index.col_steps() : index.row_steps();
+      positions = Kernel::kFlipped ? index.col_panel_blocks() : index.row_panel_blocks();
+    }
+    this->panels = reinterpret_cast<const int4*>(panels);
+    this->steps = reinterpret_cast<const int4*>(steps);
+  }
+};
+
+// The tile that a CTA computes in its n-th round. Tiles are listed in groups of panels, the longest panels first, and in a
+// group column after column, so that those computed at the same time want the same operands.
+template <typename Kernel>
+struct SpmmTile {
+  int rank;  // of its panel in SpmmSteps::panels
+  int column, batch;
+  bool valid;
+
+  __device__ __forceinline__ SpmmTile(const typename Kernel::Params& params, int round) {
+    const int64 number = tile_of_round(round);
+    valid = number < Kernel::tiles(params.args);
+    const TileCoordinates tile = grouped_order(unsigned(number), unsigned(Kernel::panels(params.args)),
+                                               unsigned(Kernel::column_tiles(params.args)), params.group);
+    rank = int(tile.row);
+    column = int(tile.column);
+    batch = int(tile.batch);
+  }
+};
+
+// The steps of a CTA's tiles one after another, of which a producer warp takes every kStride-th.
+template <typename Kernel>
+struct SpmmWalk {
+  const typename Kernel::Params& params;
+  const SpmmSteps<Kernel> index;
+  int round;                    // of `next`
+  SpmmTile<Kernel> next;        // the tile after that which is walked
+  int4 next_panel;
+  int at, end, first_n, batch;  // the warp's next step of its tile, and where the tile ends
+  int number;                   // of that step among all of the CTA's
+
+  __device__ __forceinline__ SpmmWalk(const typename Kernel::Params& params, int first)
+      : params(params), index(params.args), round(0), next(params, 0), at(first), end(0), number(first) {
+    ask();
+    while (at >= end && next.valid) enter();
+  }
+
+  // Asks for the steps of the next tile, which arrive while this one is walked.
+  __device__ __forceinline__ void ask() {
+    if (next.valid) next_panel = __ldg(index.panels + next.rank);
+  }
+
+  __device__ __forceinline__ void enter() {
+    at = next_panel.y + (at - end);
+    end = next_panel.z;
+    first_n = next.column * Kernel::kTileN;
+    batch = next.batch;
+    next = SpmmTile<Kernel>(params, ++round);
+    ask();
+  }
+
+  struct Step {
+    int4 words;
+    int number, first_n, batch;
+    bool valid;
+  };
+
+  // The warp's next step; its words are on their way.
+  __device__ __forceinline__ Step take() {
+    Step step;
+    step.valid = at < end;
+    if (!step.valid) return step;
+    step.words = __ldg(index.steps + at);
+    step.number = number;
+    step.first_n = first_n;
+    step.batch = batch;
+    at += Kernel::kStride;
+    number += Kernel::kStride;
+    while (at >= end && next.valid) enter();
+    return step;
+  }
+
+  // Where the block that a lane copies lies in values; negative if it copies none.
+  __device__ __forceinline__ int position(const Step& step, int lane) const {
+    const unsigned mask = step.words.y;
+    if (!step.valid || !(mask >> lane & 1)) return -1;
+    return __ldg(index.positions + step.words.z + __popc(mask & ((1u << lane) - 1)));
+  }
+};
+
+}  // namespace jitsparse

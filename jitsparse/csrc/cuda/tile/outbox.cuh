@@ -1,0 +1,49 @@
+// How parts of 64 x 64 of the output leave a warpgroup: by way of buffers in shared memory, with the copy engine.
+#pragma once
+
+#include "../ptx/l2_policy.cuh"
+#include "../ptx/mbarrier.cuh"
+#include "../ptx/tma.cuh"
+#include "../ptx/wgmma.cuh"
+#include "staged_part.cuh"
+
+namespace jitsparse {
+
+// ROWS: the accumulator's rows are rows of the output, which run along the box's second axis, or else its columns.
+template <bool ROWS>
+struct Outbox {
+  static constexpr int kBytes = 64 * 128, kBuffers = 2;  // which take turns
+
+  unsigned staged;
+  int group, thread, buffer = 0;  // of the warpgroup, and in it
+
+  // The address for the next part, once what was there has been read.
+  __device__ __forceinline__ unsigned open() {
+    const unsigned at = staged + buffer * kBytes;
+    buffer = (buffer + 1) % kBuffers;
+    if (thread == 0) ptx::bulk_wait_read<kBuffers - 1>();
+    ptx::named_barrier(1 + group, 128);
+    return at;
+  }
+
+  __device__ __forceinline__ void put(unsigned at, const unsigned (&packed)[8 * 2]) const {
+    stage_part<ROWS>(packed, at, thread / 32, thread % 32);
+  }
+
+  // Sends off what all have put there, to (x, y, batch) of the output, which nobody reads soon.
+  __device__ __forceinline__ void close(unsigned at, const CUtensorMap* out, int x, int y, int batch) const {
+    ptx::fence_proxy_async();
+    ptx::named_barrier(1 + group, 128);
+    if (thread == 0) {
+      ptx::tma_store_3d(out, at, x, y, batch, ptx::l2_evict_first());
+      ptx::bulk_commit();
+    }
+  }
+
+  // Waits for the last part to be read.
+  __device__ __forceinline__ void empty() const {
+    if (thread == 0) ptx::bulk_wait_read<0>();
+  }
+};
+
+}  // namespace jitsparse
