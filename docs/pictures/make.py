@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import closing
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -153,8 +154,7 @@ def first_use(home: Path) -> None:
     program = f"import torch, jitsparse as js\n{LAYER}\n{call}\njs.clear_cache()"
     quiet = {**environment(home), "JITSPARSE_LOG": "quiet"}
     subprocess.run([sys.executable, "-c", program], env=quiet, check=True)
-    terminal = shell(home, 12)
-    try:
+    with closing(shell(home, 12)) as terminal:
         type_and_wait(terminal, "python", ">>>")
         type_and_wait(terminal, "import torch, jitsparse as js", ">>>")
         type_and_wait(terminal, LAYER, ">>>")
@@ -163,14 +163,11 @@ def first_use(home: Path) -> None:
         draw("first-use-live", "a first use, after a second", shown(terminal))
         terminal.read_until(lambda seen: seen[-1] == ">>>")
         draw("first-use", "and when it is done", shown(terminal))
-    finally:
-        terminal.close()
 
 
 def warmup(home: Path) -> None:
     """``jitsparse warmup``, half way."""
-    terminal = shell(home, 10)
-    try:
+    with closing(shell(home, 10)) as terminal:
         terminal.type("jitsparse warmup --device cpu --op dsd --dtype f32,bf16 --block-size 32,64")
 
         def half_way(seen: list[str]) -> bool:
@@ -181,8 +178,6 @@ def warmup(home: Path) -> None:
         draw("warmup-live", "jitsparse warmup, half way", shown(terminal))
         terminal.read_until(lambda seen: seen[-1] == "$")
         draw("warmup", "and when it is done", shown(terminal))
-    finally:
-        terminal.close()
 
 
 def notebook(home: Path) -> None:

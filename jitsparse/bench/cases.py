@@ -112,6 +112,14 @@ class Operands:
     def copies(self) -> int:
         return len(self.sparse)
 
+    def arguments(self, op: str, copy: int = 0) -> tuple[BlockSparse | Tensor | Pattern, ...]:
+        """What an operation is called with."""
+        if op == "dsd":
+            return self.sparse[copy], self.right[copy]
+        if op == "dds":
+            return self.left[copy], self.sparse[copy]
+        return self.left[copy], self.right[copy], self.pattern
+
 
 def make_operands(case: Case, seed: int = 0) -> Operands:
     """Standard normal data: power draw, and with it a GPU's clock, depends on the bits.

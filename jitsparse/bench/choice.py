@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from jitsparse import calls
-from jitsparse.bench.cases import LAYOUTS, Case, Operands, make_operands
+from jitsparse.bench.cases import LAYOUTS, Case, make_operands
 from jitsparse.bench.extents import Extents
 from jitsparse.bench.products import float32_precision
 from jitsparse.bench.report import Table
@@ -20,12 +20,12 @@ from jitsparse.bench.section import Outcome, Section
 from jitsparse.bench.timing import estimate, interleave
 from jitsparse.compilation import compile_variants
 from jitsparse.jit import load
-from jitsparse.kernels import cost, registry
+from jitsparse.kernels import cost
 from jitsparse.kernels.problem import product_problem
 from jitsparse.tune import HOPELESS, contestants
 
 if TYPE_CHECKING:
-    from jitsparse.jit import Variant
+    from jitsparse.jit import Candidate
 
 __all__ = ["FITTED", "HELD_OUT", "choice_section"]
 
@@ -106,10 +106,13 @@ def _prepare(cases: Sequence[Case]) -> None:
 def _measure(case: Case, seconds: float) -> Outcome:
     with float32_precision(case.dtype), torch.no_grad():
         operands = make_operands(case)
-        copies = [_call(case, operands, i) for i in range(operands.copies)]
+        copies = [
+            calls.catch(case.op, *operands.arguments(case.op, i)) for i in range(operands.copies)
+        ]
         problem = copies[0].problem
-        legal = [each.variant for each in contestants(problem)]
-        turns = {each.name: _turns(copies, each) for each in legal}
+        candidates = contestants(problem)
+        legal = [each.variant for each in candidates]
+        turns = {each.variant.name: _turns(copies, each) for each in candidates}
         first = {name: estimate(turn, case.device) for name, turn in turns.items()}
         chosen, limit = legal[0].name, HOPELESS * min(first.values())
         close = {
@@ -135,16 +138,8 @@ def _measure(case: Case, seconds: float) -> Outcome:
     )
 
 
-def _call(case: Case, operands: Operands, copy: int) -> calls.Call:
-    if case.op == "dsd":
-        return calls.catch("dsd", operands.sparse[copy], operands.right[copy])
-    if case.op == "dds":
-        return calls.catch("dds", operands.left[copy], operands.sparse[copy])
-    return calls.catch("sdd", operands.left[copy], operands.right[copy], operands.pattern)
-
-
-def _turns(copies: Sequence[calls.Call], variant: Variant) -> Callable[[int], object]:
-    kernel = load(registry.template_of(variant), variant)
+def _turns(copies: Sequence[calls.Call], candidate: Candidate) -> Callable[[int], object]:
+    kernel = load(candidate.template, candidate.variant)
     return lambda i: copies[i % len(copies)].run(kernel)
 
 

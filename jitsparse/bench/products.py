@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from jitsparse.bench.cases import Case, Operands, make_operands
+from jitsparse.bench.cases import Case, make_operands
 from jitsparse.bench.peers import (
     BMM,
     DENSE,
@@ -100,7 +100,7 @@ def measure(
         operands = make_operands(case, seed)
         calls, absent = contestants(case, operands, peers)
         timings = interleave(calls, case.device, seconds=seconds)
-        variant = _variant(case, operands)
+        variant = variant_of(case.op, *operands.arguments(case.op))
     flops = case.useful_flops(operands.pattern)
     return Measurement(case, operands.pattern.density, variant, flops, timings, absent)
 
@@ -119,7 +119,7 @@ def measure_beside(case: Case, other: Case, name: str, *, seconds: float = 2.0) 
         calls, absent = contestants(case, operands, (DENSE,))
         calls[name] = contestants(other, beside, ())[0][OURS]
         timings = interleave(calls, case.device, seconds=seconds)
-        variant = _variant(case, operands)
+        variant = variant_of(case.op, *operands.arguments(case.op))
     flops = case.useful_flops(operands.pattern)
     measured = Measurement(case, operands.pattern.density, variant, flops, timings, absent)
     row = {
@@ -148,11 +148,3 @@ def float32_precision(dtype: str) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-def _variant(case: Case, operands: Operands) -> str:
-    if case.op == "dsd":
-        return variant_of("dsd", operands.sparse[0], operands.right[0])
-    if case.op == "dds":
-        return variant_of("dds", operands.left[0], operands.sparse[0])
-    return variant_of("sdd", operands.left[0], operands.right[0], operands.pattern)

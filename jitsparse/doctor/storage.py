@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jitsparse.doctor.finding import Finding
+from jitsparse.jit import private
 from jitsparse.jit.cache import VERSION, Cache
 from jitsparse.jit.config import Config
 from jitsparse.jit.entry import LIBRARY
@@ -193,9 +194,7 @@ def _check_mapping(probe: Path) -> Iterator[Finding]:
     file.write_bytes(bytes(mmap.PAGESIZE))
     with file.open("rb") as opened:
         try:
-            pages = mmap.mmap(
-                opened.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_EXEC
-            )
+            private.map_as_code(opened)
         except OSError as error:
             text = (
                 f"a file in the cache cannot be mapped as code ({error.strerror}); each process "
@@ -204,7 +203,6 @@ def _check_mapping(probe: Path) -> Iterator[Finding]:
             remedy = f"The mount is noexec or a security policy forbids it; {_ELSEWHERE} elsewhere."
             yield Finding("cache.mapping", "warn", text, remedy)
             return
-        pages.close()
     yield Finding("cache.mapping", "ok", "files can be mapped as code")
 
 

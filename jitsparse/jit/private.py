@@ -13,11 +13,12 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import BinaryIO
 
 from jitsparse.errors import ToolchainError, UnwritableCache
 from jitsparse.jit import progress
 
-__all__ = ["directory", "executable_copy", "is_forbidden"]
+__all__ = ["directory", "executable_copy", "is_forbidden", "map_as_code"]
 
 _warned: set[Path] = set()
 
@@ -52,11 +53,21 @@ def is_forbidden(library: Path) -> bool:
     """Whether the system refuses to map a file as code: a noexec mount, or a security policy."""
     with contextlib.suppress(OSError, ValueError), library.open("rb") as file:
         try:
-            access = mmap.PROT_READ | mmap.PROT_EXEC
-            mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=access).close()
+            map_as_code(file)
         except PermissionError:
             return True
     return False
+
+
+def map_as_code(file: BinaryIO) -> None:
+    """Map an open file as the loader maps the code of a library, and let go of it.
+
+    Raises:
+        OSError: it must not be mapped.
+        ValueError: it is empty.
+    """
+    access = mmap.PROT_READ | mmap.PROT_EXEC
+    mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=access).close()
 
 
 def executable_copy(library: Path) -> Path:

@@ -29,25 +29,34 @@ from __future__ import annotations
 import functools
 import json
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jitsparse.kernels.cuda import is_flipped, is_k_contiguous, op_block
+from jitsparse.kernels.cuda import SMS, is_flipped, is_k_contiguous, op_block
 
 if TYPE_CHECKING:
-    from jitsparse.jit import Variant
+    from jitsparse.jit import Candidate, Variant
     from jitsparse.kernels.problem import Problem
 
-__all__ = ["FAMILIES", "PARTS", "TABLE", "breakdown", "covers", "kind", "microseconds", "parts"]
+__all__ = [
+    "FAMILIES",
+    "PARTS",
+    "TABLE",
+    "breakdown",
+    "covers",
+    "kind",
+    "microseconds",
+    "parts",
+    "quickest_first",
+]
 
 PARTS = ("start", "tile", "step", "shared", "dense", "block", "product", "memory")
 
 FAMILIES = ("wgmma", "thin", "mma")
 
 TABLE = Path(__file__).with_name("costs.json")
-
-_SMS = 132
-"""Of the GPU that was measured. The kernels themselves run on any number."""
 
 _THIN_CTAS = 4
 """CTAs of family thin that run on an SM at once, about."""
@@ -59,6 +68,19 @@ _FEW_TILES = 3
 def covers(problem: Problem, target: str) -> bool:
     """Whether the model was made for such problems."""
     return target == "sm90a" and problem.op in ("dsd", "dds") and problem.dtype in ("bf16", "f16")
+
+
+def quickest_first(problem: Problem, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Those that the model knows come first, the quickest ahead, and say what it expects."""
+    expected = [(microseconds(problem, each.variant), each) for each in candidates]
+    known = [(us, each) for us, each in expected if us is not None]
+    return [
+        *(
+            replace(each, why=f"the cost model expects {us:.1f} us")
+            for us, each in sorted(known, key=lambda pair: pair[0])
+        ),
+        *(each for us, each in expected if us is None),
+    ]
 
 
 def microseconds(problem: Problem, variant: Variant) -> float | None:
@@ -117,7 +139,7 @@ def parts(problem: Problem, variant: Variant) -> tuple[float, ...]:
     steps = depth / step_depth * wanted
     panels = -(-rows // tile[0])
     tiles = panels * -(-problem.extent // tile[1]) * problem.batch
-    at_once = _SMS * ctas
+    at_once = SMS * ctas
     share = tiles / at_once
     rounds = math.ceil(share) if share < _FEW_TILES else share + 0.5
     # The longest of so many panels, by its distance from the mean; it evens out over the rounds.

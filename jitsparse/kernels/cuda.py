@@ -15,6 +15,7 @@ from jitsparse.kernels.problem import Problem, typical_problem
 __all__ = [
     "CSRC",
     "LAYOUTS",
+    "SMS",
     "TEMPLATES",
     "Tile",
     "cpp_bool",
@@ -145,7 +146,7 @@ def tile_context(variant: Variant) -> Context:
     }
 
 
-_SMS = 132
+SMS = 132
 """Of the GPU that choices are tuned for. The kernels themselves run on any number."""
 
 _FIXED_COLUMNS = 96
@@ -155,7 +156,7 @@ _FIXED_COLUMNS = 96
 def _relative_time(problem: Problem, tile: Tile) -> float:
     """Waves of CTAs times what one of them does: ranks the tiles of one problem, nothing else."""
     (tile_m, tile_n, _), ctas = tile.shape, tile.ctas
-    at_once = _SMS * ctas
+    at_once = SMS * ctas
     work = ctas * tile_m * (tile_n + _FIXED_COLUMNS)
     if problem.op == "sdd":
         block_rows, block_cols = problem.block

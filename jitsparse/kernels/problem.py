@@ -127,19 +127,27 @@ def product_problem(
 
 
 def typical_problem(
-    op: str, device: str, dtype: str, block: int, layout: str, extent: int = 4096
+    op: str,
+    device: str,
+    dtype: str,
+    block: int | tuple[int, int],
+    layout: str,
+    extent: int = 4096,
+    *,
+    aligned: bool = True,
 ) -> Problem:
-    """What stands for the calls of programs: square blocks in a quarter of a 4096 x 4096 matrix."""
+    """What stands for the calls of programs: blocks in a quarter of a 4096 x 4096 matrix."""
+    rows, cols = block if isinstance(block, tuple) else (block, block)
     return Problem(
         op=op,
         device=device,
         dtype=dtype,
-        block=(block, block),
+        block=(rows, cols),
         layout=layout,
-        aligned=True,
+        aligned=aligned,
         rows=4096,
         cols=4096,
-        nnz=(4096 // block) ** 2 // 4,
+        nnz=4096 // rows * (4096 // cols) // 4,
         extent=extent,
         batch=1,
     )

@@ -85,24 +85,11 @@ def candidates(problem: Problem, target: str | None = None) -> list[Candidate]:
             for candidate in module.candidates(problem, where)
         ]
         (settled if place.rank < 0 else open_to_cost).extend(found)
-    return settled + _by_cost(problem, open_to_cost)
-
-
-def _by_cost(problem: Problem, found: list[Candidate]) -> list[Candidate]:
-    """Those that the cost model knows come first, the quickest of them ahead."""
     if problem.device == "cpu":
-        return found
+        return settled + open_to_cost
     from jitsparse.kernels import cost
 
-    expected = [(cost.microseconds(problem, each.variant), each) for each in found]
-    known = [(us, each) for us, each in expected if us is not None]
-    return [
-        *(
-            dataclasses.replace(each, why=f"the cost model expects {us:.1f} us")
-            for us, each in sorted(known, key=lambda pair: pair[0])
-        ),
-        *(each for us, each in expected if us is None),
-    ]
+    return settled + cost.quickest_first(problem, open_to_cost)
 
 
 def template_of(variant: Variant) -> Template:
@@ -211,26 +198,13 @@ def _typical_problems(
     block_sizes: Sequence[tuple[int, int]],
 ) -> Iterator[Problem]:
     """Problems that stand for the calls of a program: all layouts, few columns and many."""
-    from jitsparse.kernels.problem import Problem
+    from jitsparse.kernels.problem import typical_problem
 
-    size = 4096
     for op, dtype, block in itertools.product(ops, dtypes or DTYPES, block_sizes):
         for layout, aligned, extent in itertools.product(
-            ("nn", "nt", "tn", "tt"), (True, False), (8, 16, 256, size)
+            ("nn", "nt", "tn", "tt"), (True, False), (8, 16, 256, 4096)
         ):
-            yield Problem(
-                op=op,
-                device=device,
-                dtype=dtype,
-                block=block,
-                layout=layout,
-                aligned=aligned,
-                rows=size,
-                cols=size,
-                nnz=max(1, size // block[0] * (size // block[1]) // 4),
-                extent=extent,
-                batch=1,
-            )
+            yield typical_problem(op, device, dtype, block, layout, extent, aligned=aligned)
 
 
 def _first_legal(problem: Problem, target: str) -> list[Variant]:

@@ -7,7 +7,6 @@ as suits its pattern, which the index decides. Measurements are in docs/performa
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from jitsparse.jit import Candidate, Template, Variant
@@ -68,7 +67,6 @@ def candidates(problem: Problem, target: str) -> list[Candidate]:
             Variant(problem.op, "wgmma", target, problem.dtype, knobs(problem, t=tile))
             for tile in tiles
         ]
-        variants.sort(key=lambda variant: cost.microseconds(problem, variant) or math.inf)
     refused = _refusal(problem, target)
     return [Candidate(variant, template(variant), refused) for variant in variants]
 
@@ -104,13 +102,17 @@ def _refusal(problem: Problem, target: str) -> str | None:
     return low_blocks(problem) or misaligned(problem, itemsize=2)
 
 
+def _quickest_first(problem: Problem, target: str) -> list[Candidate]:
+    return cost.quickest_first(problem, candidates(problem, target))
+
+
 def default_variants(target: str) -> Iterator[Variant]:
     """What calls choose for square blocks and many columns; for bf16 with some 256 too."""
     problems = (
         *typical_problems(_DTYPES, _BLOCKS),
         *typical_problems(("bf16",), _BLOCKS, extent=256),
     )
-    yield from first_legal(candidates, problems, target)
+    yield from first_legal(_quickest_first, problems, target)
 
 
 def template(variant: Variant) -> Template:
