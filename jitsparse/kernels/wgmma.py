@@ -1,4 +1,7 @@
-"""Family ``wgmma``: Hopper's warpgroup tensor cores, fed by its copy engine; blocks of 16 and more.
+"""Family ``wgmma``: Hopper's warpgroup tensor cores, fed by its copy engine.
+
+16-bit elements in blocks of 16 and more; TF32 in dsd and dds in blocks of 64 and 128, where the
+sparse operand or the dense one lies along the axis that is summed over.
 
 Knobs: ``b`` block, ``l`` layout; of dsd and dds also ``t`` tile (rows x columns x depth of a
 pipeline stage); of sdd ``g``, the side along which blocks are gathered. An sdd's tiles are as wide
@@ -15,6 +18,7 @@ from jitsparse.kernels import cost
 from jitsparse.kernels.cuda import (
     cpp_bool,
     cuda_template,
+    is_flipped,
     is_k_contiguous,
     knobs,
     op_block,
@@ -26,10 +30,11 @@ from jitsparse.kernels.problem import Place, Problem
 
 __all__ = ["candidates", "default_variants", "place", "template"]
 
-_DTYPES = ("bf16", "f16")
+_DTYPES = ("bf16", "f16", "tf32")
 _BLOCKS = (16, 32, 64, 128)
 _PANEL = 128
-_WIDTHS = (256, 128, 64)
+_WIDTHS = {"bf16": (256, 128, 64), "f16": (256, 128, 64), "tf32": (256, 128)}
+"""Of a tile, in columns, by dtype."""
 _DENSE = 0.2
 _LARGE = 8 << 20
 """Density and stored elements from which mma copies operands that lie badly faster."""
@@ -37,6 +42,8 @@ _LARGE = 8 << 20
 
 def place(problem: Problem) -> Place:
     """Before all others, but for an sdd whose operand the copy engine takes in short rows."""
+    if problem.dtype == "tf32":
+        return Place(2, "TF32 on wgmma has been compiled and emulated, not yet timed on a GPU")
     if problem.op == "sdd" and _short_rows(problem):
         stored = problem.nnz * problem.block[0] * problem.block[1]
         if stored >= max(_LARGE, _DENSE * problem.rows * problem.cols):
@@ -62,7 +69,8 @@ def candidates(problem: Problem, target: str) -> list[Candidate]:
             for side in _gathered(problem)
         ]
     else:
-        tiles = [(_PANEL, width, slab) for width in _WIDTHS for slab in _slabs(problem)]
+        widths = _WIDTHS.get(problem.dtype, ())
+        tiles = [(_PANEL, width, slab) for width in widths for slab in _slabs(problem)]
         variants = [
             Variant(problem.op, "wgmma", target, problem.dtype, knobs(problem, t=tile))
             for tile in tiles
@@ -86,6 +94,8 @@ def _lies_along_k(problem: Problem, side: str) -> bool:
 
 def _slabs(problem: Problem) -> tuple[int, ...]:
     """Depths of a stage, best first."""
+    if problem.dtype == "tf32":
+        return (32,)
     _, depth = op_block(problem.op, problem.block, problem.layout)
     if depth != 32:
         return (64,)
@@ -99,7 +109,25 @@ def _refusal(problem: Problem, target: str) -> str | None:
         return f"target {target}: wgmma exists on sm90a only"
     if problem.dtype not in _DTYPES:
         return f"dtype {problem.dtype}: this family multiplies {' and '.join(_DTYPES)}"
+    if problem.dtype == "tf32":
+        return _refusal_of_tf32(problem) or misaligned(problem, itemsize=4)
     return low_blocks(problem) or misaligned(problem, itemsize=2)
+
+
+def _refusal_of_tf32(problem: Problem) -> str | None:
+    """What wgmma cannot do with elements of 32 bits, or nobody has written."""
+    op, layout = problem.op, problem.layout
+    if op == "sdd":
+        return "dtype tf32: this family has it for dsd and dds"
+    if min(problem.block) < 64:
+        return (
+            f"block {problem.block[0]}x{problem.block[1]}: for tf32 both sides must be at least 64"
+        )
+    if is_flipped(op, layout) and not is_k_contiguous(op, layout):
+        return (
+            f"layout {layout}: wgmma wants one operand of tf32 along the axis that is summed over"
+        )
+    return None
 
 
 def _quickest_first(problem: Problem, target: str) -> list[Candidate]:
@@ -109,7 +137,7 @@ def _quickest_first(problem: Problem, target: str) -> list[Candidate]:
 def default_variants(target: str) -> Iterator[Variant]:
     """What calls choose for square blocks and many columns; for bf16 with some 256 too."""
     problems = (
-        *typical_problems(_DTYPES, _BLOCKS),
+        *typical_problems(("bf16", "f16"), _BLOCKS),
         *typical_problems(("bf16",), _BLOCKS, extent=256),
     )
     yield from first_legal(_quickest_first, problems, target)
@@ -117,7 +145,8 @@ def default_variants(target: str) -> Iterator[Variant]:
 
 def template(variant: Variant) -> Template:
     """What a variant is rendered from."""
-    return cuda_template("wgmma", variant.op, context)
+    kernel = "wgmma_tf32" if variant.dtype == "tf32" else "wgmma"
+    return cuda_template(kernel, variant.op, context)
 
 
 def context(variant: Variant) -> Context:

@@ -1,14 +1,18 @@
 """Every CUDA kernel of the default table compiles for Ampere and Hopper, without spill or warning.
 
+So do the TF32 kernels of ``wgmma``, which calls do not choose by themselves.
+
 Needs nvcc and no GPU. A batch of kernels is one translation unit: front end and
 headers cost more than a kernel does.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,7 +21,8 @@ import pytest
 from jitsparse.jit import Variant
 from jitsparse.jit.template import render
 from jitsparse.kernels import registry
-from jitsparse.kernels.cuda import CSRC
+from jitsparse.kernels.cuda import CSRC, LAYOUTS
+from jitsparse.kernels.problem import typical_problem
 
 TARGETS = ("sm80", "sm90a")
 BATCH = 24
@@ -25,9 +30,18 @@ BATCH = 24
 pytestmark = pytest.mark.nvcc
 
 
+def tf32_on_wgmma(target: str) -> Iterator[Variant]:
+    for op, block, layout in itertools.product(registry.OPS, (64, 128), LAYOUTS):
+        problem = typical_problem(op, "cuda", "tf32", (block, block), layout)
+        for candidate in registry.candidates(problem, target):
+            if candidate.variant.family == "wgmma" and candidate.refused is None:
+                yield candidate.variant
+
+
 def batches(target: str) -> list[list[Variant]]:
     variants: dict[str, list[Variant]] = {}
-    for variant in registry.default_variants(target):
+    every = (*registry.default_variants(target), *tf32_on_wgmma(target))
+    for variant in dict.fromkeys(every):
         variants.setdefault(f"{variant.op}.{variant.family}.{variant.dtype}", []).append(variant)
     return [
         group[first : first + BATCH]

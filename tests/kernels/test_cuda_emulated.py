@@ -129,9 +129,14 @@ def test_kernel(variant: Variant, sources: Path) -> None:
     ("name", "header", "line"),
     [
         ("dsd.mma.sm90a.bf16.b64x64.lnn.t64x32x64.w4x1.s4.c3", "kernels/spmm_mma", "cp_async_wait"),
-        ("dsd.wgmma.sm90a.bf16.b32x32.lnn.t128x256x64", "kernels/spmm_wgmma", "wait_empty"),
+        ("dsd.wgmma.sm90a.bf16.b32x32.lnn.t128x256x64", "kernels/spmm_stages", "wait_empty"),
         ("dsd.wgmma.sm90a.bf16.b64x64.lnn.t128x256x64", "kernels/spmm_wgmma", "wait_full"),
         ("dds.wgmma.sm90a.bf16.b128x128.lnn.t128x256x64", "tile/outbox", "bulk_wait_read"),
+        (
+            "dsd.wgmma.sm90a.tf32.b128x128.lnn.t128x256x32",
+            "kernels/spmm_wgmma_tf32",
+            "wgmma_wait<0>",
+        ),
         ("sdd.wgmma.sm90a.bf16.b64x64.lnn.gcols", "kernels/sdd_wgmma", "wgmma_wait<1>"),
         ("sdd.wgmma.sm90a.bf16.b16x16.lnn.grows", "kernels/sdd_wgmma", "wgmma_wait<0>"),
     ],

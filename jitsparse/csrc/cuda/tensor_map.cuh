@@ -9,8 +9,7 @@
 
 namespace jitsparse {
 
-// A batch of matrices of 16-bit elements; the first extent is the contiguous one. `box` is what one copy moves; in shared
-// memory its rows take the swizzle of their width.
+// A batch of matrices; the first extent is the contiguous one.
 struct MatrixShape {
   int64 inner, outer, batch;
   int64 ld, batch_stride;  // elements
@@ -19,7 +18,10 @@ struct Box {
   int inner, outer;
 };
 
-inline cudaError_t encode_map(CUtensorMap* map, const void* base, const MatrixShape& shape, const Box& box) {
+// For elements of 16 bits, or float, which copies round to TF32. `box` is what one copy moves; in shared memory its rows take the
+// swizzle of their width.
+template <typename Storage>
+cudaError_t encode_map(CUtensorMap* map, const void* base, const MatrixShape& shape, const Box& box) {
   using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
                               const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
                               CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
@@ -35,15 +37,18 @@ inline cudaError_t encode_map(CUtensorMap* map, const void* base, const MatrixSh
   if (shape.inner > kMost || shape.outer > kMost || shape.batch > kMost) return cudaErrorInvalidValue;
   const cuuint64_t sizes[3] = {cuuint64_t(shape.inner), cuuint64_t(shape.outer), cuuint64_t(shape.batch)};
   // The stride of an axis of one entry is never used, but must be legal.
-  const cuuint64_t row_bytes = cuuint64_t(shape.ld) * 2;
-  const cuuint64_t strides[2] = {row_bytes, shape.batch > 1 ? cuuint64_t(shape.batch_stride) * 2 : row_bytes};
+  const cuuint64_t row_bytes = cuuint64_t(shape.ld) * sizeof(Storage);
+  const cuuint64_t strides[2] = {row_bytes, shape.batch > 1 ? cuuint64_t(shape.batch_stride) * sizeof(Storage) : row_bytes};
   const cuuint32_t boxes[3] = {cuuint32_t(box.inner), cuuint32_t(box.outer), 1};
   const cuuint32_t steps[3] = {1, 1, 1};
-  const CUtensorMapSwizzle swizzle = box.inner == 64   ? CU_TENSOR_MAP_SWIZZLE_128B
-                                     : box.inner == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
-                                                       : CU_TENSOR_MAP_SWIZZLE_32B;
+  constexpr CUtensorMapDataType kType = sizeof(Storage) == 4 ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32 : CU_TENSOR_MAP_DATA_TYPE_UINT16;
+  static_assert(sizeof(Storage) == 2 || sizeof(Storage) == 4, "bfloat16 and float16, or TF32");
+  const int row = box.inner * int(sizeof(Storage));
+  const CUtensorMapSwizzle swizzle = row == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
+                                     : row == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                                 : CU_TENSOR_MAP_SWIZZLE_32B;
   const auto try_to = [&] {
-    return encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 3, const_cast<void*>(base), sizes, strides, boxes, steps,
+    return encode(map, kType, 3, const_cast<void*>(base), sizes, strides, boxes, steps,
                   CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   };
   if (try_to() == CUDA_SUCCESS) return cudaSuccess;

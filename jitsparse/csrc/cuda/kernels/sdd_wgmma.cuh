@@ -288,14 +288,14 @@ struct SddWgmma {
                            : MatrixShape{args.cols, args.k, args.batch, args.right_ld, args.right_batch_stride};
     if (kBulkStores) {
       const MatrixShape out = {BLOCK_COLS, args.nnz * BLOCK_ROWS, 1, BLOCK_COLS, 0};
-      if (auto error = encode_map(&params.out, args.out, out, {kPartN, 16})) return error;
+      if (auto error = encode_map<Storage>(&params.out, args.out, out, {kPartN, 16})) return error;
     }
     const Box panel_box = kPanelAlongK ? Box{64, kTileM} : Box{64, 64};
     const Box gathered_box = kGatheredAlongK ? Box{64, kBlockG} : Box{kSpan, 64};
-    if (auto error = encode_map(&params.panel, GATHER_ROWS ? args.right : args.left, GATHER_ROWS ? right : left, panel_box)) {
+    if (auto error = encode_map<Storage>(&params.panel, GATHER_ROWS ? args.right : args.left, GATHER_ROWS ? right : left, panel_box)) {
       return error;
     }
-    return encode_map(&params.gathered, GATHER_ROWS ? args.left : args.right, GATHER_ROWS ? left : right, gathered_box);
+    return encode_map<Storage>(&params.gathered, GATHER_ROWS ? args.left : args.right, GATHER_ROWS ? left : right, gathered_box);
   }
 };
 

@@ -1,6 +1,6 @@
 // What a persistent CTA of a block-sparse x dense product computes, tile after tile, and the steps of each.
 //
-// Kernel: the product, with its Params, its Index, and how it divides the work (SpmmWgmma).
+// Stages: how the product divides the work, with its Params and its Index (SpmmStages).
 #pragma once
 
 #include "../../abi.h"
@@ -9,23 +9,23 @@
 namespace jitsparse {
 
 // The pattern as the kernel walks it.
-template <typename Kernel>
+template <typename Stages>
 struct SpmmSteps {
   const int4* panels;    // (panel, first step, end, 0), the longest first
   const int4* steps;     // (slab or block column, mask of the blocks, first position, 0)
   const int* positions;  // where a step's blocks lie in values
 
   __device__ __forceinline__ explicit SpmmSteps(const SpmmArgs& args) {
-    const typename Kernel::Index index(args.index, args.rows, args.cols, args.nnz);
+    const typename Stages::Index index(args.index, args.rows, args.cols, args.nnz);
     const int *panels, *steps;
-    if constexpr (Kernel::kAcross > 1) {
-      panels = Kernel::kFlipped ? index.col_slab_panels() : index.row_slab_panels();
-      steps = Kernel::kFlipped ? index.col_slab_steps() : index.row_slab_steps();
-      positions = Kernel::kFlipped ? index.col_slab_blocks() : index.row_slab_blocks();
+    if constexpr (Stages::kAcross > 1) {
+      panels = Stages::kFlipped ? index.col_slab_panels() : index.row_slab_panels();
+      steps = Stages::kFlipped ? index.col_slab_steps() : index.row_slab_steps();
+      positions = Stages::kFlipped ? index.col_slab_blocks() : index.row_slab_blocks();
     } else {
-      panels = Kernel::kFlipped ? index.col_panels_sorted() : index.row_panels_sorted();
-      steps = Kernel::kFlipped ? index.col_steps() : index.row_steps();
-      positions = Kernel::kFlipped ? index.col_panel_blocks() : index.row_panel_blocks();
+      panels = Stages::kFlipped ? index.col_panels_sorted() : index.row_panels_sorted();
+      steps = Stages::kFlipped ? index.col_steps() : index.row_steps();
+      positions = Stages::kFlipped ? index.col_panel_blocks() : index.row_panel_blocks();
     }
     this->panels = reinterpret_cast<const int4*>(panels);
     this->steps = reinterpret_cast<const int4*>(steps);
@@ -34,17 +34,17 @@ struct SpmmSteps {
 
 // The tile that a CTA computes in its n-th round. Tiles are listed in groups of panels, the longest panels first, and in a
 // group column after column, so that those computed at the same time want the same operands.
-template <typename Kernel>
+template <typename Stages>
 struct SpmmTile {
   int rank;  // of its panel in SpmmSteps::panels
   int column, batch;
   bool valid;
 
-  __device__ __forceinline__ SpmmTile(const typename Kernel::Params& params, int round) {
+  __device__ __forceinline__ SpmmTile(const typename Stages::Params& params, int round) {
     const int64 number = tile_of_round(round);
-    valid = number < Kernel::tiles(params.args);
-    const TileCoordinates tile = grouped_order(unsigned(number), unsigned(Kernel::panels(params.args)),
-                                               unsigned(Kernel::column_tiles(params.args)), params.group);
+    valid = number < Stages::tiles(params.args);
+    const TileCoordinates tile = grouped_order(unsigned(number), unsigned(Stages::panels(params.args)),
+                                               unsigned(Stages::column_tiles(params.args)), params.group);
     rank = int(tile.row);
     column = int(tile.column);
     batch = int(tile.batch);
@@ -52,17 +52,17 @@ struct SpmmTile {
 };
 
 // The steps of a CTA's tiles one after another, of which a producer warp takes every kStride-th.
-template <typename Kernel>
+template <typename Stages>
 struct SpmmWalk {
-  const typename Kernel::Params& params;
-  const SpmmSteps<Kernel> index;
+  const typename Stages::Params& params;
+  const SpmmSteps<Stages> index;
   int round;                    // of `next`
-  SpmmTile<Kernel> next;        // the tile after that which is walked
+  SpmmTile<Stages> next;        // the tile after that which is walked
   int4 next_panel;
   int at, end, first_n, batch;  // the warp's next step of its tile, and where the tile ends
   int number;                   // of that step among all of the CTA's
 
-  __device__ __forceinline__ SpmmWalk(const typename Kernel::Params& params, int first)
+  __device__ __forceinline__ SpmmWalk(const typename Stages::Params& params, int first)
       : params(params), index(params.args), round(0), next(params, 0), at(first), end(0), number(first) {
     ask();
     while (at >= end && next.valid) enter();
@@ -76,9 +76,9 @@ struct SpmmWalk {
   __device__ __forceinline__ void enter() {
     at = next_panel.y + (at - end);
     end = next_panel.z;
-    first_n = next.column * Kernel::kTileN;
+    first_n = next.column * Stages::kTileN;
     batch = next.batch;
-    next = SpmmTile<Kernel>(params, ++round);
+    next = SpmmTile<Stages>(params, ++round);
     ask();
   }
 
@@ -97,8 +97,8 @@ struct SpmmWalk {
     step.number = number;
     step.first_n = first_n;
     step.batch = batch;
-    at += Kernel::kStride;
-    number += Kernel::kStride;
+    at += Stages::kStride;
+    number += Stages::kStride;
     while (at >= end && next.valid) enter();
     return step;
   }

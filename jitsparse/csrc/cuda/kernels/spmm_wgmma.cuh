@@ -1,30 +1,20 @@
-// Block-sparse x dense on Hopper (sm_90a): bulk copies feed wgmma through a ring of stages; persistent CTAs.
+// Block-sparse x dense on Hopper (sm_90a): bulk copies feed wgmma through a ring of stages; persistent CTAs. 16-bit elements.
 //
-// Role form: out[m][n] = op(S)[m][k] x dense[k][n]; dds is the same product transposed, so it comes here with the sparse
-// operand flipped and its output transposed.
-//
-// A CTA has a panel of 128 rows of the output and up to 256 columns. A stage is a slab of the dense operand that any block row of the
-// panel needs, with all the stored blocks that meet it. Four warps copy, two warpgroups multiply, each 64 rows of the panel.
-//
-// Blocks of 64 and 128 rows are wgmma's 64 rows (M), the slab its columns (N). Smaller blocks are multiplied transposed:
-// 64 columns of the dense operand are M, a block's rows N. So blocks of 16 and 32 rows waste nothing, and cost a warpgroup a
-// test of a bit and a wgmma for every 16 k.
+// Each of the two warpgroups multiplies 64 rows of the panel. Blocks of 64 and 128 rows are wgmma's 64 rows (M), the slab its
+// columns (N). Smaller blocks are multiplied transposed: 64 columns of the dense operand are M, a block's rows N. So blocks of 16 and
+// 32 rows waste nothing, and cost a warpgroup a test of a bit and a wgmma for every 16 k.
 #pragma once
 
 #include "../../abi.h"
-#include "../ptx/l2_policy.cuh"
-#include "../ptx/register_budget.cuh"
-#include "../ptx/tma.cuh"
 #include "../ptx/wgmma.cuh"
 #include "../tensor_map.cuh"
 #include "../tile/activation.cuh"
 #include "../tile/element.cuh"
-#include "../tile/load_operand.cuh"
 #include "../tile/outbox.cuh"
 #include "../tile/ring.cuh"
 #include "../tile/staged_part.cuh"
 #include "../tile/step_masks.cuh"
-#include "spmm_walk.cuh"
+#include "spmm_stages.cuh"
 
 namespace jitsparse {
 
@@ -32,117 +22,31 @@ namespace jitsparse {
 template <typename Element, int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CONTIGUOUS, bool OUT_TRANSPOSED, int TILE_N,
           int SLAB>
 struct SpmmWgmma {
-  using Index = IndexView<BLOCK_ROWS, BLOCK_COLS>;
-  using Steps = SpmmSteps<SpmmWgmma>;
-  using Tile = SpmmTile<SpmmWgmma>;
-  using Walk = SpmmWalk<SpmmWgmma>;
-  static constexpr bool kFlipped = FLIPPED;
-  static constexpr int kPanel = 128, kTileN = TILE_N;
-  static constexpr int kStages = (kTileN > 64 ? 4 : 8) * (64 / SLAB);
+  using Stages = SpmmStages<Element, BLOCK_ROWS, BLOCK_COLS, FLIPPED, DENSE_K_CONTIGUOUS, TILE_N, SLAB>;
+  using Steps = SpmmSteps<Stages>;
+  using Tile = SpmmTile<Stages>;
+  static constexpr int kThreads = Stages::kThreads, kConsumers = Stages::kConsumers;
+  static constexpr int kPanel = Stages::kPanel, kTileN = TILE_N, kParts = Stages::kParts, kAcross = Stages::kAcross;
+  static constexpr int kSlotK = Stages::kSlotK, kSlots = Stages::kSlots, kBlockM = Stages::kBlockM;
+  static constexpr int kSlotBytes = Stages::kSlotBytes, kSlotRowBytes = Stages::kSlotRowBytes;
+  static constexpr int kSlotBoxBytes = Stages::kSlotBoxBytes;
+  static constexpr int kDenseRowBytes = Stages::kDenseRowBytes, kSubtileBytes = Stages::kSubtileBytes;
 
-  // The block as op(S) uses it.
-  static constexpr int kBlockM = FLIPPED ? BLOCK_COLS : BLOCK_ROWS;
-  static constexpr int kBlockK = FLIPPED ? BLOCK_ROWS : BLOCK_COLS;
-  static constexpr int kParts = kBlockK > SLAB ? kBlockK / SLAB : 1;   // stages that a step takes
-  static constexpr int kAcross = kBlockK < SLAB ? SLAB / kBlockK : 1;  // block columns that a step covers
-  static constexpr int kStepK = kParts * SLAB, kSlotK = SLAB / kAcross;
-  static constexpr int kDown = kPanel / kBlockM;   // block rows of a panel
-  static constexpr int kSlots = kDown * kAcross;   // blocks of a stage, at most; one lane copies each
-  static_assert(kSlots <= 32, "a step's mask has 32 bits");
-  static_assert(kAcross == 1 || SLAB == 64, "the index has slabs of 64");
-
-  static constexpr int kConsumers = 2;  // warpgroups, one below the other
-  static constexpr int kGroupM = kPanel / kConsumers;
+  static constexpr int kGroupM = kPanel / kConsumers;      // rows of a warpgroup, one below the other
   static constexpr bool kTransposed = kBlockM < kGroupM;  // the product, see above
   static constexpr int kGroupDown = kTransposed ? kGroupM / kBlockM : 1, kGroupSlots = kGroupDown * kAcross;
-  // Producer warps take turns: a stage is always filled by the same warp. That hides what a turn waits for, and no warp can be
-  // two rounds of the ring ahead of another. A warp has its part of every kStride-th step.
-  static constexpr int kProducers = 4, kStride = kProducers / kParts;
-  static_assert(kStages % kProducers == 0 && kProducers % kParts == 0);
-  static constexpr int kThreads = 128 * kConsumers + 32 * kProducers;
 
-  // Shared memory. A slot is one block's part of a slab, its rows as stored, in boxes of at most 64 columns.
-  static constexpr int kSlotColumns = FLIPPED ? kBlockM : kSlotK;
-  static constexpr int kSlotRows = FLIPPED ? kSlotK : kBlockM;
-  static constexpr int kSlotSpan = kSlotColumns < 64 ? kSlotColumns : 64, kSlotRowBytes = kSlotSpan * 2;
-  static constexpr int kSlotBoxBytes = kSlotRows * kSlotRowBytes, kSlotBytes = kSlotColumns / kSlotSpan * kSlotBoxBytes;
-  static constexpr int kDenseRowBytes = DENSE_K_CONTIGUOUS ? SLAB * 2 : 128;
-  static constexpr int kSubtileBytes = 64 * SLAB * 2, kDenseBytes = kTileN / 64 * kSubtileBytes;
-  static constexpr int kStageBytes = kDenseBytes + kSlots * kSlotBytes;
   using Out = Outbox<OUT_TRANSPOSED == kTransposed>;
-  static constexpr int kOutAt = kStages * kStageBytes, kOutBytes = Out::kBuffers * Out::kBytes;  // of a warpgroup
+  static constexpr int kOutAt = Stages::kRingBytes, kOutBytes = Out::kBuffers * Out::kBytes;  // of a warpgroup
   static constexpr int kBarriersAt = kOutAt + kConsumers * kOutBytes;
-  static constexpr int kSharedBytes = kBarriersAt + kStages * 16 + 1024;  // to begin at a multiple of 1024
+  static constexpr int kSharedBytes = kBarriersAt + Stages::kStages * 16 + 1024;  // to begin at a multiple of 1024
   static_assert(kSharedBytes <= 232448, "fits an SM");
 
-  struct Params {
-    SpmmArgs args;
-    CUtensorMap dense, values, out;
-    unsigned group;  // panels, see SpmmTile
+  struct Params : Stages::Params {
+    CUtensorMap out;
   };
 
-  static JITSPARSE_HD int64 m(const SpmmArgs& args) { return FLIPPED ? args.cols : args.rows; }
-  static JITSPARSE_HD int64 k(const SpmmArgs& args) { return FLIPPED ? args.rows : args.cols; }
-  static JITSPARSE_HD int64 panels(const SpmmArgs& args) { return div_up(m(args), kPanel); }
-  static JITSPARSE_HD int64 column_tiles(const SpmmArgs& args) { return div_up(args.n, kTileN); }
-  static JITSPARSE_HD int64 tiles(const SpmmArgs& args) { return panels(args) * column_tiles(args) * args.batch; }
-
-  static __device__ __forceinline__ void run(const Params& params) {
-    extern __shared__ unsigned char unaligned[];
-    unsigned char* shared = unaligned + (-__cvta_generic_to_shared(unaligned) & 1023);
-    const unsigned base = unsigned(__cvta_generic_to_shared(shared));
-    const StageBarriers barriers(base + kBarriersAt, kStages);
-    if (threadIdx.x == 0) {
-      barriers.init(kStages, /*producers=*/1, /*consumers=*/kConsumers * 4);
-      ptx::tma_prefetch_map(&params.dense);
-      ptx::tma_prefetch_map(&params.values);
-    }
-    __syncthreads();
-    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-    if (warp >= kConsumers * 4) {
-      ptx::give_registers_back<72>();
-      produce(params, base, barriers, warp - kConsumers * 4, threadIdx.x % 32);
-    } else {
-      ptx::take_registers<216>();
-      consume(params, base, barriers, warp / 4, threadIdx.x % 128);
-    }
-  }
-
-  // ---- producers
-
-  static __device__ __forceinline__ void produce(const Params& params, unsigned base, const StageBarriers& barriers, int warp,
-                                                 int lane) {
-    const int part = warp % kParts;
-    // Other CTAs want the same slabs soon, and nobody the output: products of 8192 at density 0.1 gain 4 %.
-    const uint64 policy = ptx::l2_evict_last();
-    Walk walk(params, warp / kParts);
-    auto step = walk.take();
-    int position = walk.position(step, lane);
-    while (step.valid) {
-      const auto next = walk.take();
-      const unsigned mask = step.words.y;
-      const int turn = step.number * kParts + part, at = turn % kStages;
-      const unsigned stage = base + at * kStageBytes, copies = barriers.copies(at);
-      barriers.wait_empty(at, turn / kStages);
-      if (lane == 0) {
-        ptx::mbarrier_arrive_expect(copies, kDenseBytes + __popc(mask) * kSlotBytes);
-        const int k = step.words.x * kStepK + part * SLAB;
-        load_operand<DENSE_K_CONTIGUOUS, kTileN, 64, kSubtileBytes>(stage, &params.dense, copies, step.first_n, k, step.batch, policy);
-      }
-      __syncwarp();
-      if (position >= 0) load_block(params, stage + kDenseBytes + lane * kSlotBytes, copies, position, part);
-      step = next;
-      position = walk.position(step, lane);
-    }
-  }
-
-  static __device__ __forceinline__ void load_block(const Params& params, unsigned slot, unsigned copies, int position, int part) {
-    const int row = position * BLOCK_ROWS + (FLIPPED ? part * SLAB : 0);
-#pragma unroll
-    for (int i = 0; i < kSlotColumns / kSlotSpan; ++i) {
-      ptx::tma_load_3d(slot + i * kSlotBoxBytes, &params.values, copies, FLIPPED ? i * 64 : part * SLAB, row, 0);
-    }
-  }
+  static __device__ __forceinline__ void run(const Params& params) { Stages::template run<SpmmWgmma>(params); }
 
   // ---- consumers
 
@@ -183,7 +87,7 @@ struct SpmmWgmma {
       const int first_m = panel * kPanel + group * kGroupM;
       float2 bias = {0.0f, 0.0f};  // of the thread's rows, where rows are not columns of the accumulators
       if (OUT_TRANSPOSED && !kTransposed && params.args.bias != nullptr) {
-        bias = bias_of_rows<Element>(params.args.bias, first_m + thread / 32 * 16, m(params.args), lane);
+        bias = bias_of_rows<Element>(params.args.bias, first_m + thread / 32 * 16, Stages::m(params.args), lane);
       }
       Accumulators c = {};
       int pending = -1;  // the stage that is being multiplied
@@ -200,7 +104,7 @@ struct SpmmWgmma {
             barriers.release(ring.stage, lane);
             store_part(params, finished, outbox);
           } else {
-            multiply(c, base + ring.stage * kStageBytes, first_slot, group, mask);
+            multiply(c, base + ring.stage * Stages::kStageBytes, first_slot, group, mask);
             if (kDeferred) {
               ptx::wgmma_wait<1>();
               if (pending >= 0) barriers.release(pending, lane);
@@ -211,7 +115,7 @@ struct SpmmWgmma {
               barriers.release(ring.stage, lane);
             }
           }
-          ring.next(kStages);
+          ring.next(Stages::kStages);
         }
       }
       ptx::wgmma_wait<0>();
@@ -236,7 +140,7 @@ struct SpmmWgmma {
     const uint64 dense = ptx::wgmma_descriptor<kDenseRowBytes>(stage, kSubtileBytes, 8 * kDenseRowBytes);
     // The lower half of a block of 128 rows.
     const int half = kBlockM > kGroupM ? group * (FLIPPED ? kSlotBoxBytes : kGroupM * kSlotRowBytes) : 0;
-    const uint64 blocks = ptx::wgmma_descriptor<kSlotRowBytes>(stage + kDenseBytes + first_slot * kSlotBytes + half, kSlotBoxBytes,
+    const uint64 blocks = ptx::wgmma_descriptor<kSlotRowBytes>(stage + Stages::kDenseBytes + first_slot * kSlotBytes + half, kSlotBoxBytes,
                                                                8 * kSlotRowBytes);
     ptx::wgmma_fence();
 #pragma unroll
@@ -276,7 +180,7 @@ struct SpmmWgmma {
     float(&part)[8][4] = reinterpret_cast<float(&)[8][4]>(c);
     if (OUT_TRANSPOSED && args.bias != nullptr) {
       if constexpr (kTransposed) {
-        add_bias_along<Element>(part, args.bias, first_m, m(args), lane);
+        add_bias_along<Element>(part, args.bias, first_m, Stages::m(args), lane);
       } else {
         add_bias_down(part, bias);
       }
@@ -294,7 +198,7 @@ struct SpmmWgmma {
 #pragma unroll
     for (int i = 0; i < kOutParts; ++i) {
       const int at_n = tile.column * kTileN + i * 64;
-      if (first_m >= m(params.args) || at_n >= params.args.n) break;
+      if (first_m >= Stages::m(params.args) || at_n >= params.args.n) break;
       unsigned packed[8 * 2];
       finish_part(params.args, c[i], bias, first_m, outbox.thread % 32, packed);
       const unsigned at = outbox.open();
@@ -307,7 +211,7 @@ struct SpmmWgmma {
                                                 Finished& finished, int lane) {
 #pragma unroll
     for (int i = 0; i < kOutParts; ++i) finish_part(params.args, c[i], bias, first_m, lane, finished.packed[i]);
-    finished.next = first_m < m(params.args) ? 1 : kStored;
+    finished.next = first_m < Stages::m(params.args) ? 1 : kStored;
     finished.first_m = first_m;
     finished.next_n = tile.column * kTileN;
     finished.batch = tile.batch;
@@ -328,28 +232,14 @@ struct SpmmWgmma {
 
   // ---- host
 
-  static int64 grid(const SpmmArgs& args) {
-    const int64 count = tiles(args), sms = multiprocessors();
-    return count < sms ? count : sms;
-  }
+  static int64 grid(const SpmmArgs& args) { return Stages::grid(args); }
 
   static cudaError_t prepare(const SpmmArgs& args, Params& params) {
-    params.args = args;
-    if (tiles(args) > 0x7fffffff) return cudaErrorInvalidConfiguration;
-    // Larger groups read the dense operand from DRAM less often, as long as their values stay in L2, and share it among panels
-    // of small blocks; with few rounds a group has to be small for CTAs to have equally much. (8 to 32 were measured.)
-    const int64 values_of_32_panels = args.nnz * BLOCK_ROWS * BLOCK_COLS * 2 / panels(args) * 32;
-    const bool few_rounds = tiles(args) < 8 * multiprocessors();
-    const bool many_values = values_of_32_panels > (few_rounds ? 6 << 20 : 24 << 20);
-    params.group = many_values ? (kTransposed ? 16 : 8) : few_rounds ? 16 : 32;
-    const int64 out_inner = OUT_TRANSPOSED ? m(args) : args.n, out_outer = OUT_TRANSPOSED ? args.n : m(args);
-    const MatrixShape out = {out_inner, out_outer, args.batch, args.out_ld, args.out_batch_stride};
-    if (auto error = encode_map(&params.out, args.out, out, {64, 64})) return error;
-    const MatrixShape values = {BLOCK_COLS, args.nnz * BLOCK_ROWS, 1, BLOCK_COLS, 0};
-    if (auto error = encode_map(&params.values, args.values, values, {kSlotSpan, kSlotRows})) return error;
-    const int64 inner = DENSE_K_CONTIGUOUS ? k(args) : args.n, outer = DENSE_K_CONTIGUOUS ? args.n : k(args);
-    const MatrixShape dense = {inner, outer, args.batch, args.dense_ld, args.dense_batch_stride};
-    return encode_map(&params.dense, args.dense, dense, DENSE_K_CONTIGUOUS ? Box{SLAB, kTileN} : Box{64, SLAB});
+    if (auto error = Stages::prepare(args, params)) return error;
+    const int64 m = Stages::m(args);
+    const int64 inner = OUT_TRANSPOSED ? m : args.n, outer = OUT_TRANSPOSED ? args.n : m;
+    const MatrixShape out = {inner, outer, args.batch, args.out_ld, args.out_batch_stride};
+    return encode_map<typename Element::Storage>(&params.out, args.out, out, {64, 64});
   }
 };
 

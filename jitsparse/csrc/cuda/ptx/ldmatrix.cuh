@@ -31,4 +31,12 @@ __device__ __forceinline__ void load_shared_b128(float (&d)[4], unsigned shared)
                : "memory");
 }
 
+__device__ __forceinline__ void load_shared(unsigned (&d)[4], unsigned shared) {
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];\n" : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3]) : "r"(shared) : "memory");
+}
+
+__device__ __forceinline__ void load_shared(unsigned (&d)[2], unsigned shared) {
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];\n" : "=r"(d[0]), "=r"(d[1]) : "r"(shared) : "memory");
+}
+
 }  // namespace jitsparse::ptx

@@ -236,6 +236,14 @@ inline unsigned short to_f16(float x) {
   return result;
 }
 
+inline unsigned to_tf32(unsigned bits) { return (bits + 0x1000) & 0xffffe000; }
+inline void round_to_tf32(unsigned char* number) {
+  unsigned bits;
+  std::memcpy(&bits, number, 4);
+  bits = to_tf32(bits);
+  std::memcpy(number, &bits, 4);
+}
+
 struct Dim {
   unsigned x;
 };

@@ -20,17 +20,20 @@ struct CUtensorMap {
   char* base;
   jitsparse::MatrixShape shape;
   jitsparse::Box box;
+  int item_bytes;
 };
 
 namespace jitsparse {
 
 inline int multiprocessors() { return 2; }  // few, so that a CTA takes tile after tile
 
-inline cudaError_t encode_map(CUtensorMap* map, const void* base, const MatrixShape& shape, const Box& box) {
-  const bool legal = box.inner * 2 <= 128 && box.outer <= 256 && shape.ld * 2 % 16 == 0 && shape.batch_stride * 2 % 16 == 0 &&
-                     reinterpret_cast<std::size_t>(base) % 16 == 0;
+template <typename Storage>
+cudaError_t encode_map(CUtensorMap* map, const void* base, const MatrixShape& shape, const Box& box) {
+  constexpr int kBytes = sizeof(Storage);
+  const bool legal = box.inner * kBytes <= 128 && box.outer <= 256 && shape.ld * kBytes % 16 == 0 &&
+                     shape.batch_stride * kBytes % 16 == 0 && reinterpret_cast<std::size_t>(base) % 16 == 0;
   if (!legal) return cudaErrorInvalidValue;
-  *map = {static_cast<char*>(const_cast<void*>(base)), shape, box};
+  *map = {static_cast<char*>(const_cast<void*>(base)), shape, box, kBytes};
   return cudaSuccess;
 }
 

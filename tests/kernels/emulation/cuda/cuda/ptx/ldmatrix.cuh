@@ -26,4 +26,9 @@ inline unsigned load_shared_b32(unsigned shared) {
 }
 inline void load_shared_b128(float (&d)[4], unsigned shared) { std::memcpy(d, emulation::at(shared, 16), 16); }
 
+template <int WORDS>
+void load_shared(unsigned (&d)[WORDS], unsigned shared) {
+  std::memcpy(d, emulation::at(shared, sizeof d), sizeof d);
+}
+
 }  // namespace jitsparse::ptx

@@ -8,13 +8,14 @@ namespace emulation {
 // Calls each(element of the tensor or null if outside, its address in shared memory) for every element of a box.
 template <typename Each>
 void for_each_element(const CUtensorMap& map, unsigned shared, int x, int y, int z, const Each& each) {
-  if (shared % (8 * map.box.inner * 2)) fail("a box that does not begin where its swizzle does");
+  const int bytes = map.item_bytes, row_bytes = map.box.inner * bytes;
+  if (shared % (8 * row_bytes)) fail("a box that does not begin where its swizzle does");
   for (int r = 0; r < map.box.outer; ++r) {
     for (int c = 0; c < map.box.inner; ++c) {
       const long long i = x + c, j = y + r;
       const bool inside = i >= 0 && i < map.shape.inner && j >= 0 && j < map.shape.outer && z >= 0 && z < map.shape.batch;
-      char* element = inside ? map.base + 2 * (i + j * map.shape.ld + z * map.shape.batch_stride) : nullptr;
-      each(element, at(swizzled(shared + (r * map.box.inner + c) * 2, map.box.inner * 2), 2));
+      char* element = inside ? map.base + bytes * (i + j * map.shape.ld + z * map.shape.batch_stride) : nullptr;
+      each(element, at(swizzled(shared + r * row_bytes + c * bytes, row_bytes), bytes));
     }
   }
 }
@@ -26,22 +27,24 @@ namespace jitsparse::ptx {
 inline void tma_prefetch_map(const CUtensorMap*) {}
 
 inline void tma_load_3d(unsigned shared, const CUtensorMap* map, unsigned barrier, int x, int y, int z, uint64 = 0) {
-  emulation::for_each_element(*map, shared, x, y, z, [](const char*, unsigned char* to) { std::memset(to, 0xff, 2); });
+  const int bytes = map->item_bytes;
+  emulation::for_each_element(*map, shared, x, y, z, [=](const char*, unsigned char* to) { std::memset(to, 0xff, bytes); });
   emulation::cta->bulk_loads.push_back([=] {
-    emulation::for_each_element(*map, shared, x, y, z, [](const char* from, unsigned char* to) {
-      if (from) emulation::check_read(from, 2);
-      from ? void(std::memcpy(to, from, 2)) : void(std::memset(to, 0, 2));
+    emulation::for_each_element(*map, shared, x, y, z, [=](const char* from, unsigned char* to) {
+      if (from) emulation::check_read(from, bytes);
+      from ? void(std::memcpy(to, from, bytes)) : void(std::memset(to, 0, bytes));
+      if (bytes == 4) emulation::round_to_tf32(to);
     });
     auto& here = emulation::mbarrier(barrier);
-    here.bytes -= map->box.inner * map->box.outer * 2;
+    here.bytes -= map->box.inner * map->box.outer * bytes;
     emulation::settle(here);
   });
 }
 
 inline void tma_store_3d(const CUtensorMap* map, unsigned shared, int x, int y, int z, uint64 = 0) {
   emulation::self().open_stores.push_back([=] {
-    emulation::for_each_element(*map, shared, x, y, z, [](char* to, const unsigned char* from) {
-      if (to) std::memcpy(to, from, 2);
+    emulation::for_each_element(*map, shared, x, y, z, [=](char* to, const unsigned char* from) {
+      if (to) std::memcpy(to, from, map->item_bytes);
     });
   });
 }

@@ -16,11 +16,13 @@ struct Operand {
         stride((descriptor >> 32 & 0x3fff) << 4),
         row_bytes(descriptor >> 62 == 1 ? 128 : descriptor >> 62 == 2 ? 64 : 32) {}
 
-  unsigned short get(bool across, int i, int k) const {
-    const int in_row = across ? i * 2 % row_bytes : k * 2, row = across ? k : i, tile = across ? i * 2 / row_bytes : 0;
+  template <typename Element = unsigned short>
+  Element get(bool across, int i, int k) const {
+    constexpr int kBytes = sizeof(Element);
+    const int in_row = across ? i * kBytes % row_bytes : k * kBytes, row = across ? k : i, tile = across ? i * kBytes / row_bytes : 0;
     const unsigned address = start + tile * leading + row / 8 * stride + row % 8 * row_bytes + in_row;
-    unsigned short element;
-    std::memcpy(&element, at(swizzled(address, row_bytes), 2), 2);
+    Element element;
+    std::memcpy(&element, at(swizzled(address, row_bytes), kBytes), kBytes);
     return element;
   }
 };
@@ -36,6 +38,19 @@ void multiply(float* c, Operand a, bool a_across, Operand b, bool b_across, cons
       for (int e = 0; e < 2; ++e) {
         float& to = c[j * 4 + half * 2 + e];
         for (int k = 0; k < 16; ++k) to += left[k] * convert(b.get(b_across, j * 8 + column + e, k));
+      }
+    }
+  }
+}
+
+// The same with a, 64 x 8 of TF32, in the registers of a warp's lanes.
+template <int REGISTERS>
+void multiply_tf32(float* c, const float (&a)[2][8], Operand b) {
+  for (int half = 0; half < 2; ++half) {
+    for (int j = 0; j < REGISTERS / 4; ++j) {
+      for (int e = 0; e < 2; ++e) {
+        float& to = c[j * 4 + half * 2 + e];
+        for (int k = 0; k < 8; ++k) to += a[half][k] * b.get<float>(false, j * 8 + lane() % 4 * 2 + e, k);
       }
     }
   }
@@ -77,6 +92,26 @@ template <int TRANSPOSE_A, int TRANSPOSE_B, int REGISTERS>
 void wgmma_f16(float (&c)[REGISTERS], uint64 a, uint64 b) {
   emulation::self().open_products.push_back([&c, a, b] {
     emulation::multiply<REGISTERS>(c, emulation::Operand(a), TRANSPOSE_A, emulation::Operand(b), TRANSPOSE_B, emulation::from_f16);
+  });
+}
+
+// The lanes show each other their fragments when the product is waited for, which all do together: a register that has changed by
+// then shows.
+template <int REGISTERS>
+void wgmma_tf32(float (&c)[REGISTERS], const unsigned (&a)[4], uint64 b) {
+  emulation::self().open_products.push_back([&c, &a, b] {
+    unsigned mine[4];
+    std::memcpy(mine, a, sizeof mine);
+    float left[2][8];
+    emulation::exchange(mine, [&](const auto& all) {
+      for (int half = 0; half < 2; ++half) {
+        for (int k = 0; k < 8; ++k) {
+          const unsigned bits = all(emulation::lane() / 4 * 4 + k % 4)[k / 4 * 2 + half];
+          left[half][k] = __uint_as_float(bits & 0xffffe000);
+        }
+      }
+    });
+    emulation::multiply_tf32<REGISTERS>(c, left, emulation::Operand(b));
   });
 }
 

@@ -1,0 +1,153 @@
+// The stages of a block-sparse x dense product on Hopper: what they hold, and the warps that fill them.
+//
+// Role form: out[m][n] = op(S)[m][k] x dense[k][n]; dds is the same product transposed, so it comes here with the sparse
+// operand flipped and its output transposed.
+//
+// A CTA has a panel of 128 rows of the output and up to 256 columns. A stage is a slab of the dense operand that any block row of the
+// panel needs, with all the stored blocks that meet it. Four warps copy, two warpgroups multiply.
+#pragma once
+
+#include "../../abi.h"
+#include "../ptx/l2_policy.cuh"
+#include "../ptx/register_budget.cuh"
+#include "../ptx/tma.cuh"
+#include "../tensor_map.cuh"
+#include "../tile/load_operand.cuh"
+#include "../tile/ring.cuh"
+#include "spmm_walk.cuh"
+
+namespace jitsparse {
+
+// TILE_N: columns of a tile. SLAB: depth of a stage.
+template <typename Element, int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CONTIGUOUS, int TILE_N, int SLAB>
+struct SpmmStages {
+  using Storage = typename Element::Storage;
+  using Index = IndexView<BLOCK_ROWS, BLOCK_COLS>;
+  using Walk = SpmmWalk<SpmmStages>;
+  static constexpr bool kFlipped = FLIPPED;
+  static constexpr int kItemBytes = sizeof(Storage), kRowItems = 128 / kItemBytes;  // of the widest rows that a swizzle knows
+  static constexpr int kPanel = 128, kTileN = TILE_N;
+  static constexpr int kStages = (kTileN > 64 ? 4 : 8) * (kRowItems / SLAB);
+
+  // The block as op(S) uses it.
+  static constexpr int kBlockM = FLIPPED ? BLOCK_COLS : BLOCK_ROWS;
+  static constexpr int kBlockK = FLIPPED ? BLOCK_ROWS : BLOCK_COLS;
+  static constexpr int kParts = kBlockK > SLAB ? kBlockK / SLAB : 1;   // stages that a step takes
+  static constexpr int kAcross = kBlockK < SLAB ? SLAB / kBlockK : 1;  // block columns that a step covers
+  static constexpr int kStepK = kParts * SLAB, kSlotK = SLAB / kAcross;
+  static constexpr int kDown = kPanel / kBlockM;   // block rows of a panel
+  static constexpr int kSlots = kDown * kAcross;   // blocks of a stage, at most; one lane copies each
+  static_assert(kSlots <= 32, "a step's mask has 32 bits");
+  static_assert(kAcross == 1 || SLAB == 64, "the index has slabs of 64");
+
+  static constexpr int kConsumers = 2;  // warpgroups
+  // Producer warps take turns: a stage is always filled by the same warp. That hides what a turn waits for, and no warp can be
+  // two rounds of the ring ahead of another. A warp has its part of every kStride-th step.
+  static constexpr int kProducers = 4, kStride = kProducers / kParts;
+  static_assert(kStages % kProducers == 0 && kProducers % kParts == 0);
+  static constexpr int kThreads = 128 * kConsumers + 32 * kProducers;
+
+  // Shared memory. A slot is one block's part of a slab, its rows as stored, in boxes of at most kRowItems columns.
+  static constexpr int kSlotColumns = FLIPPED ? kBlockM : kSlotK;
+  static constexpr int kSlotRows = FLIPPED ? kSlotK : kBlockM;
+  static constexpr int kSlotSpan = kSlotColumns < kRowItems ? kSlotColumns : kRowItems, kSlotRowBytes = kSlotSpan * kItemBytes;
+  static constexpr int kSlotBoxBytes = kSlotRows * kSlotRowBytes, kSlotBytes = kSlotColumns / kSlotSpan * kSlotBoxBytes;
+  static constexpr int kDenseRowBytes = DENSE_K_CONTIGUOUS ? SLAB * kItemBytes : 128;
+  static constexpr int kSubtileBytes = SLAB * 128, kDenseBytes = kTileN / kRowItems * kSubtileBytes;
+  static constexpr int kStageBytes = kDenseBytes + kSlots * kSlotBytes, kRingBytes = kStages * kStageBytes;
+
+  struct Params {
+    SpmmArgs args;
+    CUtensorMap dense, values;
+    unsigned group;  // panels, see SpmmTile
+  };
+
+  static JITSPARSE_HD int64 m(const SpmmArgs& args) { return FLIPPED ? args.cols : args.rows; }
+  static JITSPARSE_HD int64 k(const SpmmArgs& args) { return FLIPPED ? args.rows : args.cols; }
+  static JITSPARSE_HD int64 panels(const SpmmArgs& args) { return div_up(m(args), kPanel); }
+  static JITSPARSE_HD int64 column_tiles(const SpmmArgs& args) { return div_up(args.n, kTileN); }
+  static JITSPARSE_HD int64 tiles(const SpmmArgs& args) { return panels(args) * column_tiles(args) * args.batch; }
+
+  // A CTA of a kernel with these stages, whose barriers lie at Kernel::kBarriersAt; calls Kernel::consume in two warpgroups.
+  template <typename Kernel>
+  static __device__ __forceinline__ void run(const typename Kernel::Params& params) {
+    extern __shared__ unsigned char unaligned[];
+    unsigned char* shared = unaligned + (-__cvta_generic_to_shared(unaligned) & 1023);
+    const unsigned base = unsigned(__cvta_generic_to_shared(shared));
+    const StageBarriers barriers(base + Kernel::kBarriersAt, kStages);
+    if (threadIdx.x == 0) {
+      barriers.init(kStages, /*producers=*/1, /*consumers=*/kConsumers * 4);
+      ptx::tma_prefetch_map(&params.dense);
+      ptx::tma_prefetch_map(&params.values);
+    }
+    __syncthreads();
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+    if (warp >= kConsumers * 4) {
+      ptx::give_registers_back<72>();
+      produce(params, base, barriers, warp - kConsumers * 4, threadIdx.x % 32);
+    } else {
+      ptx::take_registers<216>();
+      Kernel::consume(params, base, barriers, warp / 4, threadIdx.x % 128);
+    }
+  }
+
+  static __device__ __forceinline__ void produce(const Params& params, unsigned base, const StageBarriers& barriers, int warp,
+                                                 int lane) {
+    const int part = warp % kParts;
+    // Other CTAs want the same slabs soon, and nobody the output: products of 8192 at density 0.1 gain 4 %.
+    const uint64 policy = ptx::l2_evict_last();
+    Walk walk(params, warp / kParts);
+    auto step = walk.take();
+    int position = walk.position(step, lane);
+    while (step.valid) {
+      const auto next = walk.take();
+      const unsigned mask = step.words.y;
+      const int turn = step.number * kParts + part, at = turn % kStages;
+      const unsigned stage = base + at * kStageBytes, copies = barriers.copies(at);
+      barriers.wait_empty(at, turn / kStages);
+      if (lane == 0) {
+        ptx::mbarrier_arrive_expect(copies, kDenseBytes + __popc(mask) * kSlotBytes);
+        const int k = step.words.x * kStepK + part * SLAB;
+        load_operand<DENSE_K_CONTIGUOUS, kTileN, kRowItems, kSubtileBytes>(stage, &params.dense, copies, step.first_n, k, step.batch,
+                                                                           policy);
+      }
+      __syncwarp();
+      if (position >= 0) load_block(params, stage + kDenseBytes + lane * kSlotBytes, copies, position, part);
+      step = next;
+      position = walk.position(step, lane);
+    }
+  }
+
+  static __device__ __forceinline__ void load_block(const Params& params, unsigned slot, unsigned copies, int position, int part) {
+    const int row = position * BLOCK_ROWS + (FLIPPED ? part * SLAB : 0);
+#pragma unroll
+    for (int i = 0; i < kSlotColumns / kSlotSpan; ++i) {
+      ptx::tma_load_3d(slot + i * kSlotBoxBytes, &params.values, copies, FLIPPED ? i * kRowItems : part * SLAB, row, 0);
+    }
+  }
+
+  // ---- host
+
+  static int64 grid(const SpmmArgs& args) {
+    const int64 count = tiles(args), sms = multiprocessors();
+    return count < sms ? count : sms;
+  }
+
+  static cudaError_t prepare(const SpmmArgs& args, Params& params) {
+    params.args = args;
+    if (tiles(args) > 0x7fffffff) return cudaErrorInvalidConfiguration;
+    // Larger groups read the dense operand from DRAM less often, as long as their values stay in L2, and share it among panels
+    // of small blocks; with few rounds a group has to be small for CTAs to have equally much. (8 to 32 were measured.)
+    const int64 values_of_32_panels = args.nnz * BLOCK_ROWS * BLOCK_COLS * kItemBytes / panels(args) * 32;
+    const bool few_rounds = tiles(args) < 8 * multiprocessors();
+    const bool many_values = values_of_32_panels > (few_rounds ? 6 << 20 : 24 << 20);
+    params.group = many_values ? (kBlockM < 64 ? 16 : 8) : few_rounds ? 16 : 32;
+    const MatrixShape values = {BLOCK_COLS, args.nnz * BLOCK_ROWS, 1, BLOCK_COLS, 0};
+    if (auto error = encode_map<Storage>(&params.values, args.values, values, {kSlotSpan, kSlotRows})) return error;
+    const int64 inner = DENSE_K_CONTIGUOUS ? k(args) : args.n, outer = DENSE_K_CONTIGUOUS ? args.n : k(args);
+    const MatrixShape dense = {inner, outer, args.batch, args.dense_ld, args.dense_batch_stride};
+    return encode_map<Storage>(&params.dense, args.dense, dense, DENSE_K_CONTIGUOUS ? Box{SLAB, kTileN} : Box{kRowItems, SLAB});
+  }
+};
+
+}  // namespace jitsparse

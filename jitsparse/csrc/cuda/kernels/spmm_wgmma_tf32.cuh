@@ -1,0 +1,144 @@
+// Block-sparse x dense on Hopper (sm_90a) for float32 multiplied as TF32: bulk copies feed wgmma through a ring of stages;
+// persistent CTAs. Blocks of 64 and 128.
+//
+// wgmma reads a 32-bit operand from shared memory only where its rows run along k; its left operand (M) may come from registers
+// instead, and so from rows that run either way. So the right operand (N) is
+//   - the stored block where its rows run along k: the product is computed transposed, columns of the dense operand are M. Each
+//     warpgroup has half of the tile's columns and all rows of the panel, so that no column is read twice;
+//   - else the dense operand, where that runs along k. Each warpgroup has 64 rows of the panel.
+// Where neither does, family mma multiplies.
+#pragma once
+
+#include "../../abi.h"
+#include "../ptx/wgmma.cuh"
+#include "../tile/activation.cuh"
+#include "../tile/element.cuh"
+#include "../tile/left_fragments.cuh"
+#include "../tile/ring.cuh"
+#include "../tile/step_masks.cuh"
+#include "../tile/store_fragments.cuh"
+#include "spmm_stages.cuh"
+
+namespace jitsparse {
+
+template <int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CONTIGUOUS, bool OUT_TRANSPOSED, int TILE_N>
+struct SpmmWgmmaTf32 {
+  static_assert(!FLIPPED || DENSE_K_CONTIGUOUS, "one operand has rows along k");
+  static constexpr int kSlab = 32;
+  using Stages = SpmmStages<Tf32, BLOCK_ROWS, BLOCK_COLS, FLIPPED, DENSE_K_CONTIGUOUS, TILE_N, kSlab>;
+  using Steps = SpmmSteps<Stages>;
+  using Tile = SpmmTile<Stages>;
+  static constexpr int kThreads = Stages::kThreads, kBlockM = Stages::kBlockM, kRowBytes = 128;
+  static_assert(kBlockM >= 64, "a block of a warpgroup's rows, or of wgmma's columns");
+  static constexpr int kBarriersAt = Stages::kRingBytes;
+  static constexpr int kSharedBytes = kBarriersAt + Stages::kStages * 16 + 1024;  // to begin at a multiple of 1024
+  static_assert(kSharedBytes <= 232448, "fits an SM");
+  using Params = typename Stages::Params;
+
+  // The left operand, of which a warpgroup has kTiles times 64 elements; a stored block if the right one is the dense operand.
+  static constexpr bool kBlocksLeft = FLIPPED;
+  static constexpr int kTiles = kBlocksLeft ? 1 : TILE_N / 128, kLeft = kTiles * 64;
+  using Left = LeftFragments<kTiles, !kBlocksLeft && DENSE_K_CONTIGUOUS>;
+  // The right one: rows of the panel, or columns of the tile.
+  static constexpr int kRight = kBlocksLeft ? TILE_N : Stages::kPanel;
+  using Accumulators = float[kTiles][kRight / 8][4];  // [.. mma fragment]
+
+  static __device__ __forceinline__ void run(const Params& params) { Stages::template run<SpmmWgmmaTf32>(params); }
+
+  static __device__ __forceinline__ void consume(const Params& params, unsigned base, const StageBarriers& barriers, int group,
+                                                 int thread) {
+    const int lane = thread % 32, warp = thread / 32;
+    const Steps index(params.args);
+    StepMasks masks(index.steps, lane);
+    RingPosition ring;
+    // What is needed of a tile is read while the one before it is computed.
+    Tile next(params, 0);
+    int4 next_panel = make_int4(0, 0, 0, 0);
+    if (next.valid) next_panel = __ldg(index.panels + next.rank);
+    if (Stages::kSlots > 1) masks.start(next_panel.y, next_panel.z);
+    for (int round = 1; next.valid; ++round) {
+      const Tile tile = next;
+      const int panel = next_panel.x, steps = next_panel.z - next_panel.y;
+      next = Tile(params, round);
+      if (next.valid) next_panel = __ldg(index.panels + next.rank);
+      Accumulators c = {};
+      for (int step = 0; step < steps; ++step) {
+        const unsigned mask = Stages::kSlots > 1 ? masks.take(step) : 1;
+#pragma unroll
+        for (int part = 0; part < Stages::kParts; ++part) {
+          barriers.wait_full(ring.stage, ring.round);
+          multiply(c, base + ring.stage * Stages::kStageBytes, group, warp, lane, mask);
+          barriers.release(ring.stage, lane);
+          ring.next(Stages::kStages);
+        }
+      }
+      ptx::keep_in_order(reinterpret_cast<float(&)[kTiles][kRight / 2]>(c));
+      if (Stages::kSlots > 1 && next.valid) masks.start(next_panel.y, next_panel.z);
+      const int first_m = panel * Stages::kPanel + (kBlocksLeft ? group * kLeft : 0);
+      const int first_n = tile.column * TILE_N + (kBlocksLeft ? 0 : group * kLeft);
+      store(params.args, c, first_m, first_n, tile.batch, warp, lane);
+    }
+  }
+
+  // c += the stage's blocks x its slab. The other warpgroup multiplies while this one loads fragments and waits.
+  static __device__ __forceinline__ void multiply(Accumulators& c, unsigned stage, int group, int warp, int lane, unsigned mask) {
+    // The warpgroup's block, if blocks are the left operand; one of 128 rows belongs to both.
+    constexpr bool kShared = kBlockM > kLeft;
+    if (kBlocksLeft && !kShared && !(mask >> group & 1)) return;
+    const unsigned blocks = stage + Stages::kDenseBytes;
+    const unsigned left = kBlocksLeft ? blocks + (kShared ? group * 2 * Stages::kSlotBoxBytes : group * Stages::kSlotBytes)
+                                      : stage + group * kLeft * kRowBytes;
+    unsigned a[kSlab / 8][kTiles][4];
+    Left::load(a, left, warp, lane);
+    ptx::wgmma_fence();
+    if constexpr (kBlocksLeft) {
+      multiply_rows(c, a, stage, 0);
+    } else {
+#pragma unroll
+      for (int down = 0; down < Stages::kDown; ++down) {
+        if (mask >> down & 1) multiply_rows(c, a, blocks + down * Stages::kSlotBytes, down * kBlockM);
+      }
+    }
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
+  }
+
+  // By a right operand whose rows begin at `right` and count from `first` on in c.
+  static __device__ __forceinline__ void multiply_rows(Accumulators& c, const unsigned (&a)[kSlab / 8][kTiles][4], unsigned right,
+                                                       int first) {
+    constexpr int kRows = kBlocksLeft ? TILE_N : kBlockM;
+    const uint64 rows = ptx::wgmma_descriptor<kRowBytes>(right, 0, 8 * kRowBytes);
+#pragma unroll
+    for (int k = 0; k < kSlab; k += 8) {
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+        ptx::wgmma_tf32(reinterpret_cast<float(&)[kRows / 2]>(c[t][first / 8]), a[k / 8][t], ptx::moved(rows, k * 4));
+      }
+    }
+  }
+
+  // first_m, first_n: of the warpgroup.
+  static __device__ __forceinline__ void store(const SpmmArgs& args, Accumulators& c, int first_m, int first_n, int batch, int warp,
+                                               int lane) {
+    const int64 m = Stages::m(args);
+    float* out = static_cast<float*>(args.out) + batch * args.out_batch_stride;
+    const float* bias = OUT_TRANSPOSED ? static_cast<const float*>(args.bias) : nullptr;
+    if constexpr (kBlocksLeft) {
+      if (bias != nullptr) add_bias_left<Left>(c, bias, first_m, m, warp, lane);
+    } else {
+      if (bias != nullptr) add_bias_right(c, bias, first_m, m, lane);
+    }
+    apply_activation<Tf32>(reinterpret_cast<float(&)[kTiles * kRight / 2]>(c), args.activation);
+    constexpr bool kLeftContiguous = kBlocksLeft == OUT_TRANSPOSED;  // in the output
+    if constexpr (kBlocksLeft) {
+      store_fragments<Left, kLeftContiguous>(c, out, args.out_ld, first_m, m, first_n, args.n, warp, lane);
+    } else {
+      store_fragments<Left, kLeftContiguous>(c, out, args.out_ld, first_n, args.n, first_m, m, warp, lane);
+    }
+  }
+
+  static int64 grid(const SpmmArgs& args) { return Stages::grid(args); }
+  static cudaError_t prepare(const SpmmArgs& args, Params& params) { return Stages::prepare(args, params); }
+};
+
+}  // namespace jitsparse
