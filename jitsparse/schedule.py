@@ -35,8 +35,8 @@ row_panels_sorted    4 P         (panel, first step, end, 0), panels with most s
 col_panels_sorted    4 Q
 row_gather_steps     4 G         like row_steps, of panels of 64 rows (128 if blocks are so high)
 row_gather_tiles     4 + 4 T     (tiles, most steps of one, 0, 0); (panel, first step, end, 0)
-col_gather_steps                 likewise of panels of columns; both are absent, with their blocks,
-col_gather_tiles                 where blocks have 64 rows or more
+col_gather_steps                 likewise of panels of columns
+col_gather_tiles
 row_slab_panels      4 P         as row_panels_sorted, where a step is a slab of 64 columns:
 col_slab_panels      4 Q         bit g * s + c of its mask says that row g stores the c-th of
 row_slab_steps       4 min(Z,.)  its s block columns. Absent, with the other slab parts, where
@@ -141,12 +141,12 @@ class IndexLayout:
         }
 
     def gathers(self) -> dict[str, Gather]:
-        """Sides along which an sdd's tiles have their panel."""
+        """How an sdd's tiles have their panel along either side."""
         rows, cols = self.block_size
-        gathers = {"row": Gather.of(self.rows, self.cols, rows, cols)}
-        if rows < SLAB:
-            gathers["col"] = Gather.of(self.cols, self.rows, cols, rows)
-        return gathers
+        return {
+            "row": Gather.of(self.rows, self.cols, rows, cols),
+            "col": Gather.of(self.cols, self.rows, cols, rows),
+        }
 
     def parts(self) -> dict[str, tuple[int, int]]:
         """Name to ``(offset, length)``, in the order of the layout."""
@@ -253,7 +253,7 @@ def build_index(
     put("perm", perm)
     if not layout.panels:
         return index
-    slabs, gathers = (layout.slabs(), layout.gathers()) if layout.hopper else ({}, {})
+    slabs = layout.slabs() if layout.hopper else {}
     for side, majors, major, minor, extent in (
         ("row", rows, row_indices, col64, block_size[0]),
         ("col", cols, col64, row_indices, block_size[1]),
@@ -271,8 +271,8 @@ def build_index(
             put(f"{side}_slab_panels", _longest_first(pointers).flatten())
             put_prefix(f"{side}_slab_steps", steps)
             put(f"{side}_slab_blocks", blocks)
-        if side in gathers:
-            gather = gathers[side]
+        if layout.hopper:
+            gather = layout.gathers()[side]
             steps, pointers, blocks = _panels(major, minor, majors, gather.down, 1)
             put_prefix(f"{side}_gather_steps", steps)
             put(f"{side}_gather_blocks", blocks)

@@ -102,10 +102,9 @@ struct IndexView {
   JITSPARSE_HD int64 row_gather_steps_capacity() const { return smaller(Z, RowGather::panels(R) * C); }
   JITSPARSE_HD const int32* row_gather_steps() const { return col_panels_sorted() + 4 * col_panels(); }  // 4 each
   JITSPARSE_HD const int32* row_gather_tiles() const { return row_gather_steps() + 4 * row_gather_steps_capacity(); }
-  // or a panel of block columns and block rows (only for blocks of fewer than 64 rows)
+  // or a panel of block columns and block rows
   using ColGather = GatherShape<BLOCK_COLS, BLOCK_ROWS>;
-  static constexpr bool kColGather = BLOCK_ROWS < 64;
-  JITSPARSE_HD int64 col_gather_steps_capacity() const { return kColGather ? smaller(Z, ColGather::panels(C) * R) : 0; }
+  JITSPARSE_HD int64 col_gather_steps_capacity() const { return smaller(Z, ColGather::panels(C) * R); }
   JITSPARSE_HD const int32* col_gather_steps() const {
     return row_gather_tiles() + RowGather::tiles_size(R, row_gather_steps_capacity());
   }
@@ -116,15 +115,15 @@ struct IndexView {
   JITSPARSE_HD int64 row_slab_capacity() const { return kRowSlab ? smaller(Z, row_panels() * div_up(C, at_least_1(kRowSlab))) : 0; }
   JITSPARSE_HD int64 col_slab_capacity() const { return kColSlab ? smaller(Z, col_panels() * div_up(R, at_least_1(kColSlab))) : 0; }
   JITSPARSE_HD const int32* row_slab_panels() const {
-    return col_gather_tiles() + (kColGather ? ColGather::tiles_size(C, col_gather_steps_capacity()) : 0);
+    return col_gather_tiles() + ColGather::tiles_size(C, col_gather_steps_capacity());
   }
   JITSPARSE_HD const int32* col_slab_panels() const { return row_slab_panels() + (kRowSlab ? 4 * row_panels() : 0); }
   JITSPARSE_HD const int32* row_slab_steps() const { return col_slab_panels() + (kColSlab ? 4 * col_panels() : 0); }
   JITSPARSE_HD const int32* col_slab_steps() const { return row_slab_steps() + 4 * row_slab_capacity(); }
 
   JITSPARSE_HD const int32* row_gather_blocks() const { return col_slab_steps() + 4 * col_slab_capacity(); }  // Z
-  JITSPARSE_HD const int32* col_gather_blocks() const { return row_gather_blocks() + Z; }                     // Z or none
-  JITSPARSE_HD const int32* row_slab_blocks() const { return col_gather_blocks() + (kColGather ? Z : 0); }    // Z or none
+  JITSPARSE_HD const int32* col_gather_blocks() const { return row_gather_blocks() + Z; }                     // Z
+  JITSPARSE_HD const int32* row_slab_blocks() const { return col_gather_blocks() + Z; }                       // Z or none
   JITSPARSE_HD const int32* col_slab_blocks() const { return row_slab_blocks() + (kRowSlab ? Z : 0); }        // Z or none
 
  private:

@@ -1,7 +1,7 @@
 """Family ``wgmma``: Hopper's warpgroup tensor cores, fed by its copy engine.
 
-16-bit elements in blocks of 16 and more; TF32 in dsd and dds in blocks of 64 and 128, where the
-sparse operand or the dense one lies along the axis that is summed over.
+16-bit elements in blocks of 16 and more; TF32 in blocks of 64 and 128, where one of the operands
+lies along the axis that is summed over.
 
 Knobs: ``b`` block, ``l`` layout; of dsd and dds also ``t`` tile (rows x columns x depth of a
 pipeline stage); of sdd ``g``, the side along which blocks are gathered. An sdd's tiles are as wide
@@ -80,7 +80,10 @@ def candidates(problem: Problem, target: str) -> list[Candidate]:
 
 
 def _gathered(problem: Problem) -> list[str]:
-    """Along which side blocks are gathered, best first: the operand there should lie along k."""
+    """Along which side blocks are gathered, best first: the operand there should lie along k, and
+    has to if it is TF32."""
+    if problem.dtype == "tf32":
+        return [side for side in ("cols", "rows") if _lies_along_k(problem, side)] or ["cols"]
     if problem.block[0] >= 64:
         return ["cols"]
     rows_first = _lies_along_k(problem, "rows") and not _lies_along_k(problem, "cols")
@@ -117,17 +120,14 @@ def _refusal(problem: Problem, target: str) -> str | None:
 def _refusal_of_tf32(problem: Problem) -> str | None:
     """What wgmma cannot do with elements of 32 bits, or nobody has written."""
     op, layout = problem.op, problem.layout
+    rows, cols = problem.block
+    if min(rows, cols) < 64:
+        return f"block {rows}x{cols}: for tf32 both sides must be at least 64"
     if op == "sdd":
-        return "dtype tf32: this family has it for dsd and dds"
-    if min(problem.block) < 64:
-        return (
-            f"block {problem.block[0]}x{problem.block[1]}: for tf32 both sides must be at least 64"
-        )
-    if is_flipped(op, layout) and not is_k_contiguous(op, layout):
-        return (
-            f"layout {layout}: wgmma wants one operand of tf32 along the axis that is summed over"
-        )
-    return None
+        lies = any(_lies_along_k(problem, side) for side in ("rows", "cols"))
+    else:
+        lies = not is_flipped(op, layout) or is_k_contiguous(op, layout)
+    return None if lies else f"layout {layout}: no operand of tf32 lies along the axis summed over"
 
 
 def _quickest_first(problem: Problem, target: str) -> list[Candidate]:
@@ -145,8 +145,8 @@ def default_variants(target: str) -> Iterator[Variant]:
 
 def template(variant: Variant) -> Template:
     """What a variant is rendered from."""
-    kernel = "wgmma_tf32" if variant.dtype == "tf32" else "wgmma"
-    return cuda_template(kernel, variant.op, context)
+    special = variant.dtype == "tf32" and variant.op != "sdd"
+    return cuda_template("wgmma_tf32" if special else "wgmma", variant.op, context)
 
 
 def context(variant: Variant) -> Context:

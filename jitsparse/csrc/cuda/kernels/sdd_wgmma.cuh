@@ -7,6 +7,9 @@
 // With GATHER_ROWS it is the other way round, and the product is computed transposed: a panel of columns, and block rows
 // gathered. The copy engine takes as long for a row of 32 bytes as for one of 128, so blocks of 16 and 32 want the operand that
 // is gathered to lie along k.
+//
+// float32 is multiplied as TF32, in blocks of 64 and more. wgmma reads such an operand from shared memory only where its rows run
+// along k: that is the gathered one. The panel comes from registers, whichever way it lies.
 #pragma once
 
 #include "../../abi.h"
@@ -14,10 +17,12 @@
 #include "../ptx/wgmma.cuh"
 #include "../tensor_map.cuh"
 #include "../tile/element.cuh"
+#include "../tile/register_operand.cuh"
 #include "../tile/load_operand.cuh"
 #include "../tile/order.cuh"
 #include "../tile/ring.cuh"
 #include "../tile/staged_part.cuh"
+#include "../tile/store_fragments.cuh"
 #include "../tile/store_tile.cuh"
 
 namespace jitsparse {
@@ -31,9 +36,13 @@ struct SddWgmma {
   static constexpr bool kPanelAlongK = GATHER_ROWS ? RIGHT_K_CONTIGUOUS : LEFT_K_CONTIGUOUS;
   static constexpr bool kGatheredAlongK = GATHER_ROWS ? LEFT_K_CONTIGUOUS : RIGHT_K_CONTIGUOUS;
   using Shape = GatherShape<kBlockP, kBlockG>;
-  static constexpr int kTileM = Shape::kPanel, kSlab = 64;
+  static constexpr int kItemBytes = sizeof(Storage), kRowItems = 128 / kItemBytes;  // of the widest rows that a swizzle knows
+  static constexpr int kTileM = Shape::kPanel, kSlab = kRowItems;
   static constexpr int kColumns = Shape::kMost;
   static_assert(kColumns <= 32, "one lane copies one block column");
+  static constexpr bool kTf32 = kItemBytes == 4;
+  static_assert(!kTf32 || (kGatheredAlongK && kBlockP >= 64 && kBlockG >= 64), "see above");
+  using Left = RegisterOperand<1, kPanelAlongK>;
 
   // Two warpgroups, of 64 rows and up to 256 columns each: one below the other if blocks are 128 high, else side by side.
   static constexpr int kConsumers = 2, kGroupsM = kTileM / 64, kGroupsN = kConsumers / kGroupsM;
@@ -41,18 +50,19 @@ struct SddWgmma {
   static constexpr int kProducers = 4;  // warps, each with its share of the block columns
   static constexpr int kThreads = 128 * (kConsumers + 1);
 
-  static constexpr int kPanelBytes = kTileM * kSlab * 2, kColumnBytes = kBlockG * kSlab * 2;
-  // A block column that runs along n is copied in pieces of at most 64 columns, the width of the swizzle.
-  static constexpr int kSpan = kBlockG < 64 ? kBlockG : 64;
-  static constexpr int kGatheredRowBytes = kGatheredAlongK ? 128 : kSpan * 2;
-  static constexpr int kSpanBytes = kSpan * kSlab * 2;
+  static constexpr int kPanelBytes = kTileM * 128, kColumnBytes = kBlockG * 128;
+  // A block column that runs along n is copied in pieces of at most kRowItems columns, the width of the swizzle.
+  static constexpr int kSpan = kBlockG < kRowItems ? kBlockG : kRowItems;
+  static constexpr int kGatheredRowBytes = kGatheredAlongK ? 128 : kSpan * kItemBytes;
+  static constexpr int kSpanBytes = kSpan * 128;
 
   // On their way out, a warp's 16 rows are staged in parts: of large blocks in parts of kPartN columns that the copy engine takes
-  // away, 64 where there is room; of small ones 16 x 16 at once.
-  static constexpr bool kBulkStores = BLOCK_ROWS >= 64 && BLOCK_COLS >= 64;
+  // away, 64 where there is room; of small ones 16 x 16 at once. TF32 goes out as it is.
+  static constexpr bool kBulkStores = !kTf32 && BLOCK_ROWS >= 64 && BLOCK_COLS >= 64;
   static constexpr int kPartN = !kBulkStores ? 16 : kGroupsM > 1 ? 64 : 32, kPartBuffers = kGroupsM > 1 ? 2 : 1;
   using Staged = StagedTile<Element, 16, 16, GATHER_ROWS>;
-  static constexpr int kPartBytes = 16 * kPartN * 2, kStagedBytes = kBulkStores ? kPartBuffers * kPartBytes : Staged::kBytes;
+  static constexpr int kPartBytes = 16 * kPartN * 2;
+  static constexpr int kStagedBytes = kTf32 ? 0 : kBulkStores ? kPartBuffers * kPartBytes : Staged::kBytes;
   // The widest tile of the pattern decides how many stages there are.
   static constexpr int kRingBytes = (kGroupsM > 1 ? 4 : 3) * (kPanelBytes + Shape::kMost * kColumnBytes), kMostStages = 8;
   static constexpr int kStagedAt = kRingBytes;
@@ -136,7 +146,7 @@ struct SddWgmma {
           if (lane == 0) ptx::mbarrier_arrive_expect(copies, bytes);
           __syncwarp();
           if (warp == 0 && lane == 0) {
-            load_operand<kPanelAlongK, kTileM, 64, 64 * kSlab * 2>(stage, &params.panel, copies, tile.x * kTileM, k, batch);
+            load_operand<kPanelAlongK, kTileM, kRowItems, kRowItems * 128>(stage, &params.panel, copies, tile.x * kTileM, k, batch);
           }
           if (mine < columns) {
             const unsigned to = stage + kPanelBytes + mine * kColumnBytes;
@@ -175,14 +185,16 @@ struct SddWgmma {
       }
       Accumulators c = {};
       if ((end - begin) * kBlockG > kHalf) {
-        accumulate<kGroupN>(c, tiles, base, barriers, ring, stages, group_m, begin - tile.y, lane);
+        accumulate<kGroupN>(c, tiles, base, barriers, ring, stages, group_m, begin - tile.y, warp % 4, lane);
       } else if (begin < end) {
-        accumulate<kHalf>(c, tiles, base, barriers, ring, stages, group_m, begin - tile.y, lane);
+        accumulate<kHalf>(c, tiles, base, barriers, ring, stages, group_m, begin - tile.y, warp % 4, lane);
       } else {
-        accumulate<0>(c, tiles, base, barriers, ring, stages, group_m, 0, lane);
+        accumulate<0>(c, tiles, base, barriers, ring, stages, group_m, 0, warp % 4, lane);
       }
       ptx::keep_in_order(c);
-      if constexpr (kBulkStores) {
+      if constexpr (kTf32) {
+        store_tf32(params.args, end - begin, position, c, group_m, warp % 4, lane);
+      } else if constexpr (kBulkStores) {
         store_bulk(params, end - begin, position, c, base + kStagedAt + warp * kStagedBytes, buffer, row, lane);
       } else {
         auto* staged = reinterpret_cast<Storage*>(shared + kStagedAt + warp * kStagedBytes);
@@ -196,23 +208,33 @@ struct SddWgmma {
   // in it would be where ptxas ends a batch of wgmma: waiting for the batch before would then wait for this one too.
   template <int COLUMNS>
   static __device__ __forceinline__ void accumulate(Accumulators& c, const Tiles& tiles, unsigned base, const StageBarriers& barriers,
-                                                    RingPosition& ring, int stages, int group_m, int first, int lane) {
+                                                    RingPosition& ring, int stages, int group_m, int first, int warp, int lane) {
     int previous = -1;
     for (int i = 0; i < stages; ++i) {
       barriers.wait_full(ring.stage, ring.round);
-      multiply<COLUMNS>(c, base + ring.stage * tiles.stage_bytes, group_m, first);
-      ptx::wgmma_wait<1>();
-      if (previous >= 0) barriers.release(previous, lane);
-      previous = ring.stage;
+      const unsigned stage = base + ring.stage * tiles.stage_bytes;
+      if constexpr (kTf32) {
+        // The other warpgroup multiplies while this one loads fragments and waits.
+        multiply_tf32<COLUMNS>(c, stage, group_m, first, warp, lane);
+        ptx::wgmma_wait<0>();
+        barriers.release(ring.stage, lane);
+      } else {
+        multiply<COLUMNS>(c, stage, group_m, first);
+        ptx::wgmma_wait<1>();
+        if (previous >= 0) barriers.release(previous, lane);
+        previous = ring.stage;
+      }
       ring.next(tiles.stages);
     }
-    ptx::wgmma_wait<0>();
-    barriers.release(previous, lane);
+    if constexpr (!kTf32) {
+      ptx::wgmma_wait<0>();
+      barriers.release(previous, lane);
+    }
   }
 
   template <int COLUMNS>
   static __device__ __forceinline__ void multiply(Accumulators& c, unsigned stage, int group_m, int first) {
-    const uint64 panel = ptx::wgmma_descriptor<128>(stage + group_m * 64 * kSlab * 2, 64 * kSlab * 2, 1024);
+    const uint64 panel = ptx::wgmma_descriptor<128>(stage + group_m * 64 * 128, 64 * 128, 1024);
     const uint64 gathered = ptx::wgmma_descriptor<kGatheredRowBytes>(stage + kPanelBytes + first * kColumnBytes, kSpanBytes,
                                                                      8 * kGatheredRowBytes);
     ptx::wgmma_fence();
@@ -225,6 +247,21 @@ struct SddWgmma {
       }
     }
     ptx::wgmma_commit();
+  }
+
+  template <int COLUMNS>
+  static __device__ __forceinline__ void multiply_tf32(Accumulators& c, unsigned stage, int group_m, int first, int warp, int lane) {
+    if constexpr (COLUMNS > 0) {
+      const uint64 gathered = ptx::wgmma_descriptor<128>(stage + kPanelBytes + first * kColumnBytes, 0, 1024);
+      unsigned panel[kSlab / 8][1][4];
+      Left::load(panel, stage + group_m * 64 * 128, warp, lane);
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < kSlab; k += 8) {
+        ptx::wgmma_tf32(reinterpret_cast<float(&)[COLUMNS / 2]>(c), panel[k / 8][0], ptx::moved(gathered, k * 4));
+      }
+      ptx::wgmma_commit();
+    }
   }
 
   // A warp has 16 rows of every gathered column: a part of one block of each. With GATHER_ROWS they are 16 columns of the block.
@@ -271,6 +308,18 @@ struct SddWgmma {
     }
   }
 
+  // The same of TF32, see store_fragments.cuh.
+  static __device__ __forceinline__ void store_tf32(const SddArgs& args, int columns, int position, const Accumulators& c, int group_m,
+                                                    int warp, int lane) {
+#pragma unroll
+    for (int u = 0; u < kGroupN / kBlockG; ++u) {
+      if (u >= columns) break;
+      float* block = static_cast<float*>(args.out) + int64(__shfl_sync(~0u, position, u)) * (BLOCK_ROWS * BLOCK_COLS);
+      store_fragments<Left, GATHER_ROWS>(reinterpret_cast<const float(&)[1][kBlockG / 8][4]>(c[u * kBlockG / 8]), block, BLOCK_COLS,
+                                         group_m * 64, kBlockP, 0, kBlockG, warp, lane);
+    }
+  }
+
   static int64 grid(const SddArgs& args) {
     const Index index(args.index, args.rows, args.cols, args.nnz);
     const int64 most = GATHER_ROWS ? Shape::tiles(index.C, index.col_gather_steps_capacity())
@@ -290,8 +339,8 @@ struct SddWgmma {
       const MatrixShape out = {BLOCK_COLS, args.nnz * BLOCK_ROWS, 1, BLOCK_COLS, 0};
       if (auto error = encode_map<Storage>(&params.out, args.out, out, {kPartN, 16})) return error;
     }
-    const Box panel_box = kPanelAlongK ? Box{64, kTileM} : Box{64, 64};
-    const Box gathered_box = kGatheredAlongK ? Box{64, kBlockG} : Box{kSpan, 64};
+    const Box panel_box = kPanelAlongK ? Box{kSlab, kTileM} : Box{kRowItems, kSlab};
+    const Box gathered_box = kGatheredAlongK ? Box{kSlab, kBlockG} : Box{kSpan, kSlab};
     if (auto error = encode_map<Storage>(&params.panel, GATHER_ROWS ? args.right : args.left, GATHER_ROWS ? right : left, panel_box)) {
       return error;
     }

@@ -13,7 +13,7 @@
 #include "../ptx/wgmma.cuh"
 #include "../tile/activation.cuh"
 #include "../tile/element.cuh"
-#include "../tile/left_fragments.cuh"
+#include "../tile/register_operand.cuh"
 #include "../tile/ring.cuh"
 #include "../tile/step_masks.cuh"
 #include "../tile/store_fragments.cuh"
@@ -38,7 +38,7 @@ struct SpmmWgmmaTf32 {
   // The left operand, of which a warpgroup has kTiles times 64 elements; a stored block if the right one is the dense operand.
   static constexpr bool kBlocksLeft = FLIPPED;
   static constexpr int kTiles = kBlocksLeft ? 1 : TILE_N / 128, kLeft = kTiles * 64;
-  using Left = LeftFragments<kTiles, !kBlocksLeft && DENSE_K_CONTIGUOUS>;
+  using Left = RegisterOperand<kTiles, !kBlocksLeft && DENSE_K_CONTIGUOUS>;
   // The right one: rows of the panel, or columns of the tile.
   static constexpr int kRight = kBlocksLeft ? TILE_N : Stages::kPanel;
   using Accumulators = float[kTiles][kRight / 8][4];  // [.. mma fragment]

@@ -12,7 +12,7 @@ namespace jitsparse {
 // ALONG_K: rows of 128 bytes run along k, one for each m, and ldmatrix has just the fragment's order. Else they run along m, in boxes
 // of 32, one row for each k; a thread then takes elements of m that are neighbours, all of one k in one load.
 template <int TILES, bool ALONG_K>
-struct LeftFragments {
+struct RegisterOperand {
   static constexpr int kOfThread = 2 * TILES;  // elements of m that a thread has
   static_assert(TILES == 1 || TILES == 2, "one load of 8 or 16 bytes");
 
