@@ -28,7 +28,7 @@ step's blocks begin in ``row_panel_blocks``, one for each set bit in rising orde
 dense operand once a step instead of once a block is what makes small blocks fast
 (docs/performance.md).
 
-Blocks of 16 and more have parts for the Hopper kernels too, 16-byte aligned but for the last four:
+Blocks of 16 and more have parts for the Hopper kernels too, 16-byte aligned but for positions:
 
 ===================  ==========  ===========================================================
 row_panels_sorted    4 P         (panel, first step, end, 0), panels with most steps first
@@ -45,6 +45,12 @@ row_gather_blocks    Z           positions in ``values``, in the order of row_ga
 col_gather_blocks    Z
 row_slab_blocks      Z
 col_slab_blocks      Z
+row_tall_panels      4 T         as the slab parts, of panels of 192 rows. Absent, with the other
+col_tall_panels      4 T         tall parts, where blocks are higher or deeper than 64, or a step
+row_tall_steps       4 min(Z,.)  would have more than 32 of them.
+col_tall_steps       4 min(Z,.)
+row_tall_blocks      Z
+col_tall_blocks      Z
 ===================  ==========  ===========================================================
 
 Everything is computed with torch operations on the pattern's own device and without reading a value
@@ -58,16 +64,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["PANEL", "IndexLayout", "build_index"]
+from jitsparse.panels import HOPPER_BLOCK, PANEL, SLAB, TALL_PANEL, has_tall
 
-PANEL = 128
-"""Rows (or columns) of a panel, in elements: the tile height of the tensor-core kernels."""
-
-SLAB = 64
-"""Depth of a stage of the Hopper kernels, in elements."""
-
-HOPPER_BLOCK = 16
-"""Smallest side of a block that the Hopper kernels take."""
+__all__ = ["IndexLayout", "build_index"]
 
 _GATHER_GROUP = 32
 _CTAS = 132
@@ -110,6 +109,23 @@ class Gather:
 
 
 @dataclass(frozen=True)
+class Slabs:
+    """Panels whose steps are slabs of :data:`SLAB`.
+
+    Attributes:
+        down: block rows (or columns) of a panel.
+        across: blocks along the other side that a slab covers.
+        panels: how many there are.
+        most: steps there can be.
+    """
+
+    down: int
+    across: int
+    panels: int
+    most: int
+
+
+@dataclass(frozen=True)
 class IndexLayout:
     """Offsets of the parts of a packed index.
 
@@ -132,13 +148,22 @@ class IndexLayout:
         """Whether the parts for the Hopper kernels are present."""
         return self.panels and min(self.block_size) >= HOPPER_BLOCK
 
-    def slabs(self) -> dict[str, tuple[int, int]]:
-        """Sides whose steps are slabs: blocks along the other side, and how many a slab covers."""
-        rows, cols = self.block_size
-        minors = {"row": (self.cols, cols), "col": (self.rows, rows)}
-        return {
-            side: (count, SLAB // size) for side, (count, size) in minors.items() if size < SLAB
+    def slabs(self, kind: str) -> dict[str, Slabs]:
+        """Panels whose steps are slabs, by side: of kind ``"slab"`` :data:`PANEL` rows high, where
+        blocks are less deep than a slab; ``"tall"`` :data:`TALL_PANEL`, see :func:`has_tall`."""
+        (rows, cols), height = self.block_size, PANEL if kind == "slab" else TALL_PANEL
+        sides = {
+            "row": (self.rows, rows, self.cols, cols),
+            "col": (self.cols, cols, self.rows, rows),
         }
+        found = {}
+        for side, (majors, extent, minors, depth) in sides.items():
+            if depth < SLAB if kind == "slab" else has_tall(extent, depth):
+                down, across = max(1, height // extent), SLAB // depth
+                panels = div_up(majors, down)
+                most = min(self.nnz, panels * div_up(minors, across))
+                found[side] = Slabs(down, across, panels, most)
+        return found
 
     def gathers(self) -> dict[str, Gather]:
         """How an sdd's tiles have their panel along either side."""
@@ -178,14 +203,17 @@ class IndexLayout:
                 steps = min(z, gather.panels * gather.minors)
                 lengths[f"{side}_gather_steps"] = 4 * steps
                 lengths[f"{side}_gather_tiles"] = 4 * (1 + gather.panels + steps // gather.fewest)
-            slabs = self.slabs()
-            lengths |= {f"{side}_slab_panels": 4 * panels[side] for side in slabs}
-            lengths |= {
-                f"{side}_slab_steps": 4 * min(z, panels[side] * div_up(minors, across))
-                for side, (minors, across) in slabs.items()
-            }
-            lengths |= {f"{side}_gather_blocks": z for side in gathers}
-            lengths |= {f"{side}_slab_blocks": z for side in slabs}
+            for kind in ("slab", "tall"):
+                slabs = self.slabs(kind)
+                if kind == "tall" and slabs:
+                    lengths["tall_padding"] = -sum(lengths.values()) % 4
+                lengths |= {
+                    f"{side}_{kind}_panels": 4 * each.panels for side, each in slabs.items()
+                }
+                lengths |= {f"{side}_{kind}_steps": 4 * each.most for side, each in slabs.items()}
+                if kind == "slab":
+                    lengths |= {f"{side}_gather_blocks": z for side in gathers}
+                lengths |= {f"{side}_{kind}_blocks": z for side in slabs}
         parts, offset = {}, 0
         for name, length in lengths.items():
             parts[name] = (offset, length)
@@ -253,7 +281,6 @@ def build_index(
     put("perm", perm)
     if not layout.panels:
         return index
-    slabs = layout.slabs() if layout.hopper else {}
     for side, majors, major, minor, extent in (
         ("row", rows, row_indices, col64, block_size[0]),
         ("col", cols, col64, row_indices, block_size[1]),
@@ -263,21 +290,22 @@ def build_index(
         put(f"{side}_steps", steps.flatten())
         put(f"{side}_panel_ptr", pointers)
         put(f"{side}_panel_blocks", blocks)
-        if layout.hopper:
-            put(f"{side}_panels_sorted", _longest_first(pointers).flatten())
-        if side in slabs:
-            _, across = slabs[side]
-            steps, pointers, blocks = _panels(major, minor, majors, group, across)
-            put(f"{side}_slab_panels", _longest_first(pointers).flatten())
-            put_prefix(f"{side}_slab_steps", steps)
-            put(f"{side}_slab_blocks", blocks)
-        if layout.hopper:
-            gather = layout.gathers()[side]
-            steps, pointers, blocks = _panels(major, minor, majors, gather.down, 1)
-            put_prefix(f"{side}_gather_steps", steps)
-            put(f"{side}_gather_blocks", blocks)
-            room = parts[f"{side}_gather_tiles"][1] // 4 - 1
-            put(f"{side}_gather_tiles", _gathers(pointers, gather, room).flatten())
+        if not layout.hopper:
+            continue
+        put(f"{side}_panels_sorted", _longest_first(pointers).flatten())
+        for kind in ("slab", "tall"):
+            slabs = layout.slabs(kind).get(side)
+            if slabs is not None:
+                steps, pointers, blocks = _panels(major, minor, majors, slabs.down, slabs.across)
+                put(f"{side}_{kind}_panels", _longest_first(pointers).flatten())
+                put_prefix(f"{side}_{kind}_steps", steps)
+                put(f"{side}_{kind}_blocks", blocks)
+        gather = layout.gathers()[side]
+        steps, pointers, blocks = _panels(major, minor, majors, gather.down, 1)
+        put_prefix(f"{side}_gather_steps", steps)
+        put(f"{side}_gather_blocks", blocks)
+        room = parts[f"{side}_gather_tiles"][1] // 4 - 1
+        put(f"{side}_gather_tiles", _gathers(pointers, gather, room).flatten())
     return index
 
 

@@ -10,9 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jitsparse as js
-from jitsparse.schedule import HOPPER_BLOCK, PANEL, SLAB, IndexLayout, build_index
+from jitsparse.panels import HOPPER_BLOCK, PANEL, SLAB, TALL_PANEL
+from jitsparse.schedule import IndexLayout, build_index
 
 Blocks = list[tuple[int, int]]
+
+TALL_BLOCKS = {(16, 32), (16, 64), (32, 16), (32, 32), (32, 64), (64, 16), (64, 32), (64, 64)}
+"""Height and depth of blocks of which 192 rows and 64 columns hold 32 at most."""
 
 
 def naive(blocks: Blocks, rows: int, cols: int) -> dict[str, list[int]]:
@@ -102,12 +106,18 @@ def check(mask: torch.Tensor, block_size: tuple[int, int]) -> None:
         panels = rows_of_four(layout, index, f"{side}_panels_sorted")
         assert panels == longest_first(pointers), side
         check_gathers(layout, index, side, pairs)
-        if depth < SLAB:
-            steps, pointers, order = naive_panels(pairs, majors, down, SLAB // depth)
-            assert rows_of_four(layout, index, f"{side}_slab_steps")[: len(steps)] == steps, side
-            panels = rows_of_four(layout, index, f"{side}_slab_panels")
-            assert panels == longest_first(pointers), side
-            assert layout.view(index, f"{side}_slab_blocks").tolist() == order, side
+        slabs = {"slab": PANEL} if depth < SLAB else {}
+        if (extent, depth) in TALL_BLOCKS:
+            slabs["tall"] = TALL_PANEL
+        for kind, height in slabs.items():
+            down, across = max(1, height // extent), max(1, SLAB // depth)
+            steps, pointers, order = naive_panels(pairs, majors, down, across)
+            name = f"{side}_{kind}"
+            assert rows_of_four(layout, index, f"{name}_steps")[: len(steps)] == steps, name
+            panels = rows_of_four(layout, index, f"{name}_panels")
+            assert panels == longest_first(pointers), name
+            assert layout.view(index, f"{name}_blocks").tolist() == order, name
+        assert (f"{side}_tall_panels" in layout.parts()) == ("tall" in slabs)
     # Without panels the index is the beginning of the same.
     plain = build_index(pattern.crow_indices, pattern.col_indices, cols, block_size, panels=False)
     head = IndexLayout(rows, cols, len(blocks), block_size, panels=False)

@@ -62,6 +62,11 @@ struct GatherShape {
   static JITSPARSE_HD int64 tiles_size(int64 majors, int64 steps) { return 4 + 4 * tiles(majors, steps); }
 };
 
+// Block rows of a panel of 192 rows whose steps are slabs of 64, or 0 if there is no such panel.
+constexpr int64 tall_panel(int64 block, int64 depth) {
+  return block > 64 || depth > 64 || 192 / block * (64 / depth) > 32 ? 0 : 192 / block;
+}
+
 // The packed index of a pattern with R x C blocks of which Z are stored; mirrors
 // jitsparse/schedule.py, which documents each part.
 template <int BLOCK_ROWS, int BLOCK_COLS>
@@ -125,6 +130,20 @@ struct IndexView {
   JITSPARSE_HD const int32* col_gather_blocks() const { return row_gather_blocks() + Z; }                     // Z
   JITSPARSE_HD const int32* row_slab_blocks() const { return col_gather_blocks() + Z; }                       // Z or none
   JITSPARSE_HD const int32* col_slab_blocks() const { return row_slab_blocks() + (kRowSlab ? Z : 0); }        // Z or none
+
+  // panels of 192 rows with such steps (only for blocks of at most 64, no more than 32 of them in a step); again 16-byte aligned
+  // but for the last two
+  static constexpr int64 kRowTall = tall_panel(BLOCK_ROWS, BLOCK_COLS), kColTall = tall_panel(BLOCK_COLS, BLOCK_ROWS);  // block rows
+  JITSPARSE_HD int64 row_tall_count() const { return kRowTall ? div_up(R, at_least_1(kRowTall)) : 0; }
+  JITSPARSE_HD int64 col_tall_count() const { return kColTall ? div_up(C, at_least_1(kColTall)) : 0; }
+  JITSPARSE_HD int64 row_tall_capacity() const { return smaller(Z, row_tall_count() * div_up(C, at_least_1(64 / BLOCK_COLS))); }
+  JITSPARSE_HD int64 col_tall_capacity() const { return smaller(Z, col_tall_count() * div_up(R, at_least_1(64 / BLOCK_ROWS))); }
+  JITSPARSE_HD const int32* row_tall_panels() const { return base + align4(col_slab_blocks() + (kColSlab ? Z : 0) - base); }
+  JITSPARSE_HD const int32* col_tall_panels() const { return row_tall_panels() + 4 * row_tall_count(); }
+  JITSPARSE_HD const int32* row_tall_steps() const { return col_tall_panels() + 4 * col_tall_count(); }
+  JITSPARSE_HD const int32* col_tall_steps() const { return row_tall_steps() + 4 * row_tall_capacity(); }
+  JITSPARSE_HD const int32* row_tall_blocks() const { return col_tall_steps() + 4 * col_tall_capacity(); }  // Z or none
+  JITSPARSE_HD const int32* col_tall_blocks() const { return row_tall_blocks() + (kRowTall ? Z : 0); }      // Z or none
 
  private:
   static constexpr JITSPARSE_HD int64 at_least_1(int64 a) { return a < 1 ? 1 : a; }

@@ -27,12 +27,12 @@ from jitsparse.kernels.cuda import (
 )
 from jitsparse.kernels.legality import first_legal, low_blocks, misaligned
 from jitsparse.kernels.problem import Place, Problem
+from jitsparse.panels import PANEL, SLAB, TALL_PANEL, has_tall
 
 __all__ = ["candidates", "default_variants", "place", "template"]
 
 _DTYPES = ("bf16", "f16", "tf32")
 _BLOCKS = (16, 32, 64, 128)
-_PANEL = 128
 _WIDTHS = {"bf16": (256, 128, 64), "f16": (256, 128, 64), "tf32": (256, 128)}
 """Of a tile, in columns, by dtype."""
 _DENSE = 0.2
@@ -69,8 +69,7 @@ def candidates(problem: Problem, target: str) -> list[Candidate]:
             for side in _gathered(problem)
         ]
     else:
-        widths = _WIDTHS.get(problem.dtype, ())
-        tiles = [(_PANEL, width, slab) for width in widths for slab in _slabs(problem)]
+        tiles = _tiles(problem)
         variants = [
             Variant(problem.op, "wgmma", target, problem.dtype, knobs(problem, t=tile))
             for tile in tiles
@@ -93,6 +92,16 @@ def _gathered(problem: Problem) -> list[str]:
 def _lies_along_k(problem: Problem, side: str) -> bool:
     """Whether the operand that is gathered along a side lies along the axis summed over."""
     return problem.layout[0] == "n" if side == "rows" else problem.layout[1] == "t"
+
+
+def _tiles(problem: Problem) -> list[tuple[int, int, int]]:
+    """Tiles that suit the block of a dsd or dds: rows, columns, depth of a stage."""
+    widths = _WIDTHS.get(problem.dtype, ())
+    tiles = [(PANEL, width, slab) for width in widths for slab in _slabs(problem)]
+    block = op_block(problem.op, problem.block, problem.layout)
+    if problem.dtype != "tf32" and has_tall(*block):
+        tiles.append((TALL_PANEL, 256, SLAB))
+    return tiles
 
 
 def _slabs(problem: Problem) -> tuple[int, ...]:
@@ -153,5 +162,5 @@ def context(variant: Variant) -> Context:
     """The names that the templates use."""
     if variant.op == "sdd":
         return operand_context(variant) | {"gather_rows": cpp_bool(variant.knob("g") == "rows")}
-    _, tile_n, slab = variant.ints("t")
-    return operand_context(variant) | {"tile_n": tile_n, "slab": slab}
+    panel, tile_n, slab = variant.ints("t")
+    return operand_context(variant) | {"panel": panel, "tile_n": tile_n, "slab": slab}

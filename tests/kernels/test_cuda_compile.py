@@ -1,6 +1,6 @@
 """Every CUDA kernel of the default table compiles for Ampere and Hopper, without spill or warning.
 
-So do the TF32 kernels of ``wgmma``, which calls do not choose by themselves.
+So do the kernels of ``wgmma`` that calls do not choose by themselves: TF32 and tall panels.
 
 Needs nvcc and no GPU. A batch of kernels is one translation unit: front end and
 headers cost more than a kernel does.
@@ -23,6 +23,7 @@ from jitsparse.jit.template import render
 from jitsparse.kernels import registry
 from jitsparse.kernels.cuda import CSRC, LAYOUTS
 from jitsparse.kernels.problem import typical_problem
+from jitsparse.panels import TALL_PANEL
 
 TARGETS = ("sm80", "sm90a")
 BATCH = 24
@@ -30,17 +31,25 @@ BATCH = 24
 pytestmark = pytest.mark.nvcc
 
 
-def tf32_on_wgmma(target: str) -> Iterator[Variant]:
-    for op, block, layout in itertools.product(registry.OPS, (64, 128), LAYOUTS):
-        problem = typical_problem(op, "cuda", "tf32", (block, block), layout)
-        for candidate in registry.candidates(problem, target):
-            if candidate.variant.family == "wgmma" and candidate.refused is None:
-                yield candidate.variant
+def not_chosen(target: str) -> Iterator[Variant]:
+    """TF32 with the widest tile, and panels of 192 rows, for square blocks in every layout."""
+    cases = itertools.product(registry.OPS, ("tf32", "bf16"), (32, 64, 128), LAYOUTS)
+    for op, dtype, block, layout in cases:
+        problem = typical_problem(op, "cuda", dtype, block, layout)
+        found = [
+            each.variant
+            for each in registry.candidates(problem, target)
+            if each.variant.family == "wgmma" and each.refused is None
+        ]
+        if dtype == "tf32":
+            yield from found[:1]
+        elif op != "sdd":
+            yield from (each for each in found if each.ints("t")[0] == TALL_PANEL)
 
 
 def batches(target: str) -> list[list[Variant]]:
     variants: dict[str, list[Variant]] = {}
-    every = (*registry.default_variants(target), *tf32_on_wgmma(target))
+    every = (*registry.default_variants(target), *not_chosen(target))
     for variant in dict.fromkeys(every):
         variants.setdefault(f"{variant.op}.{variant.family}.{variant.dtype}", []).append(variant)
     return [

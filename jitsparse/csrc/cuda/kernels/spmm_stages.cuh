@@ -3,8 +3,8 @@
 // Role form: out[m][n] = op(S)[m][k] x dense[k][n]; dds is the same product transposed, so it comes here with the sparse
 // operand flipped and its output transposed.
 //
-// A CTA has a panel of 128 rows of the output and up to 256 columns. A stage is a slab of the dense operand that any block row of the
-// panel needs, with all the stored blocks that meet it. Four warps copy, two warpgroups multiply.
+// A CTA has a panel of 128 or 192 rows of the output and up to 256 columns. A stage is a slab of the dense operand that any block row
+// of the panel needs, with all the stored blocks that meet it. Up to four warps copy, two or three warpgroups multiply.
 #pragma once
 
 #include "../../abi.h"
@@ -18,16 +18,18 @@
 
 namespace jitsparse {
 
-// TILE_N: columns of a tile. SLAB: depth of a stage.
-template <typename Element, int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CONTIGUOUS, int TILE_N, int SLAB>
+// PANEL, TILE_N: rows and columns of a tile. SLAB: depth of a stage.
+template <typename Element, int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CONTIGUOUS, int PANEL, int TILE_N, int SLAB>
 struct SpmmStages {
   using Storage = typename Element::Storage;
   using Index = IndexView<BLOCK_ROWS, BLOCK_COLS>;
   using Walk = SpmmWalk<SpmmStages>;
   static constexpr bool kFlipped = FLIPPED;
   static constexpr int kItemBytes = sizeof(Storage), kRowItems = 128 / kItemBytes;  // of the widest rows that a swizzle knows
-  static constexpr int kPanel = 128, kTileN = TILE_N;
-  static constexpr int kStages = (kTileN > 64 ? 4 : 8) * (kRowItems / SLAB);
+  static constexpr int kPanel = PANEL, kTileN = TILE_N, kSlab = SLAB;
+  static constexpr bool kTall = PANEL == 192;  // three warpgroups, which leaves room for three stages
+  static_assert(PANEL == 128 || (kTall && SLAB == 64), "the index has panels of 128, and of 192 with slabs of 64");
+  static constexpr int kStages = kTall ? 3 : (kTileN > 64 ? 4 : 8) * (kRowItems / SLAB);
 
   // The block as op(S) uses it.
   static constexpr int kBlockM = FLIPPED ? BLOCK_COLS : BLOCK_ROWS;
@@ -40,12 +42,12 @@ struct SpmmStages {
   static_assert(kSlots <= 32, "a step's mask has 32 bits");
   static_assert(kAcross == 1 || SLAB == 64, "the index has slabs of 64");
 
-  static constexpr int kConsumers = 2;  // warpgroups
+  static constexpr int kConsumers = PANEL / 64;  // warpgroups
   // Producer warps take turns: a stage is always filled by the same warp. That hides what a turn waits for, and no warp can be
   // two rounds of the ring ahead of another. A warp has its part of every kStride-th step.
-  static constexpr int kProducers = 4, kStride = kProducers / kParts;
+  static constexpr int kProducers = kTall ? 3 : 4, kStride = kProducers / kParts;
   static_assert(kStages % kProducers == 0 && kProducers % kParts == 0);
-  static constexpr int kThreads = 128 * kConsumers + 32 * kProducers;
+  static constexpr int kThreads = 128 * (kConsumers + 1);  // registers are given back by a whole warpgroup
 
   // Shared memory. A slot is one block's part of a slab, its rows as stored, in boxes of at most kRowItems columns.
   static constexpr int kSlotColumns = FLIPPED ? kBlockM : kSlotK;
@@ -83,10 +85,11 @@ struct SpmmStages {
     __syncthreads();
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     if (warp >= kConsumers * 4) {
-      ptx::give_registers_back<72>();
-      produce(params, base, barriers, warp - kConsumers * 4, threadIdx.x % 32);
+      ptx::give_registers_back<kTall ? 32 : 72>();
+      const int producer = warp - kConsumers * 4;
+      if (kProducers == 4 || producer < kProducers) produce(params, base, barriers, producer, threadIdx.x % 32);
     } else {
-      ptx::take_registers<216>();
+      ptx::take_registers<kTall ? 160 : 216>();
       Kernel::consume(params, base, barriers, warp / 4, threadIdx.x % 128);
     }
   }

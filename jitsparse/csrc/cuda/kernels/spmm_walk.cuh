@@ -18,7 +18,11 @@ struct SpmmSteps {
   __device__ __forceinline__ explicit SpmmSteps(const SpmmArgs& args) {
     const typename Stages::Index index(args.index, args.rows, args.cols, args.nnz);
     const int *panels, *steps;
-    if constexpr (Stages::kAcross > 1) {
+    if constexpr (Stages::kTall) {
+      panels = Stages::kFlipped ? index.col_tall_panels() : index.row_tall_panels();
+      steps = Stages::kFlipped ? index.col_tall_steps() : index.row_tall_steps();
+      positions = Stages::kFlipped ? index.col_tall_blocks() : index.row_tall_blocks();
+    } else if constexpr (Stages::kAcross > 1) {
       panels = Stages::kFlipped ? index.col_slab_panels() : index.row_slab_panels();
       steps = Stages::kFlipped ? index.col_slab_steps() : index.row_slab_steps();
       positions = Stages::kFlipped ? index.col_slab_blocks() : index.row_slab_blocks();

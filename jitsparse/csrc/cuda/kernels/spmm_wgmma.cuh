@@ -1,6 +1,6 @@
 // Block-sparse x dense on Hopper (sm_90a): bulk copies feed wgmma through a ring of stages; persistent CTAs. 16-bit elements.
 //
-// Each of the two warpgroups multiplies 64 rows of the panel. Blocks of 64 and 128 rows are wgmma's 64 rows (M), the slab its
+// Each warpgroup multiplies 64 rows of the panel. Blocks of 64 and 128 rows are wgmma's 64 rows (M), the slab its
 // columns (N). Smaller blocks are multiplied transposed: 64 columns of the dense operand are M, a block's rows N. So blocks of 16 and
 // 32 rows waste nothing, and cost a warpgroup a test of a bit and a wgmma for every 16 k.
 #pragma once
@@ -18,15 +18,15 @@
 
 namespace jitsparse {
 
-// TILE_N: columns of a tile. SLAB: depth of a stage.
-template <typename Element, int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CONTIGUOUS, bool OUT_TRANSPOSED, int TILE_N,
-          int SLAB>
+// PANEL, TILE_N: rows and columns of a tile. SLAB: depth of a stage.
+template <typename Element, int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CONTIGUOUS, bool OUT_TRANSPOSED, int PANEL,
+          int TILE_N, int SLAB>
 struct SpmmWgmma {
-  using Stages = SpmmStages<Element, BLOCK_ROWS, BLOCK_COLS, FLIPPED, DENSE_K_CONTIGUOUS, TILE_N, SLAB>;
+  using Stages = SpmmStages<Element, BLOCK_ROWS, BLOCK_COLS, FLIPPED, DENSE_K_CONTIGUOUS, PANEL, TILE_N, SLAB>;
   using Steps = SpmmSteps<Stages>;
   using Tile = SpmmTile<Stages>;
   static constexpr int kThreads = Stages::kThreads, kConsumers = Stages::kConsumers;
-  static constexpr int kPanel = Stages::kPanel, kTileN = TILE_N, kParts = Stages::kParts, kAcross = Stages::kAcross;
+  static constexpr int kPanel = PANEL, kTileN = TILE_N, kParts = Stages::kParts, kAcross = Stages::kAcross;
   static constexpr int kSlotK = Stages::kSlotK, kSlots = Stages::kSlots, kBlockM = Stages::kBlockM;
   static constexpr int kSlotBytes = Stages::kSlotBytes, kSlotRowBytes = Stages::kSlotRowBytes;
   static constexpr int kSlotBoxBytes = Stages::kSlotBoxBytes;
@@ -55,8 +55,10 @@ struct SpmmWgmma {
   using Accumulators = float[kOutParts][8 * 4];
 
   // With one block a group and stage, a tile is stored while the next one is multiplied. With more the warps are as busy as the
-  // tensor cores, and waiting costs 4 to 7 %.
-  static constexpr bool kDeferred = kGroupSlots == 1;
+  // tensor cores, and waiting costs 4 to 7 %; three warpgroups have no registers for it.
+  static constexpr bool kDeferred = kGroupSlots == 1 && !Stages::kTall;
+  // Columns of a wgmma where the slab is its right operand: all, but ptxas wants more registers for 256 than three warpgroups have.
+  static constexpr int kWide = Stages::kTall ? 128 : kTileN;
 
   // A tile that is finished, rounded and packed, of which parts are still to be stored.
   static constexpr unsigned kStored = 1u << kOutParts;
@@ -96,13 +98,15 @@ struct SpmmWgmma {
 #pragma unroll
         for (int part = 0; part < kParts; ++part) {
           barriers.wait_full(ring.stage, ring.round);
-          if (kDeferred && !(mask & 1)) {
-            // The stage before must not be held over a run of steps that are the other warpgroup's: the ring would stop.
-            ptx::wgmma_wait<0>();
-            if (pending >= 0) barriers.release(pending, lane);
-            pending = -1;
+          if (kGroupSlots == 1 && !(mask & 1)) {
+            if (kDeferred) {
+              // The stage before must not be held over a run of steps that are the other warpgroup's: the ring would stop.
+              ptx::wgmma_wait<0>();
+              if (pending >= 0) barriers.release(pending, lane);
+              pending = -1;
+            }
             barriers.release(ring.stage, lane);
-            store_part(params, finished, outbox);
+            if (kDeferred) store_part(params, finished, outbox);
           } else {
             multiply(c, base + ring.stage * Stages::kStageBytes, first_slot, group, mask);
             if (kDeferred) {
@@ -163,8 +167,11 @@ struct SpmmWgmma {
                   ptx::moved(dense, i * kSubtileBytes + in_slab), block);
             }
           } else {
-            Element::template wgmma<FLIPPED, !DENSE_K_CONTIGUOUS>(reinterpret_cast<float(&)[kTileN / 2]>(c), block,
-                                                                  ptx::moved(dense, in_slab));
+#pragma unroll
+            for (int n = 0; n < kTileN; n += kWide) {
+              Element::template wgmma<FLIPPED, !DENSE_K_CONTIGUOUS>(reinterpret_cast<float(&)[kWide / 2]>(c[n / 64]), block,
+                                                                    ptx::moved(dense, n / 64 * kSubtileBytes + in_slab));
+            }
           }
         }
       }

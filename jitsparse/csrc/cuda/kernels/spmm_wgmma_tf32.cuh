@@ -25,7 +25,7 @@ template <int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CONTIGUOUS,
 struct SpmmWgmmaTf32 {
   static_assert(!FLIPPED || DENSE_K_CONTIGUOUS, "one operand has rows along k");
   static constexpr int kSlab = 32;
-  using Stages = SpmmStages<Tf32, BLOCK_ROWS, BLOCK_COLS, FLIPPED, DENSE_K_CONTIGUOUS, TILE_N, kSlab>;
+  using Stages = SpmmStages<Tf32, BLOCK_ROWS, BLOCK_COLS, FLIPPED, DENSE_K_CONTIGUOUS, /*PANEL=*/128, TILE_N, kSlab>;
   using Steps = SpmmSteps<Stages>;
   using Tile = SpmmTile<Stages>;
   static constexpr int kThreads = Stages::kThreads, kBlockM = Stages::kBlockM, kRowBytes = 128;

@@ -1,0 +1,27 @@
+"""How CUDA kernels cut a pattern: panels of block rows, and slabs of block columns.
+
+Both the index of a pattern (:mod:`jitsparse.schedule`) and the choice of a kernel need to know;
+this module does not import torch.
+"""
+
+from __future__ import annotations
+
+__all__ = ["HOPPER_BLOCK", "PANEL", "SLAB", "TALL_PANEL", "has_tall"]
+
+PANEL = 128
+"""Rows (or columns) of a panel, in elements: the tile height of the tensor-core kernels."""
+
+TALL_PANEL = 192
+"""Likewise of the Hopper kernels with three warpgroups."""
+
+SLAB = 64
+"""Depth of a stage of the Hopper kernels, in elements."""
+
+HOPPER_BLOCK = 16
+"""Smallest side of a block that the Hopper kernels take."""
+
+
+def has_tall(extent: int, depth: int) -> bool:
+    """Whether panels of :data:`TALL_PANEL` rows suit blocks of this height and depth: none deeper
+    than a slab, and a slab's in 32 bits."""
+    return max(extent, depth) <= SLAB and TALL_PANEL // extent * (SLAB // depth) <= 32
