@@ -36,10 +36,12 @@ struct SddArgs {
   const void* right;         // k x cols
   const int32* index;
   void* out;                 // (nnz, block_rows, block_cols), contiguous
+  void* workspace;           // float32 (parts, nnz, block_rows, block_cols), or null
   int64 rows, cols, nnz, k;
   int64 left_ld, left_batch_stride;
   int64 right_ld, right_batch_stride;
   int64 batch;
+  int64 parts;               // that a sum may be divided into, by kernels that can; 1 without a workspace
   int64 context;
 };
 

@@ -38,6 +38,7 @@ SDD_WORDS = (
     "right",
     "index",
     "out",
+    "workspace",
     "rows",
     "cols",
     "nnz",
@@ -47,6 +48,7 @@ SDD_WORDS = (
     "right_ld",
     "right_batch_stride",
     "batch",
+    "parts",
     "context",
 )
 """Members of ``SddArgs``: what an ``sdd`` kernel is called with."""

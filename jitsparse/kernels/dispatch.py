@@ -23,6 +23,7 @@ from jitsparse.errors import CacheMiss
 from jitsparse.jit import config
 from jitsparse.kernels import threads
 from jitsparse.kernels.choice import REFERENCE, Key, select
+from jitsparse.kernels.split import most_parts, splits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -306,12 +307,20 @@ def sdd(
     if kernel is REFERENCE:
         arguments = left, right, index, rows, cols, nnz, block_rows, block_cols
         return _plain(reference.sdd, device, *arguments)
+    parts, workspace_ptr = 1, 0
+    if device >= 0 and splits(kernel.variant):
+        parts = most_parts(out.numel(), k, batch)
+        if parts > 1:
+            # Freed on return, in the order of the stream.
+            workspace = out.new_empty(parts * out.numel(), dtype=torch.float32)
+            workspace_ptr = workspace.data_ptr()
     code = kernel.launch(
         kernel.pack(
             left_ptr,
             right_ptr,
             index.data_ptr(),
             out_ptr,
+            workspace_ptr,
             rows,
             cols,
             nnz,
@@ -321,6 +330,7 @@ def sdd(
             right_ld,
             right_stride,
             batch,
+            parts,
             threads.allowed() if device < 0 else torch._C._cuda_getCurrentRawStream(device),
         )
     )

@@ -4,8 +4,9 @@
 lies along the axis that is summed over.
 
 Knobs: ``b`` block, ``l`` layout; of dsd and dds also ``t`` tile (rows x columns x depth of a
-pipeline stage); of sdd ``g``, the side along which blocks are gathered. An sdd's tiles are as wide
-as suits its pattern, which the index decides. Measurements are in docs/performance.md.
+pipeline stage); of sdd ``g``, the side along which blocks are gathered, and ``k``, whether sums may
+be divided (:mod:`jitsparse.kernels.split`). An sdd's tiles are as wide as suits its pattern, which
+the index decides. Measurements are in docs/performance.md.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 
 from jitsparse.jit import Candidate, Template, Variant
 from jitsparse.jit.template import Context
-from jitsparse.kernels import cost
+from jitsparse.kernels import cost, split
 from jitsparse.kernels.cuda import (
     cpp_bool,
     cuda_template,
@@ -64,9 +65,10 @@ def _short_rows(problem: Problem) -> bool:
 def candidates(problem: Problem, target: str) -> list[Candidate]:
     """Variants for a problem, best first; refused ones with their reason."""
     if problem.op == "sdd":
+        sides = [("g", side) for side in _gathered(problem)]
+        ways = [*((side,) for side in sides), (sides[0], split.KNOB)]
         variants = [
-            Variant("sdd", "wgmma", target, problem.dtype, (*knobs(problem), ("g", side)))
-            for side in _gathered(problem)
+            Variant("sdd", "wgmma", target, problem.dtype, (*knobs(problem), *way)) for way in ways
         ]
     else:
         tiles = _tiles(problem)
@@ -161,6 +163,10 @@ def template(variant: Variant) -> Template:
 def context(variant: Variant) -> Context:
     """The names that the templates use."""
     if variant.op == "sdd":
-        return operand_context(variant) | {"gather_rows": cpp_bool(variant.knob("g") == "rows")}
+        return operand_context(variant) | {
+            "gather_rows": cpp_bool(variant.knob("g") == "rows"),
+            "split": cpp_bool(split.splits(variant)),
+            "launch": "launch_and_sum" if split.splits(variant) else "launch_with_maps",
+        }
     panel, tile_n, slab = variant.ints("t")
     return operand_context(variant) | {"panel": panel, "tile_n": tile_n, "slab": slab}

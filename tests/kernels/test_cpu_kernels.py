@@ -164,6 +164,7 @@ def sample(
         right=right.data_ptr(),
         index=pattern.index.data_ptr(),
         out=out.data_ptr(),
+        workspace=0,
         rows=pattern.shape[0],
         cols=pattern.shape[1],
         nnz=len(out),
@@ -173,6 +174,7 @@ def sample(
         right_ld=right_ld,
         right_batch_stride=right.stride(0),
         batch=left.shape[0],
+        parts=1,
         context=threads,
     )
     run(*(words[name] for name in abi.SDD_WORDS))

@@ -1,6 +1,6 @@
 """Every CUDA kernel of the default table compiles for Ampere and Hopper, without spill or warning.
 
-So do the kernels of ``wgmma`` that calls do not choose by themselves: TF32 and tall panels.
+So do the kernels of ``wgmma`` that calls do not choose by themselves.
 
 Needs nvcc and no GPU. A batch of kernels is one translation unit: front end and
 headers cost more than a kernel does.
@@ -23,6 +23,7 @@ from jitsparse.jit.template import render
 from jitsparse.kernels import registry
 from jitsparse.kernels.cuda import CSRC, LAYOUTS
 from jitsparse.kernels.problem import typical_problem
+from jitsparse.kernels.split import splits
 from jitsparse.panels import TALL_PANEL
 
 TARGETS = ("sm80", "sm90a")
@@ -32,7 +33,8 @@ pytestmark = pytest.mark.nvcc
 
 
 def not_chosen(target: str) -> Iterator[Variant]:
-    """TF32 with the widest tile, and panels of 192 rows, for square blocks in every layout."""
+    """TF32 with the widest tile, panels of 192 rows and divided sums, for square blocks in every
+    layout."""
     cases = itertools.product(registry.OPS, ("tf32", "bf16"), (32, 64, 128), LAYOUTS)
     for op, dtype, block, layout in cases:
         problem = typical_problem(op, "cuda", dtype, block, layout)
@@ -43,7 +45,9 @@ def not_chosen(target: str) -> Iterator[Variant]:
         ]
         if dtype == "tf32":
             yield from found[:1]
-        elif op != "sdd":
+        elif op == "sdd":
+            yield from filter(splits, found)
+        else:
             yield from (each for each in found if each.ints("t")[0] == TALL_PANEL)
 
 

@@ -31,12 +31,15 @@ from jitsparse.jit.template import render
 from jitsparse.kernels import abi, registry
 from jitsparse.kernels.cuda import CSRC, LAYOUTS
 from jitsparse.kernels.problem import Problem
+from jitsparse.kernels.split import splits
 from jitsparse.schedule import build_index
 
 EMULATION = Path(__file__).parent / "emulation" / "cuda" / "cuda"
 FAMILIES = ("wgmma", "thin", "mma", "fma", "simt")
 # Aligned, so that no family stands back; no multiple of a block, so that every edge is met.
 ROWS, COLS, EXTENT, BATCH = 200, 152, 72, 2
+# Of the sums of an sdd; as many multiprocessors as some tiles need for them, and no tile for more.
+PARTS, MULTIPROCESSORS = 3, 24
 ALL = os.environ.get("JITSPARSE_TEST_EMULATION") == "all"
 
 
@@ -175,9 +178,16 @@ def check(variant: Variant, sources: Path) -> None:
         left = cases.dense((BATCH, ROWS, EXTENT), layout[0], **make)
         right = cases.dense((BATCH, EXTENT, COLS), layout[1], **make)
         out = torch.full((pattern.nnz_blocks, rows, cols), float("nan"), dtype=dtype)
-        pointers = (left.data_ptr(), right.data_ptr(), index.data_ptr(), out.data_ptr())
+        sums = torch.full((PARTS, *out.shape), float("nan"))
+        operands = left, right, index, out, sums
+        pointers = [each.data_ptr() for each in operands]
         lds = (*letter(left, layout[0]), *letter(right, layout[1]))
-        kernel((*pointers, *sizes, EXTENT, *lds, BATCH, 0), [left, right, index])
+        parts = PARTS if splits(variant) else 1
+        if parts > 1:
+            kernel.library.have_multiprocessors(MULTIPROCESSORS)
+        kernel((*pointers, *sizes, EXTENT, *lds, BATCH, parts, 0), [left, right, index])
+        divided = bool(sums.isfinite().any())
+        assert divided == (parts > 1)
         cases.check_sdd(js.BlockSparse(out, pattern), left, right, products=products)
         return
     values = torch.randn((pattern.nnz_blocks, rows, cols), generator=generator).to(dtype)

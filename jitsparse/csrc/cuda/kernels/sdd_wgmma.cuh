@@ -8,6 +8,8 @@
 // gathered. The copy engine takes as long for a row of 32 bytes as for one of 128, so blocks of 16 and 32 want the operand that
 // is gathered to lie along k.
 //
+// With SPLIT the sums of a tile may be divided among CTAs where there are more of these than tiles; sdd_sum.cuh adds the parts.
+//
 // float32 is multiplied as TF32, in blocks of 64 and more. wgmma reads such an operand from shared memory only where its rows run
 // along k: that is the gathered one. The panel comes from registers, whichever way it lies.
 #pragma once
@@ -24,10 +26,12 @@
 #include "../tile/staged_part.cuh"
 #include "../tile/store_fragments.cuh"
 #include "../tile/store_tile.cuh"
+#include "sdd_sum.cuh"
 
 namespace jitsparse {
 
-template <typename Element, int BLOCK_ROWS, int BLOCK_COLS, bool LEFT_K_CONTIGUOUS, bool RIGHT_K_CONTIGUOUS, bool GATHER_ROWS>
+template <typename Element, int BLOCK_ROWS, int BLOCK_COLS, bool LEFT_K_CONTIGUOUS, bool RIGHT_K_CONTIGUOUS, bool GATHER_ROWS,
+          bool SPLIT>
 struct SddWgmma {
   using Index = IndexView<BLOCK_ROWS, BLOCK_COLS>;
   using Storage = typename Element::Storage;
@@ -42,7 +46,8 @@ struct SddWgmma {
   static_assert(kColumns <= 32, "one lane copies one block column");
   static constexpr bool kTf32 = kItemBytes == 4;
   static_assert(!kTf32 || (kGatheredAlongK && kBlockP >= 64 && kBlockG >= 64), "see above");
-  using Left = RegisterOperand<1, kPanelAlongK>;
+  using Left = RegisterOperand<1, !kTf32 || kPanelAlongK>;  // its order of rows is wgmma's own
+  using Sum = SddSum<Element>;
 
   // Two warpgroups, of 64 rows and up to 256 columns each: one below the other if blocks are 128 high, else side by side.
   static constexpr int kConsumers = 2, kGroupsM = kTileM / 64, kGroupsN = kConsumers / kGroupsM;
@@ -92,6 +97,8 @@ struct SddWgmma {
     const int* positions;
     int count;
     int stages, stage_bytes;  // of the ring
+    int slabs_of_batch, slabs;  // of a sum
+    int parts;                  // that it is divided into
 
     __device__ __forceinline__ explicit Tiles(const SddArgs& args) {
       const Index index(args.index, args.rows, args.cols, args.nnz);
@@ -103,6 +110,14 @@ struct SddWgmma {
       tiles = list + 1;
       steps = reinterpret_cast<const int4*>(GATHER_ROWS ? index.col_gather_steps() : index.row_gather_steps());
       positions = GATHER_ROWS ? index.col_gather_blocks() : index.row_gather_blocks();
+      slabs_of_batch = int(div_up(args.k, kSlab));
+      slabs = slabs_of_batch * int(args.batch);
+      parts = SPLIT ? parts_of_sums(count, gridDim.x, int(args.parts)) : 1;
+    }
+
+    // The slabs of a part: the first, and the end.
+    __device__ __forceinline__ int2 slabs_of(int part) const {
+      return make_int2(int(int64(slabs) * part / parts), int(int64(slabs) * (part + 1) / parts));
     }
   };
 
@@ -130,29 +145,33 @@ struct SddWgmma {
 
   static __device__ __forceinline__ void produce(const Params& params, const Tiles& tiles, unsigned base,
                                                  const StageBarriers& barriers, int warp, int lane) {
-    const int batches = int(params.args.batch), k_extent = int(params.args.k);
     const int mine = lane * kProducers + warp;  // block column of the tile
     RingPosition ring;
-    for (int round = 0, t; (t = int(tile_of_round(round))) < tiles.count; ++round) {
-      const int4 tile = __ldg(tiles.tiles + t);
+    for (int round = 0, item; (item = int(tile_of_round(round))) < tiles.count * tiles.parts; ++round) {
+      const int4 tile = __ldg(tiles.tiles + item / tiles.parts);
+      const int2 slabs = tiles.slabs_of(item % tiles.parts);
       const int columns = tile.z - tile.y;
       const int column = mine < columns ? __ldg(&tiles.steps[tile.y + mine].x) * kBlockG : 0;
       const int bytes = (warp == 0 ? kPanelBytes : 0) + (columns - warp + kProducers - 1) / kProducers * kColumnBytes;
-      for (int batch = 0; batch < batches; ++batch) {
-        for (int k = 0; k < k_extent; k += kSlab) {
-          const unsigned stage = base + ring.stage * tiles.stage_bytes, copies = barriers.copies(ring.stage);
-          barriers.wait_empty(ring.stage, ring.round);
-          // Every warp arrives, even with nothing to copy: so none falls behind by two rounds.
-          if (lane == 0) ptx::mbarrier_arrive_expect(copies, bytes);
-          __syncwarp();
-          if (warp == 0 && lane == 0) {
-            load_operand<kPanelAlongK, kTileM, kRowItems, kRowItems * 128>(stage, &params.panel, copies, tile.x * kTileM, k, batch);
-          }
-          if (mine < columns) {
-            const unsigned to = stage + kPanelBytes + mine * kColumnBytes;
-            load_operand<kGatheredAlongK, kBlockG, kSpan, kSpanBytes>(to, &params.gathered, copies, column, k, batch);
-          }
-          ring.next(tiles.stages);
+      int batch = slabs.x / tiles.slabs_of_batch, in_batch = slabs.x % tiles.slabs_of_batch;
+      for (int slab = slabs.x; slab < slabs.y; ++slab) {
+        const unsigned stage = base + ring.stage * tiles.stage_bytes, copies = barriers.copies(ring.stage);
+        const int k = in_batch * kSlab;
+        barriers.wait_empty(ring.stage, ring.round);
+        // Every warp arrives, even with nothing to copy: so none falls behind by two rounds.
+        if (lane == 0) ptx::mbarrier_arrive_expect(copies, bytes);
+        __syncwarp();
+        if (warp == 0 && lane == 0) {
+          load_operand<kPanelAlongK, kTileM, kRowItems, kRowItems * 128>(stage, &params.panel, copies, tile.x * kTileM, k, batch);
+        }
+        if (mine < columns) {
+          const unsigned to = stage + kPanelBytes + mine * kColumnBytes;
+          load_operand<kGatheredAlongK, kBlockG, kSpan, kSpanBytes>(to, &params.gathered, copies, column, k, batch);
+        }
+        ring.next(tiles.stages);
+        if (++in_batch == tiles.slabs_of_batch) {
+          in_batch = 0;
+          ++batch;
         }
       }
     }
@@ -162,18 +181,20 @@ struct SddWgmma {
 
   static __device__ __forceinline__ void consume(const Params& params, const Tiles& tiles, unsigned char* shared, unsigned base,
                                                  const StageBarriers& barriers, int warp, int lane) {
-    const int stages = int(div_up(params.args.k, kSlab) * params.args.batch);
     const int group = warp / 4, group_m = group / kGroupsN, group_n = group % kGroupsN;
     const int row = group_m * 64 + warp % 4 * 16, down = row / kBlockP;  // the warp's first
     int buffer = 0;
     RingPosition ring;
     // What is needed of a tile is read while the one before it is computed.
-    int t = int(tile_of_round(0));
-    int4 next = t < tiles.count ? __ldg(tiles.tiles + t) : make_int4(0, 0, 0, 0);
-    for (int round = 1; t < tiles.count; ++round) {
+    const int items = tiles.count * tiles.parts;
+    int next_item = int(tile_of_round(0));
+    int4 next = next_item < items ? __ldg(tiles.tiles + next_item / tiles.parts) : make_int4(0, 0, 0, 0);
+    for (int round = 1; next_item < items; ++round) {
       const int4 tile = next;
-      t = int(tile_of_round(round));
-      if (t < tiles.count) next = __ldg(tiles.tiles + t);
+      const int part = next_item % tiles.parts;
+      const int2 slabs = tiles.slabs_of(part);
+      next_item = int(tile_of_round(round));
+      if (next_item < items) next = __ldg(tiles.tiles + next_item / tiles.parts);
       // The warpgroup's steps.
       const int middle = tile.y + first_half(tile.z - tile.y);
       const int begin = group_n == 0 ? tile.y : middle, end = group_n == 0 ? middle : tile.z;
@@ -185,20 +206,24 @@ struct SddWgmma {
       }
       Accumulators c = {};
       if ((end - begin) * kBlockG > kHalf) {
-        accumulate<kGroupN>(c, tiles, base, barriers, ring, stages, group_m, begin - tile.y, warp % 4, lane);
+        accumulate<kGroupN>(c, tiles, base, barriers, ring, slabs.y - slabs.x, group_m, begin - tile.y, warp % 4, lane);
       } else if (begin < end) {
-        accumulate<kHalf>(c, tiles, base, barriers, ring, stages, group_m, begin - tile.y, warp % 4, lane);
+        accumulate<kHalf>(c, tiles, base, barriers, ring, slabs.y - slabs.x, group_m, begin - tile.y, warp % 4, lane);
       } else {
-        accumulate<0>(c, tiles, base, barriers, ring, stages, group_m, 0, warp % 4, lane);
+        accumulate<0>(c, tiles, base, barriers, ring, slabs.y - slabs.x, group_m, 0, warp % 4, lane);
       }
       ptx::keep_in_order(c);
-      if constexpr (kTf32) {
-        store_tf32(params.args, end - begin, position, c, group_m, warp % 4, lane);
+      const int in_block = row % kBlockP;
+      if (SPLIT && tiles.parts > 1) {
+        float* sums = static_cast<float*>(params.args.workspace) + part * params.args.nnz * (BLOCK_ROWS * BLOCK_COLS);
+        store_floats(sums, end - begin, position, c, in_block, warp % 4, lane);
+      } else if constexpr (kTf32) {
+        store_floats(static_cast<float*>(params.args.out), end - begin, position, c, in_block, warp % 4, lane);
       } else if constexpr (kBulkStores) {
         store_bulk(params, end - begin, position, c, base + kStagedAt + warp * kStagedBytes, buffer, row, lane);
       } else {
         auto* staged = reinterpret_cast<Storage*>(shared + kStagedAt + warp * kStagedBytes);
-        store(params.args, end - begin, position, c, staged, row % kBlockP, lane);
+        store(params.args, end - begin, position, c, staged, in_block, lane);
       }
     }
     if (kBulkStores && lane == 0) ptx::bulk_wait_read<0>();
@@ -208,9 +233,9 @@ struct SddWgmma {
   // in it would be where ptxas ends a batch of wgmma: waiting for the batch before would then wait for this one too.
   template <int COLUMNS>
   static __device__ __forceinline__ void accumulate(Accumulators& c, const Tiles& tiles, unsigned base, const StageBarriers& barriers,
-                                                    RingPosition& ring, int stages, int group_m, int first, int warp, int lane) {
+                                                    RingPosition& ring, int slabs, int group_m, int first, int warp, int lane) {
     int previous = -1;
-    for (int i = 0; i < stages; ++i) {
+    for (int i = 0; i < slabs; ++i) {
       barriers.wait_full(ring.stage, ring.round);
       const unsigned stage = base + ring.stage * tiles.stage_bytes;
       if constexpr (kTf32) {
@@ -308,15 +333,17 @@ struct SddWgmma {
     }
   }
 
-  // The same of TF32, see store_fragments.cuh.
-  static __device__ __forceinline__ void store_tf32(const SddArgs& args, int columns, int position, const Accumulators& c, int group_m,
-                                                    int warp, int lane) {
+  // The same of float32, see store_fragments.cuh; `in_block` is the warp's first row there.
+  static __device__ __forceinline__ void store_floats(float* blocks, int columns, int position, const Accumulators& c, int in_block,
+                                                      int warp, int lane) {
 #pragma unroll
     for (int u = 0; u < kGroupN / kBlockG; ++u) {
       if (u >= columns) break;
-      float* block = static_cast<float*>(args.out) + int64(__shfl_sync(~0u, position, u)) * (BLOCK_ROWS * BLOCK_COLS);
-      store_fragments<Left, GATHER_ROWS>(reinterpret_cast<const float(&)[1][kBlockG / 8][4]>(c[u * kBlockG / 8]), block, BLOCK_COLS,
-                                         group_m * 64, kBlockP, 0, kBlockG, warp, lane);
+      const int64 at = __shfl_sync(~0u, position, u);
+      if (at < 0) continue;
+      store_fragments<Left, GATHER_ROWS>(reinterpret_cast<const float(&)[1][kBlockG / 8][4]>(c[u * kBlockG / 8]),
+                                         blocks + at * (BLOCK_ROWS * BLOCK_COLS), BLOCK_COLS, in_block - warp * 16, kBlockP, 0, kBlockG,
+                                         warp, lane);
     }
   }
 
@@ -325,7 +352,15 @@ struct SddWgmma {
     const int64 most = GATHER_ROWS ? Shape::tiles(index.C, index.col_gather_steps_capacity())
                                    : Shape::tiles(index.R, index.row_gather_steps_capacity());
     const int64 sms = multiprocessors();
-    return most < sms ? most : sms;
+    return most < sms && !(SPLIT && args.parts > 1) ? most : sms;
+  }
+
+  // What is left to do where sums were divided.
+  static typename Sum::Params sum(const SddArgs& args) {
+    const Index index(args.index, args.rows, args.cols, args.nnz);
+    const int32* tiles = GATHER_ROWS ? index.col_gather_tiles() : index.row_gather_tiles();
+    return {static_cast<const float*>(args.workspace), static_cast<Storage*>(args.out), args.nnz * (BLOCK_ROWS * BLOCK_COLS), tiles,
+            int(grid(args)), int(args.parts)};
   }
 
   static cudaError_t prepare(const SddArgs& args, Params& params) {

@@ -25,12 +25,16 @@
 struct int4 {
   int x, y, z, w;
 };
+struct int2 {
+  int x, y;
+};
 struct float2 {
   float x, y;
 };
 struct float4 {
   float x, y, z, w;
 };
+inline int2 make_int2(int x, int y) { return {x, y}; }
 inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
@@ -77,6 +81,7 @@ struct Cta {
 };
 inline Cta* cta;
 inline unsigned block, grid;
+inline int multiprocessors = 2;  // few, so that a CTA takes tile after tile
 
 // Ends the run; from a thread by way of the scheduler, since an exception cannot leave a fiber.
 [[noreturn]] inline void fail(const char* what) {

@@ -36,6 +36,14 @@ int launch_with_maps(const Args& args) {
   return run_grid<Kernel>(params, Kernel::grid(args));
 }
 
+template <typename Kernel, typename Args>
+int launch_and_sum(const Args& args) {
+  if (int code = launch_with_maps<Kernel>(args)) return code;
+  if (args.parts <= 1) return cudaSuccess;
+  const auto sum = Kernel::sum(args);
+  return run_grid<typename Kernel::Sum>(sum, Kernel::Sum::grid(sum));
+}
+
 }  // namespace jitsparse
 
 extern "C" const char* jitsparse_error(int) { return jitsparse::failure; }
@@ -47,3 +55,5 @@ extern "C" void allow_reads(const long long* ranges, int count) {
     emulation::readable.emplace_back(reinterpret_cast<const char*>(ranges[2 * i]), reinterpret_cast<const char*>(ranges[2 * i + 1]));
   }
 }
+
+extern "C" void have_multiprocessors(int count) { emulation::multiprocessors = count; }

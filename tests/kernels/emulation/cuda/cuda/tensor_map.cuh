@@ -25,7 +25,7 @@ struct CUtensorMap {
 
 namespace jitsparse {
 
-inline int multiprocessors() { return 2; }  // few, so that a CTA takes tile after tile
+inline int multiprocessors() { return emulation::multiprocessors; }
 
 template <typename Storage>
 cudaError_t encode_map(CUtensorMap* map, const void* base, const MatrixShape& shape, const Box& box) {

@@ -1,0 +1,44 @@
+"""Into how many parts an sdd may divide its sums."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jitsparse.kernels import registry
+from jitsparse.kernels.cuda import SMS
+from jitsparse.kernels.problem import typical_problem
+from jitsparse.kernels.split import most_parts, splits
+
+TILE = 128 * 256
+
+
+@given(
+    elements=st.integers(1, 2**34),
+    k=st.integers(1, 2**31),
+    batch=st.integers(1, 2**10),
+)
+def test_parts_leave_no_tile_waiting_and_are_long_enough(elements: int, k: int, batch: int) -> None:
+    parts = most_parts(elements, k, batch)
+    assert parts >= 1
+    if parts > 1:
+        assert parts * -(-elements // TILE) <= SMS, "every part has a CTA of its own"
+        assert parts * 8 <= batch * -(-k // 64), "a part has eight slabs and more"
+        assert parts * elements <= SMS * TILE, "the workspace does not grow with the matrix"
+
+
+def test_a_small_weight_gradient_is_divided_and_a_large_one_is_not() -> None:
+    tokens = 16384
+    assert most_parts(1024 * 1024 // 4, tokens, 1) == 16
+    assert most_parts(4096 * 4096 // 4, tokens, 1) == 1
+    assert most_parts(1024 * 1024 // 4, 256, 1) == 1
+
+
+@pytest.mark.parametrize("block", [16, 128])
+def test_dividing_is_offered_beside_not_dividing(block: int) -> None:
+    problem = typical_problem("sdd", "cuda", "bf16", block, "tn")
+    legal = [each.variant for each in registry.candidates(problem, "sm90a") if not each.refused]
+    wgmma = [variant for variant in legal if variant.family == "wgmma"]
+    assert {splits(variant) for variant in wgmma} == {False, True}
+    assert not any(splits(variant) for variant in legal if variant.family != "wgmma")
