@@ -66,13 +66,6 @@ def nvcc() -> Path:
 
 
 @pytest.fixture
-def cache_dir(tmp_path: Path) -> Iterator[Path]:
-    """An empty cache of the test's own, in force inside this process."""
-    with config.override(cache_dir=tmp_path / "cache"):
-        yield tmp_path / "cache"
-
-
-@pytest.fixture
 def forget(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Forget the kernels that this process has mapped, as a new process would not know them."""
     from jitsparse.jit import kernel
@@ -82,3 +75,10 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
     forgotten()
     return forgotten
+
+
+@pytest.fixture
+def cache_dir(tmp_path: Path, forget: object) -> Iterator[Path]:
+    """An empty cache of the test's own, in force inside this process, which has mapped nothing."""
+    with config.override(cache_dir=tmp_path / "cache"):
+        yield tmp_path / "cache"

@@ -38,8 +38,8 @@ EMULATION = Path(__file__).parent / "emulation" / "cuda" / "cuda"
 FAMILIES = ("wgmma", "thin", "mma", "fma", "simt")
 # Aligned, so that no family stands back; no multiple of a block, so that every edge is met.
 ROWS, COLS, EXTENT, BATCH = 200, 152, 72, 2
-# Of the sums of an sdd; as many multiprocessors as some tiles need for them, and no tile for more.
-PARTS, MULTIPROCESSORS = 3, 24
+# Few multiprocessors, so that a CTA takes tile after tile; more where sums are divided.
+FEW, MANY, PARTS = 2, 24, 3
 ALL = os.environ.get("JITSPARSE_TEST_EMULATION") == "all"
 
 
@@ -108,7 +108,10 @@ class Kernel:
         self.library = ctypes.CDLL(str(library))
         self.library.jitsparse_error.restype = ctypes.c_char_p
 
-    def __call__(self, words: tuple[int, ...], operands: list[Tensor]) -> None:
+    def __call__(
+        self, words: tuple[int, ...], operands: list[Tensor], multiprocessors: int = FEW
+    ) -> None:
+        self.library.have_multiprocessors(multiprocessors)
         ranges = []
         for each in operands:
             storage = each.untyped_storage()
@@ -182,12 +185,10 @@ def check(variant: Variant, sources: Path) -> None:
         operands = left, right, index, out, sums
         pointers = [each.data_ptr() for each in operands]
         lds = (*letter(left, layout[0]), *letter(right, layout[1]))
-        parts = PARTS if splits(variant) else 1
-        if parts > 1:
-            kernel.library.have_multiprocessors(MULTIPROCESSORS)
-        kernel((*pointers, *sizes, EXTENT, *lds, BATCH, parts, 0), [left, right, index])
-        divided = bool(sums.isfinite().any())
-        assert divided == (parts > 1)
+        parts, multiprocessors = (PARTS, MANY) if splits(variant) else (1, FEW)
+        words = (*pointers, *sizes, EXTENT, *lds, BATCH, parts, 0)
+        kernel(words, [left, right, index], multiprocessors)
+        assert bool(sums.isfinite().any()) == (parts > 1), "sums are divided where they may be"
         cases.check_sdd(js.BlockSparse(out, pattern), left, right, products=products)
         return
     values = torch.randn((pattern.nnz_blocks, rows, cols), generator=generator).to(dtype)

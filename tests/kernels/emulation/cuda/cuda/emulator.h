@@ -81,7 +81,7 @@ struct Cta {
 };
 inline Cta* cta;
 inline unsigned block, grid;
-inline int multiprocessors = 2;  // few, so that a CTA takes tile after tile
+inline int multiprocessors;
 
 // Ends the run; from a thread by way of the scheduler, since an exception cannot leave a fiber.
 [[noreturn]] inline void fail(const char* what) {
