@@ -45,8 +45,10 @@ row_gather_blocks    Z           positions in ``values``, in the order of row_ga
 col_gather_blocks    Z
 row_slab_blocks      Z
 col_slab_blocks      Z
-row_tall_panels      4 T         as the slab parts, of panels of 192 rows. Absent, with the other
-col_tall_panels      4 T         tall parts, where blocks are higher or deeper than 64, or a step
+row_wide_tiles       4 + 4 T     as row_gather_tiles, all as wide as can be
+col_wide_tiles
+row_tall_panels      4 U         as the slab parts, of panels of 192 rows. Absent, with the other
+col_tall_panels      4 U         tall parts, where blocks are higher or deeper than 64, or a step
 row_tall_steps       4 min(Z,.)  would have more than 32 of them.
 col_tall_steps       4 min(Z,.)
 row_tall_blocks      Z
@@ -106,6 +108,10 @@ class Gather:
         most = (256 if height > 64 else 512) // minor_block
         fewest = max(1, 128 // minor_block)
         return Gather(down, div_up(majors, down), minors, fewest, most, minor_block)
+
+    def tiles(self, steps: int, width: int) -> int:
+        """Length of a list of tiles of at least so many steps, its head included."""
+        return 1 + self.panels + steps // width
 
 
 @dataclass(frozen=True)
@@ -199,26 +205,28 @@ class IndexLayout:
             panels = {"row": lengths["row_panel_ptr"] - 1, "col": lengths["col_panel_ptr"] - 1}
             lengths |= {f"{side}_panels_sorted": 4 * count for side, count in panels.items()}
             gathers = self.gathers()
+            most = {side: min(z, gather.panels * gather.minors) for side, gather in gathers.items()}
             for side, gather in gathers.items():
-                steps = min(z, gather.panels * gather.minors)
-                lengths[f"{side}_gather_steps"] = 4 * steps
-                lengths[f"{side}_gather_tiles"] = 4 * (1 + gather.panels + steps // gather.fewest)
-            for kind in ("slab", "tall"):
-                slabs = self.slabs(kind)
-                if kind == "tall" and slabs:
-                    lengths["tall_padding"] = -sum(lengths.values()) % 4
-                lengths |= {
-                    f"{side}_{kind}_panels": 4 * each.panels for side, each in slabs.items()
-                }
-                lengths |= {f"{side}_{kind}_steps": 4 * each.most for side, each in slabs.items()}
-                if kind == "slab":
-                    lengths |= {f"{side}_gather_blocks": z for side in gathers}
-                lengths |= {f"{side}_{kind}_blocks": z for side in slabs}
+                lengths[f"{side}_gather_steps"] = 4 * most[side]
+                lengths[f"{side}_gather_tiles"] = 4 * gather.tiles(most[side], gather.fewest)
+            lengths |= self._panels_and_steps("slab")
+            lengths |= {f"{side}_gather_blocks": z for side in gathers}
+            lengths |= {f"{side}_slab_blocks": z for side in self.slabs("slab")}
+            lengths["wide_padding"] = -sum(lengths.values()) % 4
+            for side, gather in gathers.items():
+                lengths[f"{side}_wide_tiles"] = 4 * gather.tiles(most[side], gather.most)
+            lengths |= self._panels_and_steps("tall")
+            lengths |= {f"{side}_tall_blocks": z for side in self.slabs("tall")}
         parts, offset = {}, 0
         for name, length in lengths.items():
             parts[name] = (offset, length)
             offset += length
         return parts
+
+    def _panels_and_steps(self, kind: str) -> dict[str, int]:
+        slabs = self.slabs(kind)
+        panels = {f"{side}_{kind}_panels": 4 * each.panels for side, each in slabs.items()}
+        return panels | {f"{side}_{kind}_steps": 4 * each.most for side, each in slabs.items()}
 
     @property
     def size(self) -> int:
@@ -304,8 +312,9 @@ def build_index(
         steps, pointers, blocks = _panels(major, minor, majors, gather.down, 1)
         put_prefix(f"{side}_gather_steps", steps)
         put(f"{side}_gather_blocks", blocks)
-        room = parts[f"{side}_gather_tiles"][1] // 4 - 1
-        put(f"{side}_gather_tiles", _gathers(pointers, gather, room).flatten())
+        for tiles, fewest in (("gather", gather.fewest), ("wide", gather.most)):
+            room = parts[f"{side}_{tiles}_tiles"][1] // 4 - 1
+            put(f"{side}_{tiles}_tiles", _gathers(pointers, gather, fewest, room).flatten())
     return index
 
 
@@ -355,18 +364,18 @@ def _longest_first(pointers: Tensor) -> Tensor:
     return torch.stack([panel, begin[panel], end[panel], torch.zeros_like(panel)], 1)
 
 
-def _gathers(pointers: Tensor, gather: Gather, capacity: int) -> Tensor:
+def _gathers(pointers: Tensor, gather: Gather, fewest: int, capacity: int) -> Tensor:
     """``(1 + capacity, 4)``: the tiles that an sdd computes, each some steps of a panel.
 
     The first row is (tiles, most steps of one, 0, 0). Each other is (panel, first step, end, 0).
-    A panel's steps are dealt out evenly to as few tiles of a width as can hold them; the width is
-    the one whose tiles, a CTA each, are done first.
+    A panel's steps are dealt out evenly to as few tiles of a width as can hold them; the width, of
+    ``fewest`` steps at least, is the one whose tiles, a CTA each, are done first.
     """
     device = pointers.device
     count = pointers[1:] - pointers[:-1]
     if not capacity:
         return torch.zeros(1, 4, dtype=torch.int64, device=device)
-    widths = torch.arange(gather.fewest, gather.most + 1, device=device)
+    widths = torch.arange(fewest, gather.most + 1, device=device)
     rounds = (_div_up(count, widths[:, None]).sum(1) + (_CTAS - 1)) // _CTAS
     best = torch.argmin(rounds * (widths * gather.block + _FIXED_COLUMNS))
     width = widths.take(best)  # widths[best] would read `best` on the host

@@ -70,14 +70,16 @@ def check_gathers(layout: IndexLayout, index: torch.Tensor, side: str, blocks: B
     steps, pointers, order = naive_panels(blocks, majors, gather.down)
     assert rows_of_four(layout, index, f"{side}_gather_steps")[: len(steps)] == steps
     assert layout.view(index, f"{side}_gather_blocks").tolist() == order
-    (count, widest, *_), *tiles = rows_of_four(layout, index, f"{side}_gather_tiles")
-    seen = sorted((first, end, panel) for panel, first, end, _ in tiles[:count])
-    assert [step for first, end, _ in seen for step in range(first, end)] == list(range(len(steps)))
-    for first, end, panel in seen:
-        assert first < end <= first + widest
-        assert pointers[panel] <= first
-        assert end <= pointers[panel + 1]
-    assert not blocks or gather.fewest <= widest <= gather.most
+    for kind, fewest in (("gather", gather.fewest), ("wide", gather.most)):
+        (count, widest, *_), *tiles = rows_of_four(layout, index, f"{side}_{kind}_tiles")
+        seen = sorted((first, end, panel) for panel, first, end, _ in tiles[:count])
+        every = [step for first, end, _ in seen for step in range(first, end)]
+        assert every == list(range(len(steps)))
+        for first, end, panel in seen:
+            assert first < end <= first + widest
+            assert pointers[panel] <= first
+            assert end <= pointers[panel + 1]
+        assert not blocks or fewest <= widest <= gather.most
 
 
 def check(mask: torch.Tensor, block_size: tuple[int, int]) -> None:
@@ -175,8 +177,11 @@ def test_parts_lie_where_the_header_says() -> None:
         "row_gather_blocks": (316, 7),
         "col_gather_blocks": (323, 7),
         "col_slab_blocks": (330, 7),
+        "wide_padding": (337, 3),
+        "row_wide_tiles": (340, 16),
+        "col_wide_tiles": (356, 24),
     }
-    assert layout.size == 337
+    assert layout.size == 380
 
 
 @pytest.mark.parametrize("panels", [False, True])

@@ -41,7 +41,7 @@ struct SddArgs {
   int64 left_ld, left_batch_stride;
   int64 right_ld, right_batch_stride;
   int64 batch;
-  int64 parts;               // that a sum may be divided into, by kernels that can; 1 without a workspace
+  int64 parts;               // that a sum may be divided into: 1 without a workspace, no more than it has slabs of 64
   int64 context;
 };
 
@@ -62,6 +62,7 @@ struct GatherShape {
   static JITSPARSE_HD int64 panels(int64 majors) { return div_up(majors, kDown); }
   static JITSPARSE_HD int64 tiles(int64 majors, int64 steps) { return panels(majors) + steps / kFewest; }  // at most
   static JITSPARSE_HD int64 tiles_size(int64 majors, int64 steps) { return 4 + 4 * tiles(majors, steps); }
+  static JITSPARSE_HD int64 wide_size(int64 majors, int64 steps) { return 4 + 4 * (panels(majors) + steps / kMost); }
 };
 
 // Block rows of a panel of 192 rows whose steps are slabs of 64, or 0 if there is no such panel.
@@ -133,14 +134,17 @@ struct IndexView {
   JITSPARSE_HD const int32* row_slab_blocks() const { return col_gather_blocks() + Z; }                       // Z or none
   JITSPARSE_HD const int32* col_slab_blocks() const { return row_slab_blocks() + (kRowSlab ? Z : 0); }        // Z or none
 
-  // panels of 192 rows with such steps (only for blocks of at most 64, no more than 32 of them in a step); again 16-byte aligned
-  // but for the last two
+  // the tiles of an sdd again, all as wide as can be; 16-byte aligned, as what follows but for the last two
+  JITSPARSE_HD const int32* row_wide_tiles() const { return base + align4(col_slab_blocks() + (kColSlab ? Z : 0) - base); }
+  JITSPARSE_HD const int32* col_wide_tiles() const { return row_wide_tiles() + RowGather::wide_size(R, row_gather_steps_capacity()); }
+
+  // panels of 192 rows with slabs as steps (only for blocks of at most 64, no more than 32 of them in a step)
   static constexpr int64 kRowTall = tall_panel(BLOCK_ROWS, BLOCK_COLS), kColTall = tall_panel(BLOCK_COLS, BLOCK_ROWS);  // block rows
   JITSPARSE_HD int64 row_tall_count() const { return kRowTall ? div_up(R, at_least_1(kRowTall)) : 0; }
   JITSPARSE_HD int64 col_tall_count() const { return kColTall ? div_up(C, at_least_1(kColTall)) : 0; }
   JITSPARSE_HD int64 row_tall_capacity() const { return smaller(Z, row_tall_count() * div_up(C, at_least_1(64 / BLOCK_COLS))); }
   JITSPARSE_HD int64 col_tall_capacity() const { return smaller(Z, col_tall_count() * div_up(R, at_least_1(64 / BLOCK_ROWS))); }
-  JITSPARSE_HD const int32* row_tall_panels() const { return base + align4(col_slab_blocks() + (kColSlab ? Z : 0) - base); }
+  JITSPARSE_HD const int32* row_tall_panels() const { return col_wide_tiles() + ColGather::wide_size(C, col_gather_steps_capacity()); }
   JITSPARSE_HD const int32* col_tall_panels() const { return row_tall_panels() + 4 * row_tall_count(); }
   JITSPARSE_HD const int32* row_tall_steps() const { return col_tall_panels() + 4 * col_tall_count(); }
   JITSPARSE_HD const int32* col_tall_steps() const { return row_tall_steps() + 4 * row_tall_capacity(); }

@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jitsparse.kernels.cuda import SMS, is_flipped, is_k_contiguous, op_block
+from jitsparse.panels import PANEL
 
 if TYPE_CHECKING:
     from jitsparse.jit import Candidate, Variant
@@ -112,7 +113,7 @@ def kind(problem: Problem, variant: Variant) -> str:
     if variant.family == "wgmma":
         # Slabs of 32 are for blocks of 32; a taller block of that depth is like its own kind.
         slab = tile[2] if height == 32 else 64
-        tall = ".tall" if tile[0] > 128 else ""
+        tall = ".tall" if tile[0] > PANEL else ""
         return f"wgmma.{height}.s{slab}.{lies}{tall}"
     if variant.family == "thin":
         # Its tiles lie inside a block row, however high that is.

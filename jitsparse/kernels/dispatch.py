@@ -23,7 +23,7 @@ from jitsparse.errors import CacheMiss
 from jitsparse.jit import config
 from jitsparse.kernels import threads
 from jitsparse.kernels.choice import REFERENCE, Key, select
-from jitsparse.kernels.split import most_parts, splits
+from jitsparse.kernels.split import MOST_ELEMENTS, most_parts, splits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -308,7 +308,7 @@ def sdd(
         arguments = left, right, index, rows, cols, nnz, block_rows, block_cols
         return _plain(reference.sdd, device, *arguments)
     parts, workspace_ptr = 1, 0
-    if device >= 0 and splits(kernel.variant):
+    if device >= 0 and out.numel() <= MOST_ELEMENTS and splits(kernel.variant):
         parts = most_parts(out.numel(), k, batch)
         if parts > 1:
             # Freed on return, in the order of the stream.

@@ -11,7 +11,7 @@ from __future__ import annotations
 from jitsparse.jit import Variant
 from jitsparse.kernels.cuda import SMS
 
-__all__ = ["KNOB", "most_parts", "splits"]
+__all__ = ["KNOB", "MOST_ELEMENTS", "most_parts", "splits"]
 
 KNOB = ("k", "split")
 
@@ -20,9 +20,13 @@ _TILE = 128 * 256
 
 _SLAB = 64
 _FEWEST_SLABS = 8
-"""Depth of a stage, and how many a part has at least: starting and storing cost as much as two."""
+"""Depth of a stage of 16-bit elements, and how many a part has at least: starting and storing cost
+as much as two."""
 
 _MOST = 16
+
+MOST_ELEMENTS = SMS // 2 * _TILE
+"""Stored elements of a result above which its sums are not divided."""
 
 
 def splits(variant: Variant) -> bool:

@@ -23,8 +23,10 @@ import jitsparse as js
 from jitsparse.compilation import compile_variants
 from jitsparse.kernels import registry
 from jitsparse.kernels.cuda import LAYOUTS
+from jitsparse.kernels.split import splits
 
-ROWS, COLS, EXTENT = 200, 328, 136
+ROWS, COLS, EXTENT, LONG = 200, 328, 136, 1032
+"""Sizes; sums of the last are divided by kernels that can."""
 
 
 def main() -> None:
@@ -43,12 +45,12 @@ def main() -> None:
     for op, dtype, block, layout, variant in calls:
         torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
         with js.pin(f"{op}={variant.name}"):
-            call(op, DTYPES[dtype], block, layout)
+            call(op, DTYPES[dtype], block, layout, LONG if splits(variant) else EXTENT)
     torch.cuda.synchronize()
     print(f"{len(calls)} kernels ran")
 
 
-def call(op: str, dtype: torch.dtype, block: tuple[int, int], layout: str) -> None:
+def call(op: str, dtype: torch.dtype, block: tuple[int, int], layout: str, extent: int) -> None:
     generator = torch.Generator().manual_seed(0)
     pattern = js.Pattern.random((ROWS, COLS), block, 0.4, generator=generator).to("cuda")
     values = torch.ones((pattern.nnz_blocks, *block), dtype=dtype, device="cuda")
@@ -61,13 +63,13 @@ def call(op: str, dtype: torch.dtype, block: tuple[int, int], layout: str) -> No
 
     if op == "dsd":
         a = stored.T if layout[0] == "t" else stored
-        js.dsd(a, dense(a.shape[1], EXTENT, layout[1]))
+        js.dsd(a, dense(a.shape[1], extent, layout[1]))
     elif op == "dds":
         b = stored.T if layout[1] == "t" else stored
         bias = torch.ones(b.shape[1], dtype=dtype, device="cuda")
-        js.linear(dense(EXTENT, b.shape[0], layout[0]), b.T, bias, "gelu")
+        js.linear(dense(extent, b.shape[0], layout[0]), b.T, bias, "gelu")
     else:
-        js.sdd(dense(ROWS, EXTENT, layout[0]), dense(EXTENT, COLS, layout[1]), pattern)
+        js.sdd(dense(ROWS, extent, layout[0]), dense(extent, COLS, layout[1]), pattern)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ under compute-sanitizer, this file is also the check for races and stray accesse
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import cases
 import pytest
@@ -53,8 +54,12 @@ def legal(op: str, dtype: str, block: tuple[int, int], layout: str) -> list[str]
 def grid() -> list[tuple[str, str, tuple[int, int]]]:
     """Every block size meets bf16, the type with most families; others meet square ones, and f16,
     which differs from bf16 in an instruction, a few of these."""
-    few = {"bf16": BLOCKS, "f16": ((8, 8), (16, 16), (128, 128))}
     square = [block for block in BLOCKS if block[0] == block[1]]
+    few = {
+        "bf16": BLOCKS,
+        "f16": ((8, 8), (16, 16), (128, 128)),
+        "tf32": (*square, (64, 128), (128, 64)),
+    }
     return [
         (op, dtype, block)
         for op, dtype in itertools.product(registry.OPS, DTYPES)
@@ -130,10 +135,17 @@ def call(
         cases.check_sdd(js.sdd(a, b, stored.pattern), a, b, products=products)
 
 
-@pytest.mark.parametrize("block", [(16, 16), (32, 32), (64, 64), (128, 128), (32, 128)], ids=str)
+MANY_TILES = [
+    *(("bf16", block) for block in ((16, 16), (32, 32), (64, 64), (128, 128), (32, 128))),
+    *(("tf32", block) for block in ((64, 64), (128, 128), (64, 128))),
+]
+
+
+@pytest.mark.parametrize(("dtype", "block"), MANY_TILES, ids=str)
 @pytest.mark.parametrize("op", registry.OPS)
-def test_ctas_that_take_tile_after_tile(op: str, block: tuple[int, int]) -> None:
-    """More tiles than the GPU has multiprocessors, of all lengths, with panels that are empty."""
+def test_ctas_that_take_tile_after_tile(op: str, dtype: str, block: tuple[int, int]) -> None:
+    """More tiles than the GPU has multiprocessors, of all lengths, with panels that are empty: what
+    a call chooses, and every variant of persistent CTAs."""
     generator = torch.Generator().manual_seed(1)
     grid = -(-5000 // block[0]), -(-4104 // block[1])
     density = torch.rand(grid[0], 1, generator=generator) ** 4
@@ -142,28 +154,43 @@ def test_ctas_that_take_tile_after_tile(op: str, block: tuple[int, int]) -> None
     mask[grid[0] // 4 : grid[0] // 3] = False
     pattern = js.Pattern.from_mask(mask, block, (5000, 4104)).to("cuda")
     values = torch.randn((pattern.nnz_blocks, *block), generator=generator)
-    stored = js.BlockSparse(values.to("cuda", torch.bfloat16), pattern)
-    make = dict(strided="packed", dtype=torch.bfloat16, device="cuda", generator=generator)
-    for layout in LAYOUTS:
-        if op == "sdd":
-            a = cases.dense((2, 5000, 520), layout[0], **make)
-            b = cases.dense((2, 520, 4104), layout[1], **make)
-            got = js.sdd(a, b, pattern)
-            cases.check_sdd(got, a, b)
-            again = js.sdd(a, b, pattern)
-            assert torch.equal(got.values, again.values)
-            continue
-        if op == "dsd":
-            a = stored.T if layout[0] == "t" else stored
-            b = cases.dense((a.shape[1], 3208), layout[1], **make)
-            got, again = js.dsd(a, b), js.dsd(a, b)
-            cases.check_product(got, a.to_dense(), b)
-        else:
-            b = stored.T if layout[1] == "t" else stored
-            a = cases.dense((3208, b.shape[0]), layout[0], **make)
-            got, again = js.dds(a, b), js.dds(a, b)
-            cases.check_product(got, a, b.to_dense())
-        assert torch.equal(got, again)
+    stored = js.BlockSparse(values.to("cuda", DTYPES[dtype]), pattern)
+    make = dict(strided="packed", dtype=DTYPES[dtype], device="cuda", generator=generator)
+    products = 2**-9 if dtype == "tf32" else None
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
+    try:
+        for layout in LAYOUTS:
+            names = legal(op, dtype, block, layout)
+            persistent = [name for name in names if ".wgmma." in name]
+            for name in dict.fromkeys((names[0], *persistent)):
+                with js.pin(f"{op}={name}"):
+                    many_tiles(op, layout, stored, products, make)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def many_tiles(
+    op: str, layout: str, stored: js.BlockSparse, products: float | None, make: dict[str, Any]
+) -> None:
+    if op == "sdd":
+        a = cases.dense((2, 5000, 520), layout[0], **make)
+        b = cases.dense((2, 520, 4104), layout[1], **make)
+        got, again = (js.sdd(a, b, stored.pattern) for _ in range(2))
+        cases.check_sdd(got, a, b, products=products)
+        assert torch.equal(got.values, again.values)
+        return
+    if op == "dsd":
+        a = stored.T if layout[0] == "t" else stored
+        b = cases.dense((a.shape[1], 3208), layout[1], **make)
+        got, again = (js.dsd(a, b) for _ in range(2))
+        cases.check_product(got, a.to_dense(), b, products=products)
+    else:
+        b = stored.T if layout[1] == "t" else stored
+        a = cases.dense((3208, b.shape[0]), layout[0], **make)
+        got, again = (js.dds(a, b) for _ in range(2))
+        cases.check_product(got, a, b.to_dense(), products=products)
+    assert torch.equal(got, again)
 
 
 @pytest.mark.parametrize("block", [16, 128])

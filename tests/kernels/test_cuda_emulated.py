@@ -36,11 +36,30 @@ from jitsparse.schedule import build_index
 
 EMULATION = Path(__file__).parent / "emulation" / "cuda" / "cuda"
 FAMILIES = ("wgmma", "thin", "mma", "fma", "simt")
-# Aligned, so that no family stands back; no multiple of a block, so that every edge is met.
+# Of 16-bit elements. Aligned, so that no family stands back; no multiple of a block, so that every
+# edge is met.
 ROWS, COLS, EXTENT, BATCH = 200, 152, 72, 2
 # Few multiprocessors, so that a CTA takes tile after tile; more where sums are divided.
 FEW, MANY, PARTS = 2, 24, 3
 ALL = os.environ.get("JITSPARSE_TEST_EMULATION") == "all"
+
+
+NAMED = (
+    # TF32: either operand in registers, its rows along k and across, the bias of either
+    "dsd.wgmma.sm90a.tf32.b64x64.lnt.t128x256x32",
+    "dsd.wgmma.sm90a.tf32.b64x128.ltt.t128x256x32",
+    "dds.wgmma.sm90a.tf32.b128x128.lnn.t128x128x32",
+    "dds.wgmma.sm90a.tf32.b64x64.ltt.t128x256x32",
+    "sdd.wgmma.sm90a.tf32.b64x64.lnn.grows",
+    "sdd.wgmma.sm90a.tf32.b128x64.lnt.gcols.ksplit",
+    # three warpgroups
+    "dsd.wgmma.sm90a.bf16.b64x64.ltn.t192x256x64",
+    "dds.wgmma.sm90a.f16.b32x32.lnt.t192x256x64",
+    # divided sums
+    "sdd.wgmma.sm90a.bf16.b128x128.ltn.gcols.ksplit",
+    "sdd.wgmma.sm90a.bf16.b16x16.lnn.grows.ksplit",
+)
+"""Of those that no call chooses by itself, each way through the code once."""
 
 
 def problem(op: str, dtype: str, block: tuple[int, int], layout: str) -> Problem:
@@ -68,7 +87,7 @@ def selected() -> list[Variant]:
         of_family = [variant for variant in everything if variant.family == family]
         # Coprime to the number of layouts, so that a stride meets them all.
         found += of_family[:: max(1, len(of_family) // 9) | 1]
-    return found
+    return list(dict.fromkeys((*found, *map(Variant.parse, NAMED))))
 
 
 def emulated_sources(root: Path) -> Path:
@@ -160,33 +179,40 @@ def test_the_emulator_finds_a_missing_wait(
         check(Variant.parse(name), root)
 
 
+def extents(dtype: torch.dtype) -> tuple[tuple[int, int], int]:
+    """Shape and extent of an element size: multiples of 16 bytes and of no more."""
+    more = 8 - 16 // dtype.itemsize
+    return (ROWS + more, COLS + more), EXTENT + more
+
+
 def check(variant: Variant, sources: Path) -> None:
     """Run a variant on data that meets every edge, and judge the result."""
     op, dtype, layout = variant.op, DTYPES[variant.dtype], variant.knob("l")
     rows, cols = variant.ints("b")
+    shape, extent = extents(dtype)
     generator = torch.Generator().manual_seed(0)
-    mask = torch.rand(-(-ROWS // rows), -(-COLS // cols), generator=generator) < 0.5
+    mask = torch.rand(-(-shape[0] // rows), -(-shape[1] // cols), generator=generator) < 0.5
     if mask.shape[0] > 2:
         mask[1] = False
     mask[0, 0] = mask[-1, -1] = True
-    pattern = js.Pattern.from_mask(mask, (rows, cols), (ROWS, COLS))
+    pattern = js.Pattern.from_mask(mask, (rows, cols), shape)
     index = build_index(
         pattern.crow_indices, pattern.col_indices, mask.shape[1], (rows, cols), panels=True
     )
     kernel = Kernel(variant, sources)
     products = 2**-9 if variant.dtype == "tf32" else None
     make = dict(strided="packed", dtype=dtype, device="cpu", generator=generator)
-    sizes = (ROWS, COLS, pattern.nnz_blocks)
+    sizes = (*shape, pattern.nnz_blocks)
     if op == "sdd":
-        left = cases.dense((BATCH, ROWS, EXTENT), layout[0], **make)
-        right = cases.dense((BATCH, EXTENT, COLS), layout[1], **make)
+        left = cases.dense((BATCH, shape[0], extent), layout[0], **make)
+        right = cases.dense((BATCH, extent, shape[1]), layout[1], **make)
         out = torch.full((pattern.nnz_blocks, rows, cols), float("nan"), dtype=dtype)
         sums = torch.full((PARTS, *out.shape), float("nan"))
         operands = left, right, index, out, sums
         pointers = [each.data_ptr() for each in operands]
         lds = (*letter(left, layout[0]), *letter(right, layout[1]))
         parts, multiprocessors = (PARTS, MANY) if splits(variant) else (1, FEW)
-        words = (*pointers, *sizes, EXTENT, *lds, BATCH, parts, 0)
+        words = (*pointers, *sizes, extent, *lds, BATCH, parts, 0)
         kernel(words, [left, right, index], multiprocessors)
         assert bool(sums.isfinite().any()) == (parts > 1), "sums are divided where they may be"
         cases.check_sdd(js.BlockSparse(out, pattern), left, right, products=products)
@@ -194,20 +220,20 @@ def check(variant: Variant, sources: Path) -> None:
     values = torch.randn((pattern.nnz_blocks, rows, cols), generator=generator).to(dtype)
     stored = js.BlockSparse(values, pattern)
     values, whole = stored.values, stored.to_dense()
-    bias = torch.randn(COLS if layout[1] == "n" else ROWS, generator=generator).to(dtype)
+    bias = torch.randn(shape[1] if layout[1] == "n" else shape[0], generator=generator).to(dtype)
     if op == "dsd":
         whole = whole.T if layout[0] == "t" else whole
-        dense = cases.dense((BATCH, whole.shape[1], EXTENT), layout[1], **make)
-        out = torch.full((BATCH, whole.shape[0], EXTENT), float("nan"), dtype=dtype)
+        dense = cases.dense((BATCH, whole.shape[1], extent), layout[1], **make)
+        out = torch.full((BATCH, whole.shape[0], extent), float("nan"), dtype=dtype)
         ld, bias_at, activation = letter(dense, layout[1]), 0, "identity"
     else:
         whole = whole.T if layout[1] == "t" else whole
-        dense = cases.dense((BATCH, EXTENT, whole.shape[0]), layout[0], **make)
-        out = torch.full((BATCH, EXTENT, whole.shape[1]), float("nan"), dtype=dtype)
+        dense = cases.dense((BATCH, extent, whole.shape[0]), layout[0], **make)
+        out = torch.full((BATCH, extent, whole.shape[1]), float("nan"), dtype=dtype)
         ld, bias_at, activation = letter(dense, layout[0]), bias.data_ptr(), "gelu"
     pointers = (values.data_ptr(), index.data_ptr(), dense.data_ptr(), out.data_ptr(), bias_at)
     strides = (*ld, out.stride(-2), out.stride(0), BATCH, abi.ACTIVATIONS[activation], 0)
-    kernel((*pointers, *sizes, EXTENT, *strides), [values, dense, index])
+    kernel((*pointers, *sizes, extent, *strides), [values, dense, index])
     if op == "dsd":
         cases.check_product(out, whole, dense, products=products)
     else:

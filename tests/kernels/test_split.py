@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jitsparse.kernels import registry
 from jitsparse.kernels.cuda import SMS
 from jitsparse.kernels.problem import typical_problem
-from jitsparse.kernels.split import most_parts, splits
+from jitsparse.kernels.split import MOST_ELEMENTS, most_parts, splits
 
 TILE = 128 * 256
 
@@ -26,6 +26,7 @@ def test_parts_leave_no_tile_waiting_and_are_long_enough(elements: int, k: int, 
         assert parts * -(-elements // TILE) <= SMS, "every part has a CTA of its own"
         assert parts * 8 <= batch * -(-k // 64), "a part has eight slabs and more"
         assert parts * elements <= SMS * TILE, "the workspace does not grow with the matrix"
+        assert elements <= MOST_ELEMENTS
 
 
 def test_a_small_weight_gradient_is_divided_and_a_large_one_is_not() -> None:

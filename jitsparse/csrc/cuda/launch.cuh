@@ -63,6 +63,13 @@ int launch_with_maps(const Args& args) {
 // For kernels that may leave sums in parts, which are added next.
 template <typename Kernel, typename Args>
 int launch_and_sum(const Args& args) {
+  // The driver loads a kernel when it is first asked for; while a graph is captured that may be too late, and whether there is
+  // something to add differs from call to call.
+  static const cudaError_t loaded = [] {
+    cudaFuncAttributes attributes;
+    return cudaFuncGetAttributes(&attributes, kernel_entry<typename Kernel::Sum, typename Kernel::Sum::Params, 1>);
+  }();
+  if (loaded) return loaded;
   if (int code = launch_with_maps<Kernel>(args)) return code;
   if (args.parts <= 1) return cudaSuccess;
   const auto sum = Kernel::sum(args);

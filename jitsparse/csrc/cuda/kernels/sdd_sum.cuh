@@ -34,12 +34,16 @@ struct SddSum {
         const float4 x = *reinterpret_cast<const float4*>(params.sums + part * params.count + i);
         sum[0] += x.x, sum[1] += x.y, sum[2] += x.z, sum[3] += x.w;
       }
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) params.out[i + j] = Element::store(sum[j]);
+      if constexpr (sizeof(Storage) == 2) {
+        *reinterpret_cast<uint2*>(params.out + i) = make_uint2(Element::pack(sum[0], sum[1]), Element::pack(sum[2], sum[3]));
+      } else {
+        *reinterpret_cast<float4*>(params.out + i) = make_float4(sum[0], sum[1], sum[2], sum[3]);
+      }
     }
   }
 
-  static int64 grid(const Params& params) { return div_up(params.count, kThreads * kAtOnce * 4); }
+  // Divided sums are few, so this is a few thousand CTAs at most.
+  static int64 grid(const Params& params) { return div_up(params.count, kThreads * kAtOnce); }
 };
 
 }  // namespace jitsparse

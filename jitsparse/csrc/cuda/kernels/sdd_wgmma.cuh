@@ -46,7 +46,8 @@ struct SddWgmma {
   static_assert(kColumns <= 32, "one lane copies one block column");
   static constexpr bool kTf32 = kItemBytes == 4;
   static_assert(!kTf32 || (kGatheredAlongK && kBlockP >= 64 && kBlockG >= 64), "see above");
-  using Left = RegisterOperand<1, !kTf32 || kPanelAlongK>;  // its order of rows is wgmma's own
+  using Panel = RegisterOperand<1, kPanelAlongK>;  // of TF32
+  using Order = RowOrder<1, kTf32 && !kPanelAlongK>;
   using Sum = SddSum<Element>;
 
   // Two warpgroups, of 64 rows and up to 256 columns each: one below the other if blocks are 128 high, else side by side.
@@ -80,6 +81,12 @@ struct SddWgmma {
     CUtensorMap panel, gathered, out;
   };
 
+  // The list of tiles. Where sums may be divided they need not be narrow for every CTA to have one.
+  static JITSPARSE_HD const int32* list_of(const Index& index) {
+    if (SPLIT) return GATHER_ROWS ? index.col_wide_tiles() : index.row_wide_tiles();
+    return GATHER_ROWS ? index.col_gather_tiles() : index.row_gather_tiles();
+  }
+
   // Block columns of a tile that the first warpgroup multiplies; the second has the rest.
   static __device__ __forceinline__ int first_half(int columns) { return kGroupsN > 1 ? (columns + 1) / 2 : columns; }
 
@@ -102,7 +109,7 @@ struct SddWgmma {
 
     __device__ __forceinline__ explicit Tiles(const SddArgs& args) {
       const Index index(args.index, args.rows, args.cols, args.nnz);
-      const int4* list = reinterpret_cast<const int4*>(GATHER_ROWS ? index.col_gather_tiles() : index.row_gather_tiles());
+      const int4* list = reinterpret_cast<const int4*>(list_of(index));
       const int4 head = __ldg(list);
       count = head.x;
       stage_bytes = kPanelBytes + room(head.y) * kColumnBytes;
@@ -214,11 +221,15 @@ struct SddWgmma {
       }
       ptx::keep_in_order(c);
       const int in_block = row % kBlockP;
-      if (SPLIT && tiles.parts > 1) {
-        float* sums = static_cast<float*>(params.args.workspace) + part * params.args.nnz * (BLOCK_ROWS * BLOCK_COLS);
-        store_floats(sums, end - begin, position, c, in_block, warp % 4, lane);
-      } else if constexpr (kTf32) {
-        store_floats(static_cast<float*>(params.args.out), end - begin, position, c, in_block, warp % 4, lane);
+      if constexpr (SPLIT) {
+        if (tiles.parts > 1) {
+          float* sums = static_cast<float*>(params.args.workspace) + part * params.args.nnz * (BLOCK_ROWS * BLOCK_COLS);
+          store_floats(sums, end - begin, position, c, in_block, lane);
+          continue;
+        }
+      }
+      if constexpr (kTf32) {
+        store_floats(static_cast<float*>(params.args.out), end - begin, position, c, in_block, lane);
       } else if constexpr (kBulkStores) {
         store_bulk(params, end - begin, position, c, base + kStagedAt + warp * kStagedBytes, buffer, row, lane);
       } else {
@@ -241,7 +252,6 @@ struct SddWgmma {
       if constexpr (kTf32) {
         // The other warpgroup multiplies while this one loads fragments and waits.
         multiply_tf32<COLUMNS>(c, stage, group_m, first, warp, lane);
-        ptx::wgmma_wait<0>();
         barriers.release(ring.stage, lane);
       } else {
         multiply<COLUMNS>(c, stage, group_m, first);
@@ -278,14 +288,15 @@ struct SddWgmma {
   static __device__ __forceinline__ void multiply_tf32(Accumulators& c, unsigned stage, int group_m, int first, int warp, int lane) {
     if constexpr (COLUMNS > 0) {
       const uint64 gathered = ptx::wgmma_descriptor<128>(stage + kPanelBytes + first * kColumnBytes, 0, 1024);
-      unsigned panel[kSlab / 8][1][4];
-      Left::load(panel, stage + group_m * 64 * 128, warp, lane);
+      typename Panel::Fragments panel;
+      Panel::load(panel, stage + group_m * 64 * 128, warp, lane);
       ptx::wgmma_fence();
 #pragma unroll
       for (int k = 0; k < kSlab; k += 8) {
         ptx::wgmma_tf32(reinterpret_cast<float(&)[COLUMNS / 2]>(c), panel[k / 8][0], ptx::moved(gathered, k * 4));
       }
       ptx::wgmma_commit();
+      ptx::wgmma_wait<0>();
     }
   }
 
@@ -335,15 +346,15 @@ struct SddWgmma {
 
   // The same of float32, see store_fragments.cuh; `in_block` is the warp's first row there.
   static __device__ __forceinline__ void store_floats(float* blocks, int columns, int position, const Accumulators& c, int in_block,
-                                                      int warp, int lane) {
+                                                      int lane) {
 #pragma unroll
     for (int u = 0; u < kGroupN / kBlockG; ++u) {
       if (u >= columns) break;
       const int64 at = __shfl_sync(~0u, position, u);
       if (at < 0) continue;
-      store_fragments<Left, GATHER_ROWS>(reinterpret_cast<const float(&)[1][kBlockG / 8][4]>(c[u * kBlockG / 8]),
-                                         blocks + at * (BLOCK_ROWS * BLOCK_COLS), BLOCK_COLS, in_block - warp * 16, kBlockP, 0, kBlockG,
-                                         warp, lane);
+      store_fragments<Order, GATHER_ROWS>(reinterpret_cast<const float(&)[1][kBlockG / 8][4]>(c[u * kBlockG / 8]),
+                                          blocks + at * (BLOCK_ROWS * BLOCK_COLS), BLOCK_COLS, in_block, kBlockP, 0, kBlockG,
+                                          /*warp=*/0, lane);
     }
   }
 
@@ -358,9 +369,8 @@ struct SddWgmma {
   // What is left to do where sums were divided.
   static typename Sum::Params sum(const SddArgs& args) {
     const Index index(args.index, args.rows, args.cols, args.nnz);
-    const int32* tiles = GATHER_ROWS ? index.col_gather_tiles() : index.row_gather_tiles();
-    return {static_cast<const float*>(args.workspace), static_cast<Storage*>(args.out), args.nnz * (BLOCK_ROWS * BLOCK_COLS), tiles,
-            int(grid(args)), int(args.parts)};
+    return {static_cast<const float*>(args.workspace), static_cast<Storage*>(args.out), args.nnz * (BLOCK_ROWS * BLOCK_COLS),
+            list_of(index), int(grid(args)), int(args.parts)};
   }
 
   static cudaError_t prepare(const SddArgs& args, Params& params) {

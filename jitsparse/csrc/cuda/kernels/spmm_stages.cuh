@@ -48,6 +48,8 @@ struct SpmmStages {
   static constexpr int kProducers = kTall ? 3 : 4, kStride = kProducers / kParts;
   static_assert(kStages % kProducers == 0 && kProducers % kParts == 0);
   static constexpr int kThreads = 128 * (kConsumers + 1);  // registers are given back by a whole warpgroup
+  static constexpr int kConsumerRegisters = kTall ? 160 : 216, kProducerRegisters = kTall ? 32 : 72;  // of a thread
+  static_assert(128 * (kConsumers * kConsumerRegisters + kProducerRegisters) <= 65536, "what an SM has");
 
   // Shared memory. A slot is one block's part of a slab, its rows as stored, in boxes of at most kRowItems columns.
   static constexpr int kSlotColumns = FLIPPED ? kBlockM : kSlotK;
@@ -70,7 +72,7 @@ struct SpmmStages {
   static JITSPARSE_HD int64 column_tiles(const SpmmArgs& args) { return div_up(args.n, kTileN); }
   static JITSPARSE_HD int64 tiles(const SpmmArgs& args) { return panels(args) * column_tiles(args) * args.batch; }
 
-  // A CTA of a kernel with these stages, whose barriers lie at Kernel::kBarriersAt; calls Kernel::consume in two warpgroups.
+  // A CTA of a kernel with these stages, whose barriers lie at Kernel::kBarriersAt; calls Kernel::consume in kConsumers warpgroups.
   template <typename Kernel>
   static __device__ __forceinline__ void run(const typename Kernel::Params& params) {
     extern __shared__ unsigned char unaligned[];
@@ -85,11 +87,11 @@ struct SpmmStages {
     __syncthreads();
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     if (warp >= kConsumers * 4) {
-      ptx::give_registers_back<kTall ? 32 : 72>();
+      ptx::give_registers_back<kProducerRegisters>();
       const int producer = warp - kConsumers * 4;
       if (kProducers == 4 || producer < kProducers) produce(params, base, barriers, producer, threadIdx.x % 32);
     } else {
-      ptx::take_registers<kTall ? 160 : 216>();
+      ptx::take_registers<kConsumerRegisters>();
       Kernel::consume(params, base, barriers, warp / 4, threadIdx.x % 128);
     }
   }

@@ -88,7 +88,7 @@ struct SpmmWgmmaTf32 {
     const unsigned blocks = stage + Stages::kDenseBytes;
     const unsigned left = kBlocksLeft ? blocks + (kShared ? group * 2 * Stages::kSlotBoxBytes : group * Stages::kSlotBytes)
                                       : stage + group * kLeft * kRowBytes;
-    unsigned a[kSlab / 8][kTiles][4];
+    typename Left::Fragments a;
     Left::load(a, left, warp, lane);
     ptx::wgmma_fence();
     if constexpr (kBlocksLeft) {
@@ -104,7 +104,7 @@ struct SpmmWgmmaTf32 {
   }
 
   // By a right operand whose rows begin at `right` and count from `first` on in c.
-  static __device__ __forceinline__ void multiply_rows(Accumulators& c, const unsigned (&a)[kSlab / 8][kTiles][4], unsigned right,
+  static __device__ __forceinline__ void multiply_rows(Accumulators& c, const typename Left::Fragments& a, unsigned right,
                                                        int first) {
     constexpr int kRows = kBlocksLeft ? TILE_N : kBlockM;
     const uint64 rows = ptx::wgmma_descriptor<kRowBytes>(right, 0, 8 * kRowBytes);
@@ -124,16 +124,16 @@ struct SpmmWgmmaTf32 {
     float* out = static_cast<float*>(args.out) + batch * args.out_batch_stride;
     const float* bias = OUT_TRANSPOSED ? static_cast<const float*>(args.bias) : nullptr;
     if constexpr (kBlocksLeft) {
-      if (bias != nullptr) add_bias_left<Left>(c, bias, first_m, m, warp, lane);
+      if (bias != nullptr) add_bias_left<typename Left::Order>(c, bias, first_m, m, warp, lane);
     } else {
       if (bias != nullptr) add_bias_right(c, bias, first_m, m, lane);
     }
     apply_activation<Tf32>(reinterpret_cast<float(&)[kTiles * kRight / 2]>(c), args.activation);
     constexpr bool kLeftContiguous = kBlocksLeft == OUT_TRANSPOSED;  // in the output
     if constexpr (kBlocksLeft) {
-      store_fragments<Left, kLeftContiguous>(c, out, args.out_ld, first_m, m, first_n, args.n, warp, lane);
+      store_fragments<typename Left::Order, kLeftContiguous>(c, out, args.out_ld, first_m, m, first_n, args.n, warp, lane);
     } else {
-      store_fragments<Left, kLeftContiguous>(c, out, args.out_ld, first_n, args.n, first_m, m, warp, lane);
+      store_fragments<typename Left::Order, kLeftContiguous>(c, out, args.out_ld, first_n, args.n, first_m, m, warp, lane);
     }
   }
 

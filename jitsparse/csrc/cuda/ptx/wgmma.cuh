@@ -5,7 +5,7 @@
 
 namespace jitsparse::ptx {
 
-// Orders this thread's writes to accumulator registers before the wgmma that follow.
+// Orders this thread's writes to registers, of accumulators and of a left operand, before the wgmma that follow.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory"); }
 
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory"); }

@@ -2,36 +2,20 @@
 #pragma once
 
 #include "../ptx/ldmatrix.cuh"
+#include "row_order.cuh"
 
 namespace jitsparse {
 
-// A warpgroup's TILES times 64 elements along m, of which each warp has 16 TILES that follow on one another. `fragment` of a tile is
-// the mma fragment (8 deep): a thread has two elements of m, rows lane / 4 and lane / 4 + 8 of the warp's 16, in which the
-// instruction does not care which elements of m they are.
+// A warpgroup's TILES times 64 elements along m, 32 deep, as mma fragments of 8 k.
 //
 // ALONG_K: rows of 128 bytes run along k, one for each m, and ldmatrix has just the fragment's order. Else they run along m, in boxes
-// of 32, one row for each k; a thread then takes elements of m that are neighbours, all of one k in one load.
+// of 32, one row for each k; a thread then takes neighbours, all of one k in one load.
 template <int TILES, bool ALONG_K>
 struct RegisterOperand {
-  static constexpr int kOfThread = 2 * TILES;  // elements of m that a thread has
-  static_assert(TILES == 1 || TILES == 2, "one load of 8 or 16 bytes");
+  using Order = RowOrder<TILES, /*NEIGHBOURS=*/!ALONG_K>;
+  using Fragments = unsigned[4][TILES][4];  // [k / 8][tile][mma fragment]
 
-  // Whether a thread's elements are neighbours.
-  static constexpr bool kTogether = !ALONG_K;
-
-  // Which of the warpgroup's elements of m it is that a thread has in row half * 8 + lane / 4 of the warp's 16 of a tile.
-  static __device__ __forceinline__ int element(int warp, int lane, int tile, int half) {
-    const int row = lane / 4;
-    if constexpr (ALONG_K) return (warp * TILES + tile) * 16 + half * 8 + row;
-    return warp * 16 * TILES + place(row) * kOfThread + tile * 2 + half;
-  }
-
-  // The first of a thread's neighbours is number kOfThread * place(row) of the warp's. With two tiles the rows of eight lanes that
-  // load together differ in the bit that tells the upper four of a row's eight chunks from the lower.
-  static __device__ __forceinline__ int place(int row) { return TILES == 2 ? row % 2 * 4 + row / 2 : row; }
-
-  // All of a slab 32 deep that begins at `shared`.
-  static __device__ __forceinline__ void load(unsigned (&a)[4][TILES][4], unsigned shared, int warp, int lane) {
+  static __device__ __forceinline__ void load(Fragments& a, unsigned shared, int warp, int lane) {
     if constexpr (ALONG_K) {
       const int in_16 = lane % 16, deep = lane / 16;
 #pragma unroll
@@ -41,18 +25,21 @@ struct RegisterOperand {
         for (int k = 0; k < 4; ++k) ptx::ldmatrix_x4(a[k][t], shared + row * 128 + ((k * 2 + deep) ^ row % 8) * 16);
       }
     } else {
-      const int first = warp * 16 * TILES + place(lane / 4) * kOfThread;
-      const unsigned box = shared + first / 32 * (32 * 128), chunk = first % 32 / 4, in_chunk = first % 4 * 4;
+      const int first = Order::element(warp, lane, 0, 0);
+      const unsigned box = shared + first / 32 * (32 * 128) + first % 4 * 4, chunk = first % 32 / 4;
       // Where half of the lanes that load together would meet in a bank, they begin with the deeper of their two k.
       const int swap = TILES == 1 ? lane / 8 % 2 : 0;
+      unsigned at[2];  // for each of the two, of the first 8 k
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int deep = lane % 4 + (i ^ swap) * 4;
+        at[i] = box + deep * 128 + (chunk ^ deep) * 16;
+      }
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        unsigned of_k[2][kOfThread];
+        unsigned of_k[2][2 * TILES];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int in_slab = k * 8 + lane % 4 + (i ^ swap) * 4;
-          ptx::load_shared(of_k[i], box + in_slab * 128 + (chunk ^ in_slab % 8) * 16 + in_chunk);
-        }
+        for (int i = 0; i < 2; ++i) ptx::load_shared(of_k[i], at[i] + k * (8 * 128));
 #pragma unroll
         for (int t = 0; t < TILES; ++t) {
 #pragma unroll

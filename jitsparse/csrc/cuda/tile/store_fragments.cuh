@@ -1,20 +1,22 @@
-// The epilogue of a product with its left operand in registers: from accumulators straight to float32 in global memory. A warp's
-// stores fill whole sectors of 32 bytes, so nothing is gained by way of shared memory.
+// From wgmma's accumulators straight to float32 in global memory. `Order` says which elements the accumulator's rows are (see
+// row_order.cuh). A warp's stores fill whole sectors of 32 bytes where the output's rows begin with one, so as many bytes go to L2 as
+// by way of shared memory.
 #pragma once
 
 #include "../../abi.h"
+#include "row_order.cuh"
 
 namespace jitsparse {
 
 // A bias whose elements belong to the left operand's, of which the warpgroup's first is number `first`.
-template <typename Left, int TILES, int COLUMNS>
+template <typename Order, int TILES, int COLUMNS>
 __device__ __forceinline__ void add_bias_left(float (&c)[TILES][COLUMNS][4], const float* bias, int first, int64 extent, int warp,
                                               int lane) {
 #pragma unroll
   for (int t = 0; t < TILES; ++t) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int at = first + Left::element(warp, lane, t, half);
+      const int at = first + Order::element(warp, lane, t, half);
       const float b = at < extent ? bias[at] : 0.0f;
 #pragma unroll
       for (int j = 0; j < COLUMNS; ++j) {
@@ -43,17 +45,18 @@ __device__ __forceinline__ void add_bias_right(float (&c)[TILES][COLUMNS][4], co
   }
 }
 
-// Elements of the left operand run along the output's rows if LEFT_CONTIGUOUS, else across them, `ld` apart. The extents and `ld` are
-// multiples of 4 elements, so what is stored at once is inside or outside as a whole.
-template <typename Left, bool LEFT_CONTIGUOUS, int TILES, int COLUMNS>
+// Elements of the left operand run along the output's rows if LEFT_CONTIGUOUS, else across them, `ld` apart. The extent along the
+// output's rows and `ld` are multiples of 4 elements, so what is stored at once is inside or outside as a whole; the other extent may
+// be anything.
+template <typename Order, bool LEFT_CONTIGUOUS, int TILES, int COLUMNS>
 __device__ __forceinline__ void store_fragments(const float (&c)[TILES][COLUMNS][4], float* out, int64 ld, int first_left,
                                                 int64 left_extent, int first_right, int64 right_extent, int warp, int lane) {
 #pragma unroll
   for (int j = 0; j < COLUMNS; ++j) {
     const int right = first_right + j * 8 + lane % 4 * 2;
     if (right >= right_extent) continue;
-    if constexpr (LEFT_CONTIGUOUS && Left::kTogether) {
-      const int left = first_left + Left::element(warp, lane, 0, 0);
+    if constexpr (LEFT_CONTIGUOUS && Order::kNeighbours) {
+      const int left = first_left + Order::element(warp, lane, 0, 0);
       if (left >= left_extent) continue;
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
@@ -70,7 +73,7 @@ __device__ __forceinline__ void store_fragments(const float (&c)[TILES][COLUMNS]
       for (int t = 0; t < TILES; ++t) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const int left = first_left + Left::element(warp, lane, t, half);
+          const int left = first_left + Order::element(warp, lane, t, half);
           if (left >= left_extent) continue;
           const float x = c[t][j][2 * half], y = c[t][j][2 * half + 1];
           if constexpr (LEFT_CONTIGUOUS) {

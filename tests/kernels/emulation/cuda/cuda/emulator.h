@@ -28,12 +28,16 @@ struct int4 {
 struct int2 {
   int x, y;
 };
+struct uint2 {
+  unsigned x, y;
+};
 struct float2 {
   float x, y;
 };
 struct float4 {
   float x, y, z, w;
 };
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline int2 make_int2(int x, int y) { return {x, y}; }
 inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
