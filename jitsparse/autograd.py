@@ -7,7 +7,10 @@ Each backward pass is written in the functions of this module, so it is differen
     V = sdd(A, B):    dA = V' B^T              dB = A^T V'
 
 The Functions stand outside the registered operations: that is the cheapest arrangement of a call
-(docs/performance.md), and none is entered when no gradient is recorded.
+(docs/performance.md), and none is entered when no gradient is recorded. Under the transforms of
+``torch.func``, and where tangents are carried forward, others take their place that know jvp and
+vmap, too; a graph that holds the registered operations themselves (``torch.export``) finds the same
+backward passes there.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from jitsparse import ops
 
@@ -25,10 +29,17 @@ __all__ = ["dds", "dsd", "sdd"]
 _RELU = 1
 
 
+def transformed() -> bool:
+    """Whether a transform of torch.func is active, or tangents may be carried forward."""
+    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+
+
 def dsd(
     values: Tensor, index: Tensor, dense: Tensor, rows: int, cols: int, transposed: bool
 ) -> Tensor:
     """As ``jitsparse::dsd``, differentiable in values and dense."""
+    if transformed():
+        return _transformed_dsd(values, index, dense, rows, cols, transposed)
     if (values.requires_grad or dense.requires_grad) and torch.is_grad_enabled():
         return _dsd_with_gradient(values, index, dense, rows, cols, transposed)
     return ops.dsd(values, index, dense, rows, cols, transposed)
@@ -48,6 +59,9 @@ def dds(
 
     Where a gradient is recorded the activation is none or relu: the others need the product.
     """
+    if transformed():
+        arguments = dense, values, index, rows, cols, transposed, bias, activation
+        return _transformed_dds(*arguments)
     if (
         dense.requires_grad or values.requires_grad or (bias is not None and bias.requires_grad)
     ) and torch.is_grad_enabled():
@@ -66,9 +80,20 @@ def sdd(
     block_cols: int,
 ) -> Tensor:
     """As ``jitsparse::sdd``, differentiable in left and right."""
+    if transformed():
+        arguments = left, right, index, rows, cols, nnz, block_rows, block_cols
+        return _transformed_sdd(*arguments)
     if (left.requires_grad or right.requires_grad) and torch.is_grad_enabled():
         return _sdd_with_gradient(left, right, index, rows, cols, nnz, block_rows, block_cols)
     return ops.sdd(left, right, index, rows, cols, nnz, block_rows, block_cols)
+
+
+def _differentiable(grad: Tensor) -> tuple[Callable[..., Tensor], ...]:
+    """dsd, dds and sdd for a backward pass: the registered operations where ``is_grads_batched``
+    makes a batch of a gradient, which has no memory that a kernel could read."""
+    if not torch.compiler.is_compiling() and torch._C._functorch.is_legacy_batchedtensor(grad):
+        return ops.dsd_op, ops.dds_op, ops.sdd_op
+    return dsd, dds, sdd
 
 
 class _Dsd(torch.autograd.Function):
@@ -92,11 +117,12 @@ class _Dsd(torch.autograd.Function):
         rows, cols, transposed = ctx.sizes
         needs_values, _, needs_dense, *_ = ctx.needs_input_grad
         grad_values = grad_dense = None
+        _dsd, _, _sdd = _differentiable(grad)
         if needs_values:
             left, right = (dense, grad.mT) if transposed else (grad, dense.mT)
-            grad_values = sdd(left, right, index, rows, cols, *values.shape)
+            grad_values = _sdd(left, right, index, rows, cols, *values.shape)
         if needs_dense:
-            grad_dense = dsd(values, index, grad, rows, cols, not transposed)
+            grad_dense = _dsd(values, index, grad, rows, cols, not transposed)
         return grad_values, None, grad_dense, None, None, None
 
 
@@ -130,11 +156,12 @@ class _Dds(torch.autograd.Function):
             # relu's gradient is known from its output; its second derivative is zero.
             grad = torch.ops.aten.threshold_backward(grad, out[0], 0)
         grad_dense = grad_values = grad_bias = None
+        _, _dds, _sdd = _differentiable(grad)
         if needs_dense:
-            grad_dense = dds(grad, values, index, rows, cols, not transposed, None, 0)
+            grad_dense = _dds(grad, values, index, rows, cols, not transposed, None, 0)
         if needs_values:
             left, right = (grad.mT, dense) if transposed else (dense.mT, grad)
-            grad_values = sdd(left, right, index, rows, cols, *values.shape)
+            grad_values = _sdd(left, right, index, rows, cols, *values.shape)
         if needs_bias:
             grad_bias = grad.sum(dim=tuple(range(grad.dim() - 1)))
         return grad_dense, grad_values, None, None, None, None, grad_bias, None
@@ -163,19 +190,110 @@ class _Sdd(torch.autograd.Function):
         rows, cols = ctx.sizes
         grad = grad.contiguous()
         grad_left = grad_right = None
+        _dsd, _dds, _ = _differentiable(grad)
         if ctx.needs_input_grad[0]:
-            grad_left = dsd(grad, index, right.mT, rows, cols, False)
+            grad_left = _dsd(grad, index, right.mT, rows, cols, False)
         if ctx.needs_input_grad[1]:
-            grad_right = dds(left.mT, grad, index, rows, cols, False, None, 0)
+            grad_right = _dds(left.mT, grad, index, rows, cols, False, None, 0)
         return grad_left, grad_right, *(None,) * 6
 
 
+class _TransformedDsd(torch.autograd.Function):
+    generate_vmap_rule = True
+    forward = staticmethod(ops.dsd)
+    backward = staticmethod(_Dsd.backward)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        values, index, dense, *ctx.sizes = inputs
+        ctx.save_for_backward(values, index, dense)
+        ctx.save_for_forward(values, index, dense)
+
+    @staticmethod
+    def jvp(ctx: Any, values_dot: Tensor, _: None, dense_dot: Tensor, *__: None) -> Tensor:
+        values, index, dense = ctx.saved_tensors
+        sizes = ctx.sizes
+        return _sum(
+            None if values_dot is None else dsd(values_dot.contiguous(), index, dense, *sizes),
+            None if dense_dot is None else dsd(values, index, dense_dot, *sizes),
+        )
+
+
+class _TransformedDds(torch.autograd.Function):
+    generate_vmap_rule = True
+    forward = staticmethod(ops.dds)
+    backward = staticmethod(_Dds.backward)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        dense, values, index, rows, cols, transposed, _, activation = inputs
+        saved = (dense, values, index, *((output,) if activation == _RELU else ()))
+        ctx.save_for_backward(*saved)
+        ctx.save_for_forward(*saved)
+        ctx.sizes = (rows, cols, transposed, activation)
+
+    @staticmethod
+    def jvp(ctx: Any, dense_dot: Tensor, values_dot: Tensor, *others: Any) -> Tensor:
+        dense, values, index, *out = ctx.saved_tensors
+        rows, cols, transposed, activation = ctx.sizes
+        bias_dot = others[4]
+        sizes = rows, cols, transposed, None, 0
+        dot = _sum(
+            None if dense_dot is None else dds(dense_dot, values, index, *sizes),
+            None if values_dot is None else dds(dense, values_dot, index, *sizes),
+            None if bias_dot is None else bias_dot.expand(*dense.shape[:-1], -1),
+        )
+        return torch.ops.aten.threshold_backward(dot, out[0], 0) if activation == _RELU else dot
+
+
+class _TransformedSdd(torch.autograd.Function):
+    generate_vmap_rule = True
+    forward = staticmethod(ops.sdd)
+    backward = staticmethod(_Sdd.backward)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        left, right, index, rows, cols, *ctx.block = inputs
+        ctx.save_for_backward(left, right, index)
+        ctx.save_for_forward(left, right, index)
+        ctx.sizes = (rows, cols)
+
+    @staticmethod
+    def jvp(ctx: Any, left_dot: Tensor, right_dot: Tensor, *_: None) -> Tensor:
+        left, right, index = ctx.saved_tensors
+        shape = (*ctx.sizes, *ctx.block)
+        return _sum(
+            None if left_dot is None else sdd(left_dot, right, index, *shape),
+            None if right_dot is None else sdd(left, right_dot, index, *shape),
+        )
+
+
+def _sum(*terms: Tensor | None) -> Tensor:
+    """Of the terms that there are, one at least."""
+    first, *others = (term for term in terms if term is not None)
+    return sum(others, first)
+
+
+# For a graph that holds the registered operations, as torch.export makes it.
+for _name, _function in (
+    ("dsd", _TransformedDsd),
+    ("dds", _TransformedDds),
+    ("sdd", _TransformedSdd),
+):
+    torch.library.register_autograd(
+        f"jitsparse::{_name}",
+        _function.backward,
+        setup_context=_function.setup_context,
+        lib=ops._library,
+    )
+
+
 def _applier(function: type[torch.autograd.Function]) -> Callable[..., Tensor]:
-    """``function.apply`` without what it does for functorch's transforms, 2 us of each call."""
+    """``function.apply`` without what it does for torch.func's transforms, 2 us of each call."""
     eager: Callable[..., Tensor] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
 
     def apply(*args: Any) -> Tensor:
-        if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        if torch.compiler.is_compiling():
             return function.apply(*args)  # type: ignore[no-any-return]
         return eager(*args)
 
@@ -185,3 +303,6 @@ def _applier(function: type[torch.autograd.Function]) -> Callable[..., Tensor]:
 _dsd_with_gradient = _applier(_Dsd)
 _dds_with_gradient = _applier(_Dds)
 _sdd_with_gradient = _applier(_Sdd)
+_transformed_dsd: Callable[..., Tensor] = _TransformedDsd.apply
+_transformed_dds: Callable[..., Tensor] = _TransformedDds.apply
+_transformed_sdd: Callable[..., Tensor] = _TransformedSdd.apply

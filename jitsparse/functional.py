@@ -212,9 +212,9 @@ def _dds(
             )
         if bias.dtype is not a.dtype or bias.device != a.device:
             raise _mismatch(asked, dense=a, bias=bias)
-    if activation > 1 and torch.is_grad_enabled():
+    if activation > 1 and (torch.is_grad_enabled() or autograd.transformed()):
         tensors = (a, values) if bias is None else (a, values, bias)
-        if any(tensor.requires_grad for tensor in tensors):
+        if autograd.transformed() or any(tensor.requires_grad for tensor in tensors):
             product = autograd.dds(a, values, pattern.index, rows, cols, transposed, bias, 0)
             return activate(product, activation)
     return autograd.dds(a, values, pattern.index, rows, cols, transposed, bias, activation)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import cases
 import pytest
 import torch
@@ -127,7 +129,100 @@ def test_gradients_of_empty_and_full_patterns(density: float) -> None:
     torch.testing.assert_close(x.grad, a.detach().to_dense().sum(0)[:, None].expand(32, 3))
 
 
-def test_functorch_is_refused_not_wrong() -> None:
+def products(operation: str) -> tuple[Any, Any, tuple[torch.Tensor, ...]]:
+    """An operation, the same in plain torch, and operands, all as functions of plain tensors."""
     a = matrix()
-    with pytest.raises(RuntimeError, match="setup_context"):
-        torch.func.grad(lambda x: js.dsd(a, x).sum())(double(30, 3).detach())
+    pattern, values = a.pattern, a.values.detach()
+    rows, cols = a.shape
+
+    def whole(values: torch.Tensor) -> torch.Tensor:
+        return js.BlockSparse(values, pattern).to_dense()
+
+    if operation == "sdd":
+        kept = js.BlockSparse(torch.ones_like(values), pattern).to_dense()
+        return (
+            lambda x, y: js.sdd(x, y, pattern).to_dense(),
+            lambda x, y: x @ y * kept,
+            (double(rows, 4).detach(), double(4, cols).detach()),
+        )
+    if operation == "dsd":
+        return (
+            lambda v, x: js.dsd(js.BlockSparse(v, pattern), x),
+            lambda v, x: whole(v) @ x,
+            (values, double(cols, 3).detach()),
+        )
+    activation = operation.removeprefix("linear ")
+    return (
+        lambda v, x, b: js.linear(x, js.BlockSparse(v, pattern), b, activation),
+        lambda v, x, b: getattr(torch.nn.functional, activation)(x @ whole(v).T + b),
+        (values, double(3, cols).detach(), double(rows).detach()),
+    )
+
+
+@pytest.mark.parametrize("operation", ["dsd", "sdd", "linear relu", "linear gelu"])
+def test_transforms_of_torch_func(operation: str) -> None:
+    """grad, jvp, hessian and vmap see the operations as they see plain torch's."""
+    ours, plain, operands = products(operation)
+    everything = tuple(range(len(operands)))
+    tangents = tuple(torch.randn_like(each) for each in operands)
+    batch = tuple(torch.stack([each, 2 * each, -each]) for each in operands)
+
+    def squares(function: Any) -> Any:
+        return lambda *operands: (function(*operands) ** 2).sum()
+
+    for transform in (
+        lambda f: torch.func.jvp(f, operands, tangents),
+        lambda f: torch.func.grad(squares(f), everything)(*operands),
+        lambda f: torch.func.hessian(squares(f), 1)(*operands),
+        lambda f: torch.func.vmap(f)(*batch),
+        lambda f: torch.func.vmap(torch.func.grad(squares(f), everything))(*batch),
+    ):
+        torch.testing.assert_close(transform(ours), transform(plain))
+
+
+@pytest.mark.parametrize("operation", ["dsd", "sdd", "linear relu"])
+def test_forward_mode_and_batched_gradients(operation: str) -> None:
+    function, _, operands = products(operation)
+    inputs = tuple(each.clone().requires_grad_() for each in operands)
+    assert torch.autograd.gradcheck(
+        function,
+        inputs,
+        check_forward_ad=True,
+        check_batched_grad=True,
+        check_batched_forward_grad=True,
+        fast_mode=True,
+    )
+    assert torch.autograd.gradgradcheck(
+        function, inputs, check_fwd_over_rev=True, check_batched_grad=True, fast_mode=True
+    )
+
+
+def test_a_lazy_negation_is_done() -> None:
+    """What ``.conj().imag`` gives has its sign in a bit that no kernel looks at."""
+    a = matrix().detach()
+    rows, cols = a.shape
+    x, y = (torch.randn(n, dtype=torch.complex128).conj().imag for n in (cols, rows))
+    assert x.is_neg()
+    torch.testing.assert_close(a @ x, a.to_dense() @ x)
+    torch.testing.assert_close(y @ a, y @ a.to_dense())
+    kept = js.BlockSparse(torch.ones_like(a.values), a.pattern).to_dense()
+    outer = js.sdd(y[:, None], x[None], a.pattern).to_dense()
+    torch.testing.assert_close(outer, torch.outer(y, x) * kept)
+
+
+def test_an_exported_program_trains() -> None:
+    """Its graph holds the registered operations, which know their gradients themselves."""
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, 64),
+        js.nn.BlockSparseLinear(64, 64, 32, density=0.5),
+        torch.nn.Linear(64, 4),
+    )
+    x = torch.randn(5, 64)
+    program = torch.export.export(model, (x,)).module()
+    for each in (model, program):
+        each.zero_grad()
+        each(x).square().sum().backward()
+        gradients = [p.grad for _, p in sorted(each.named_parameters())]
+        if each is model:
+            expected = [gradient.clone() for gradient in gradients]
+    torch.testing.assert_close(gradients, expected)
