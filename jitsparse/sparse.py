@@ -52,21 +52,42 @@ class BlockSparse:
         True
     """
 
+    values: Tensor
+    pattern: Pattern
+    transposed: bool
+    shape: tuple[int, int]
+
     def __init__(self, values: Tensor, pattern: Pattern) -> None:
         _check_values(values, pattern)
-        self.values = values.contiguous()
-        self.pattern = pattern
-        self.transposed = False
-        self.shape = pattern.shape
+        self._hold(values.contiguous(), pattern, False, pattern.shape)
+
+    def _hold(
+        self, values: Tensor, pattern: Pattern, transposed: bool, shape: tuple[int, int]
+    ) -> None:
+        hold = object.__setattr__
+        hold(self, "values", values)
+        hold(self, "pattern", pattern)
+        hold(self, "transposed", transposed)
+        hold(self, "shape", shape)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Kernels trust that the values are as many as the pattern has blocks.
+        if name == "values":
+            _check_values(value, self.pattern)
+            value = value.contiguous()
+        elif name in ("pattern", "transposed", "shape"):
+            raise AttributeError(
+                f"{name} of a BlockSparse cannot be set; build another one: "
+                "BlockSparse(values, pattern), or a.T for the transposed matrix"
+            )
+        object.__setattr__(self, name, value)
 
     @property
     def T(self) -> BlockSparse:
         """The transposed matrix on the same values."""
         flipped = BlockSparse.__new__(BlockSparse)
-        flipped.values = self.values
-        flipped.pattern = self.pattern
-        flipped.transposed = not self.transposed
-        flipped.shape = (self.shape[1], self.shape[0])
+        rows, cols = self.shape
+        flipped._hold(self.values, self.pattern, not self.transposed, (cols, rows))
         return flipped
 
     # -- conversions ----------------------------------------------------------------------------

@@ -252,3 +252,50 @@ def test_training_reduces_the_loss() -> None:
         sparse.values,
         js.BlockSparse.from_dense(sparse.weight.to_dense(), 16, sparse.pattern.to_mask()).values,
     )
+
+
+def square(seed: int, density: float = 0.25) -> js.nn.BlockSparseLinear:
+    torch.manual_seed(seed)
+    return js.nn.BlockSparseLinear(128, 128, 32, density=density)
+
+
+def test_what_is_written_to_the_buffers_is_the_pattern() -> None:
+    """DistributedDataParallel broadcasts buffers in place, and so do moving averages of modules."""
+    model, average = square(0), square(1)
+    x = torch.randn(4, 128)
+    assert not torch.equal(model(x), average(x))
+    with torch.no_grad():
+        for mine, other in zip(average.parameters(), model.parameters(), strict=True):
+            mine.copy_(other)
+        for mine, other in zip(average.buffers(), model.buffers(), strict=True):
+            mine.copy_(other)
+    assert torch.equal(model(x), average(x))
+    assert torch.equal(average.to_linear().weight, model.to_linear().weight)
+    assert average.pattern == model.pattern
+
+
+def test_other_buffers_in_their_place_are_the_pattern() -> None:
+    """As ``nn.DataParallel`` has it in its replicas."""
+    model, replica = square(0), square(1)
+    replica.values = model.values
+    replica.bias = model.bias
+    replica.crow_indices = model.crow_indices.clone()
+    replica.col_indices = model.col_indices.clone()
+    x = torch.randn(4, 128)
+    assert torch.equal(model(x), replica(x))
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("values", ["missing", "of another pattern"])
+def test_a_refused_state_dict_changes_nothing(values: str, strict: bool) -> None:
+    model, other = square(0, 0.25), square(1, 0.5)
+    state = dict(other.state_dict())
+    if values == "missing":
+        del state["values"]
+    else:
+        state["values"] = model.values.detach().clone()
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    with pytest.raises(RuntimeError, match="stores 8 blocks"):
+        model.load_state_dict(state, strict=strict)
+    for name, each in model.state_dict().items():
+        assert torch.equal(each, before[name]), name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -189,3 +190,14 @@ def test_an_override_of_an_unknown_setting_is_an_error() -> None:
     with pytest.raises(ConfigError, match="settings are cache_dir"):
         with config.override(pins="mul=s2"):
             raise AssertionError("unreachable")
+
+
+def test_blocks_of_threads_end_in_any_order(cache_dir: Path) -> None:
+    """The pin of a block holds until that block ends, whoever else's has ended meanwhile."""
+    first, second = contextlib.ExitStack(), contextlib.ExitStack()
+    first.enter_context(pin("mul=t64x64x32.s2"))
+    second.enter_context(pin("mul=simt"))
+    first.close()
+    assert choose(candidates()).candidate.variant.name == SIMPLE
+    second.close()
+    assert choose(candidates()).source == "heuristic"

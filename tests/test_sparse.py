@@ -259,3 +259,15 @@ def test_copies_and_pickles() -> None:
         assert again.transposed
         assert torch.equal(again.to_dense(), a.to_dense())
         assert again.values.data_ptr() != a.values.data_ptr()
+
+
+def test_values_that_do_not_fit_cannot_be_put_in() -> None:
+    """A kernel would look for blocks where there are none."""
+    a = js.random((64, 64), 32, 0.5)
+    for wrong in (a.values[:1], a.values.reshape(-1, 16, 32), a.values.to("meta")):
+        with pytest.raises(js.ArgumentError):
+            a.values = wrong
+    a.values = 2 * a.values
+    for name in ("pattern", "shape", "transposed"):
+        with pytest.raises(AttributeError, match="build another"):
+            setattr(a, name, getattr(a, name))

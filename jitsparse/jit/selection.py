@@ -33,7 +33,7 @@ _KNOB = re.compile(r"[a-z][a-z0-9]+")
 _BLOCK = re.compile(r"[a-z]\d+(x\d+)*")
 
 _ops: set[str] = set()
-_pinned: list[tuple[Pin, ...]] = []
+_pinned: list[Sequence[Pin]] = []
 """Pins of the ``with`` blocks in force, the innermost last."""
 
 
@@ -130,12 +130,14 @@ def pin(text: str) -> Iterator[None]:
     Raises:
         PinError: the text is not a pin.
     """
-    _pinned.append(parse_pins(text))
+    # A list of its own: blocks of several threads may end in another order than they began.
+    mine = [*parse_pins(text)]
+    _pinned.append(mine)
     config.bump()
     try:
         yield
     finally:
-        _pinned.pop()
+        _pinned[:] = [each for each in _pinned if each is not mine]
         config.bump()
 
 
@@ -169,9 +171,11 @@ def choose(
         wanted = Pin(explicit, op, (), tuple(explicit.strip().split(".")))
         candidate = _obey(wanted, everything, "the argument")
         return Choice(candidate, "argument", f"asked for as {explicit!r}", everything)
-    sources = [("context", "with pin(...)", pins) for pins in reversed(_pinned)]
-    pins = parse_pins(config.get().pin, "JITSPARSE_PIN: ")
-    sources.append(("environment", "JITSPARSE_PIN", pins))
+    asked = parse_pins(config.get().pin, "JITSPARSE_PIN: ")
+    sources = [
+        *(("context", "with pin(...)", pins) for pins in reversed(_pinned)),
+        ("environment", "JITSPARSE_PIN", asked),
+    ]
     for source, origin, pins in sources:
         applying = _applying(pins, everything, origin)
         if applying is not None:

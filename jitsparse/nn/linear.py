@@ -112,6 +112,7 @@ class BlockSparseLinear(nn.Module):
     @property
     def pattern(self) -> Pattern:
         """Where the blocks of the weight are."""
+        self._follow_buffers()
         return self._pattern
 
     @property
@@ -126,7 +127,7 @@ class BlockSparseLinear(nn.Module):
                 "this BlockSparseLinear was built on the meta device, where a pattern has no "
                 "data; load a state dict, which brings one"
             )
-        return BlockSparse(self.values, self._pattern)
+        return BlockSparse(self.values, self.pattern)
 
     def reset_parameters(self) -> None:
         """Draw as ``nn.Linear`` does, the values scaled by ``1 / sqrt(density)``."""
@@ -214,6 +215,25 @@ class BlockSparseLinear(nn.Module):
         self._pattern = pattern
         self.register_buffer("crow_indices", pattern.crow_indices)
         self.register_buffer("col_indices", pattern.col_indices)
+        self._versions = self._buffer_versions()
+
+    def _buffer_versions(self) -> tuple[int, ...]:
+        """How often each buffer was written to."""
+        buffers = self.crow_indices, self.col_indices
+        return tuple(0 if each.is_inference() else each._version for each in buffers)
+
+    def _follow_buffers(self) -> None:
+        """Take over what was written to the buffers, or put in their place, behind the layer's
+        back: ``DistributedDataParallel`` and moving averages of modules do that.
+
+        Nothing is read back to the host, so the indices are not judged.
+        """
+        if torch.compiler.is_compiling():
+            return
+        old, crow, col = self._pattern, self.crow_indices, self.col_indices
+        others = crow is not old.crow_indices or col is not old.col_indices
+        if (others or self._versions != self._buffer_versions()) and not crow.is_meta:
+            self._set_pattern(Pattern._trusted(old.shape, old.block_size, crow, col))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> BlockSparseLinear:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -248,6 +268,19 @@ class BlockSparseLinear(nn.Module):
                 )
             except ValueError as error:
                 error_msgs.append(f"the pattern of {prefix or 'the layer'!r}: {error}")
+                return
+            wanted = (pattern.nnz_blocks, *pattern.block_size)
+            values = state_dict.get(prefix + "values", self.values)
+            if tuple(values.shape) != wanted:
+                error_msgs.append(
+                    f"the pattern of {prefix or 'the layer'!r} stores {wanted[0]} blocks, so its "
+                    f"values need shape {wanted}; "
+                    + (
+                        f"the state dict has {tuple(values.shape)}"
+                        if prefix + "values" in state_dict
+                        else "the state dict has none"
+                    )
+                )
                 return
             self._set_pattern(pattern)
             if self.values.shape[0] != pattern.nnz_blocks:
