@@ -39,8 +39,8 @@ def as_block_size(block_size: int | Sequence[int]) -> tuple[int, int]:
         pair = ()
     if len(pair) != 2 or any(side not in BLOCK_SIZES for side in pair):
         raise PatternError(
-            f"block size {block_size!r} is not supported; it is an int or a pair of "
-            f"{', '.join(map(str, BLOCK_SIZES))}"
+            f"block size {block_size!r} is not supported; legal are an int or a pair of ints, each "
+            f"one of {', '.join(map(str, BLOCK_SIZES))}"
         )
     return pair[0], pair[1]
 
@@ -120,9 +120,10 @@ def _check_values(rows: int, cols: int, crow: Tensor, col: Tensor) -> None:
         at = int(disorder.nonzero()[0])
         row = int(torch.searchsorted(crow, at + 1, right=True)) - 1
         first, second = int(col[at]), int(col[at + 1])
-        problem = "a duplicate" if first == second else "unsorted"
+        problem, remedy = "is not sorted", "Sort the blocks of each row by column"
+        if first == second:
+            problem, remedy = "has a duplicate", "Sum the blocks that lie in one place"
         raise PatternError(
-            f"col_indices must increase strictly within a block row; block row {row} has {problem}:"
-            f" {first} is followed by {second} (entries {at} and {at + 1}). Sort the blocks of each"
-            f" row by column and sum duplicates"
+            f"col_indices must increase strictly within a block row; block row {row} {problem}: "
+            f"{first} is followed by {second} (entries {at} and {at + 1}). {remedy}"
         )

@@ -256,6 +256,6 @@ def _mismatch(asked: str, **tensors: Tensor) -> ArgumentError:
         return ArgumentError(f"{asked}: {where}; move one of them with .to()")
     dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
     what = " and ".join(f"{name} is {dtype}" for name, dtype in dtypes.items())
-    if len(set(dtypes.values())) > 1:
+    if len(set(dtypes.values())) > 1 and all(dtype in DTYPES for dtype in dtypes.values()):
         return ArgumentError(f"{asked}: {what}; convert one of them with .to()")
     return ArgumentError(f"{asked}: {what}; supported are float64, float32, float16 and bfloat16")

@@ -46,8 +46,8 @@ def test_int32_indices_are_not_copied() -> None:
 @pytest.mark.parametrize(
     ("crow", "col", "says"),
     [
-        ([0, 2, 2, 3], [3, 0, 1], "unsorted: 3 is followed by 0 (entries 0 and 1)"),
-        ([0, 2, 2, 3], [3, 3, 1], "a duplicate: 3 is followed by 3"),
+        ([0, 2, 2, 3], [3, 0, 1], "is not sorted: 3 is followed by 0 (entries 0 and 1)"),
+        ([0, 2, 2, 3], [3, 3, 1], "has a duplicate: 3 is followed by 3"),
         ([0, 2, 2, 3], [0, 4, 1], "out of range: entry 1 is 4, the matrix has 4 block columns"),
         ([0, 2, 2, 3], [-1, 3, 1], "out of range: entry 0 is -1"),
         ([0, 2, 1, 3], [0, 3, 1], "must not decrease; entry 2 is 1 after 2"),
@@ -66,7 +66,7 @@ def test_invalid_indices_are_named(crow: list[int], col: list[int], says: str) -
 
 
 def test_the_row_of_a_disorder_is_named() -> None:
-    with pytest.raises(PatternError, match="block row 2 has unsorted: 2 is followed by 1"):
+    with pytest.raises(PatternError, match="block row 2 is not sorted: 2 is followed by 1"):
         js.Pattern((24, 64), (8, 16), torch.tensor([0, 1, 1, 3]), torch.tensor([3, 2, 1]))
 
 

@@ -155,7 +155,7 @@ def test_scipy_takes_and_gives_what_it_can() -> None:
     unsorted = scipy.bsr_array(
         (np.ones((2, 8, 8)), np.array([1, 0]), np.array([0, 2])), shape=(8, 16)
     )
-    with pytest.raises(PatternError, match="block row 0 has unsorted"):
+    with pytest.raises(PatternError, match="block row 0 is not sorted"):
         js.BlockSparse.from_scipy(unsorted)
 
 

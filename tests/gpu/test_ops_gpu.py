@@ -306,7 +306,7 @@ def test_formats_on_the_device() -> None:
     assert again.pattern == a.pattern
     assert torch.equal(a.T.to_dense(), a.to_dense().T)
     assert str(a.to("cpu").pattern.to_string()) == a.pattern.to_string()
-    with pytest.raises(js.PatternError, match="unsorted"):
+    with pytest.raises(js.PatternError, match="not sorted"):
         js.Pattern(
             (8, 16), 8, torch.tensor([0, 2], device="cuda"), torch.tensor([1, 0], device="cuda")
         )
