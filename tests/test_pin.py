@@ -8,7 +8,18 @@ from pathlib import Path
 import pytest
 
 from jitsparse.errors import ConfigError, PinError, UnsupportedProblem
-from jitsparse.jit import Candidate, Template, Variant, choose, config, declare_ops, pin, tuned
+from jitsparse.jit import (
+    Candidate,
+    Template,
+    Variant,
+    choose,
+    config,
+    declare_ops,
+    declare_values,
+    pin,
+    selection,
+    tuned,
+)
 from jitsparse.jit.targets import cpu_name
 
 TEMPLATE = Template("none", Path("none"), "cuda", (), 0, lambda variant: {})
@@ -201,3 +212,12 @@ def test_blocks_of_threads_end_in_any_order(cache_dir: Path) -> None:
     assert choose(candidates()).candidate.variant.name == SIMPLE
     second.close()
     assert choose(candidates()).source == "heuristic"
+
+
+def test_a_filter_that_nothing_could_pass_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A misspelt block would pin nothing, in silence."""
+    monkeypatch.setattr(selection, "_values", {})
+    declare_values("b", ("32", "32x32"))
+    with pytest.raises(PinError, match=r"no b is 31\. Legal: 32, 32x32"):
+        chosen("mul:b31=simt")
+    assert chosen("mul:b32=simt") == (SIMPLE, "environment")

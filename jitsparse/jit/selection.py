@@ -25,7 +25,16 @@ from jitsparse.jit.targets import cpu_name
 from jitsparse.jit.template import Template
 from jitsparse.jit.variant import Variant
 
-__all__ = ["Candidate", "Choice", "Pin", "choose", "declare_ops", "parse_pins", "pin"]
+__all__ = [
+    "Candidate",
+    "Choice",
+    "Pin",
+    "choose",
+    "declare_ops",
+    "declare_values",
+    "parse_pins",
+    "pin",
+]
 
 DTYPES = ("f64", "f32", "tf32", "f16", "bf16")
 _TARGET = re.compile(r"sm\d+[af]?")
@@ -33,6 +42,7 @@ _KNOB = re.compile(r"[a-z][a-z0-9]+")
 _BLOCK = re.compile(r"[a-z]\d+(x\d+)*")
 
 _ops: set[str] = set()
+_values: dict[str, tuple[str, ...]] = {}
 _pinned: list[Sequence[Pin]] = []
 """Pins of the ``with`` blocks in force, the innermost last."""
 
@@ -112,6 +122,11 @@ class Pin:
 def declare_ops(*ops: str) -> None:
     """Name the operations that pins may name; any other in a pin is then an error."""
     _ops.update(ops)
+
+
+def declare_values(knob: str, values: Sequence[str]) -> None:
+    """Name the values that a knob may have in a pin's filter; any other is then an error."""
+    _values[knob] = tuple(values)
 
 
 @contextlib.contextmanager
@@ -241,6 +256,13 @@ def _applying(pins: Sequence[Pin], candidates: tuple[Candidate, ...], origin: st
                 f"Operations: {', '.join(sorted(_ops))}."
                 + (f" Did you mean {near[0]}?" if near else "")
             )
+        for filtered in each.filters:
+            legal = _values.get(filtered[0]) if _BLOCK.fullmatch(filtered) else None
+            if legal is not None and filtered[1:] not in legal:
+                raise PinError(
+                    f"{origin}: {each.text!r} would never apply, since no {filtered[0]} is "
+                    f"{filtered[1:]}. Legal: {', '.join(legal)}."
+                )
         if any(each.applies_to(candidate.variant) for candidate in candidates):
             if best is None or len(each.filters) >= len(best.filters):
                 best = each

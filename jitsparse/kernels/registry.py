@@ -9,9 +9,9 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
-from jitsparse.checks import as_block_size
+from jitsparse.checks import BLOCK_SIZES, as_block_size
 from jitsparse.errors import ArgumentError, UnsupportedProblem
-from jitsparse.jit.selection import declare_ops
+from jitsparse.jit.selection import declare_ops, declare_values
 
 if TYPE_CHECKING:
     from jitsparse.jit import Candidate, Template, Variant
@@ -33,6 +33,13 @@ __all__ = [
 
 OPS = ("dsd", "dds", "sdd")
 declare_ops(*OPS)
+declare_values(
+    "b",
+    [
+        *map(str, BLOCK_SIZES),
+        *(f"{rows}x{cols}" for rows, cols in itertools.product(BLOCK_SIZES, repeat=2)),
+    ],
+)
 
 DTYPES = ("f64", "f32", "tf32", "f16", "bf16")
 
