@@ -21,7 +21,7 @@ import pytest
 from jitsparse.jit import Variant
 from jitsparse.jit.template import render
 from jitsparse.kernels import registry
-from jitsparse.kernels.cuda import CSRC, LAYOUTS
+from jitsparse.kernels.cuda import CSRC
 from jitsparse.kernels.problem import typical_problem
 from jitsparse.kernels.split import splits
 from jitsparse.panels import TALL_PANEL
@@ -33,9 +33,9 @@ pytestmark = pytest.mark.nvcc
 
 
 def not_chosen(target: str) -> Iterator[Variant]:
-    """TF32 with the widest tile, panels of 192 rows and divided sums, in every layout."""
-    blocks = ((16, 16), (32, 32), (64, 64), (128, 128), (32, 64), (128, 64))
-    cases = itertools.product(registry.OPS, ("tf32", "bf16"), blocks, LAYOUTS)
+    """TF32 with the widest tile, panels of 192 rows and divided sums: a block of each kind."""
+    blocks, layouts = ((32, 32), (64, 64), (128, 128)), ("nn", "tn")
+    cases = itertools.product(registry.OPS, ("tf32", "bf16"), blocks, layouts)
     for op, dtype, block, layout in cases:
         problem = typical_problem(op, "cuda", dtype, block, layout)
         found = [
