@@ -92,6 +92,12 @@ sdd_op: Callable[..., Tensor] = torch.ops.jitsparse.sdd.default
 
 _PLAIN = {Tensor, torch.nn.Parameter}
 
+# Bound once, too: they are asked at every call.
+_is_compiling = torch.compiler.is_compiling
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_transforms_active = torch._C._are_functorch_transforms_active
+_tracing_state = torch._C._get_tracing_state
+
 
 def _unobserved(a: Tensor, b: Tensor) -> bool:
     """Whether nothing but the kernel wants to see a call: no tracer, mode, transform or subclass,
@@ -104,10 +110,10 @@ def _unobserved(a: Tensor, b: Tensor) -> bool:
         type(a) in _PLAIN
         and type(b) in _PLAIN
         and (b.is_cuda or b.is_cpu)
-        and not torch.compiler.is_compiling()
-        and not torch._C._len_torch_dispatch_stack()
-        and not torch._C._are_functorch_transforms_active()
-        and torch._C._get_tracing_state() is None
+        and not _is_compiling()
+        and not _dispatch_modes()
+        and not _transforms_active()
+        and _tracing_state() is None
         and forward_ad._current_level < 0
         and not a.is_neg()
         and not b.is_neg()
