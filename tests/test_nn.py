@@ -299,3 +299,13 @@ def test_a_refused_state_dict_changes_nothing(values: str, strict: bool) -> None
         model.load_state_dict(state, strict=strict)
     for name, each in model.state_dict().items():
         assert torch.equal(each, before[name]), name
+
+
+def test_a_layer_off_the_meta_device_has_no_pattern_of_its_own_making() -> None:
+    """Its buffers are uninitialised memory until a state dict is loaded."""
+    model = js.nn.BlockSparseLinear(128, 128, 32, density=0.25, device="meta").to_empty(
+        device="cpu"
+    )
+    assert model.pattern.device.type == "meta"
+    model.load_state_dict(square(0).state_dict())
+    assert model.pattern == square(0).pattern

@@ -232,18 +232,14 @@ class BlockSparseLinear(nn.Module):
             return
         old, crow, col = self._pattern, self.crow_indices, self.col_indices
         others = crow is not old.crow_indices or col is not old.col_indices
-        if (others or self._versions != self._buffer_versions()) and not crow.is_meta:
+        # What comes off the meta device is uninitialised memory, no pattern: wait for a load.
+        hollow = old.device.type == "meta" and not crow.is_meta
+        if (others or self._versions != self._buffer_versions()) and not hollow:
             self._set_pattern(Pattern._trusted(old.shape, old.block_size, crow, col))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> BlockSparseLinear:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        old = self._pattern
-        # What comes off the meta device is uninitialised memory, no pattern: wait for a load.
-        hollow = old.device.type == "meta" and not self.crow_indices.is_meta
-        if self.crow_indices is not old.crow_indices and not hollow:
-            self._set_pattern(
-                Pattern._trusted(old.shape, old.block_size, self.crow_indices, self.col_indices)
-            )
+        self._follow_buffers()
         return self
 
     def _load_from_state_dict(
@@ -310,12 +306,8 @@ class BlockSparseLinear(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        old = self._pattern
         # After a copy or a load the buffers are new tensors, maybe on another device.
-        if self.crow_indices is not old.crow_indices:
-            self._set_pattern(
-                Pattern._trusted(old.shape, old.block_size, self.crow_indices, self.col_indices)
-            )
+        self._follow_buffers()
 
     def extra_repr(self) -> str:
         pattern = self._pattern
