@@ -198,6 +198,12 @@ class _Sdd(torch.autograd.Function):
         return grad_left, grad_right, *(None,) * 6
 
 
+def _save(ctx: Any, *tensors: Tensor) -> None:
+    """For both directions."""
+    ctx.save_for_backward(*tensors)
+    ctx.save_for_forward(*tensors)
+
+
 class _TransformedDsd(torch.autograd.Function):
     generate_vmap_rule = True
     forward = staticmethod(ops.dsd)
@@ -206,15 +212,14 @@ class _TransformedDsd(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         values, index, dense, *ctx.sizes = inputs
-        ctx.save_for_backward(values, index, dense)
-        ctx.save_for_forward(values, index, dense)
+        _save(ctx, values, index, dense)
 
     @staticmethod
     def jvp(ctx: Any, values_dot: Tensor, _: None, dense_dot: Tensor, *__: None) -> Tensor:
         values, index, dense = ctx.saved_tensors
         sizes = ctx.sizes
         return _sum(
-            None if values_dot is None else dsd(values_dot.contiguous(), index, dense, *sizes),
+            None if values_dot is None else dsd(values_dot, index, dense, *sizes),
             None if dense_dot is None else dsd(values, index, dense_dot, *sizes),
         )
 
@@ -228,8 +233,7 @@ class _TransformedDds(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         dense, values, index, rows, cols, transposed, _, activation = inputs
         saved = (dense, values, index, *((output,) if activation == _RELU else ()))
-        ctx.save_for_backward(*saved)
-        ctx.save_for_forward(*saved)
+        _save(ctx, *saved)
         ctx.sizes = (rows, cols, transposed, activation)
 
     @staticmethod
@@ -254,8 +258,7 @@ class _TransformedSdd(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         left, right, index, rows, cols, *ctx.block = inputs
-        ctx.save_for_backward(left, right, index)
-        ctx.save_for_forward(left, right, index)
+        _save(ctx, left, right, index)
         ctx.sizes = (rows, cols)
 
     @staticmethod

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from jitsparse.jit import Variant
 from jitsparse.kernels.cuda import SMS
+from jitsparse.panels import SLAB
 
 __all__ = ["KNOB", "MOST_ELEMENTS", "most_parts", "splits"]
 
@@ -18,10 +19,8 @@ KNOB = ("k", "split")
 _TILE = 128 * 256
 """Elements of the largest tile (``csrc/cuda/kernels/sdd_wgmma.cuh``)."""
 
-_SLAB = 64
 _FEWEST_SLABS = 8
-"""Depth of a stage of 16-bit elements, and how many a part has at least: starting and storing cost
-as much as two."""
+"""Slabs that a part has at least: starting and storing cost as much as two."""
 
 _MOST = 16
 
@@ -43,4 +42,4 @@ def most_parts(elements: int, k: int, batch: int) -> int:
         batch: sums that are added up.
     """
     tiles = -(-elements // _TILE)
-    return max(1, min(SMS // tiles, batch * -(-k // _SLAB) // _FEWEST_SLABS, _MOST))
+    return max(1, min(SMS // tiles, batch * -(-k // SLAB) // _FEWEST_SLABS, _MOST))
