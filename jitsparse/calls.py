@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from jitsparse import functional, ops, reference
 from jitsparse.errors import ArgumentError
+from jitsparse.jit import Variant
 from jitsparse.kernels import dispatch, registry
 from jitsparse.kernels.choice import Key, problem_of
 from jitsparse.pattern import Pattern
@@ -285,6 +286,8 @@ def observe(op: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Tensor,
 
 class _NoKernel:
     """Does nothing, successfully."""
+
+    variant = Variant("none", "none", "none", "none")
 
     def pack(self, *words: int) -> bytes:
         return b""

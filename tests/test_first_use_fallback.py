@@ -299,9 +299,16 @@ print(len(caught), caught[0].message)
 def test_a_program_that_is_interrupted_ends(tmp_path: Path) -> None:
     """Ctrl-C reaches the program, and its builds end with it."""
     held = Held(tmp_path)
-    listen = "signal.signal(signal.SIGINT, signal.default_int_handler)\nsignal.pause()"
+    # The handler is set first: a shell's background jobs inherit that Ctrl-C is ignored.
+    listen = """
+signal.signal(signal.SIGINT, signal.default_int_handler)
+print(flush=True)
+signal.pause()
+"""
     child = start(listen, tmp_path, CXX=str(held.cxx))
     held.started()
+    assert child.stdout is not None
+    child.stdout.readline()
     child.send_signal(signal.SIGINT)
     assert "KeyboardInterrupt" in child.communicate(timeout=120)[1]
     assert toykernel.staged(tmp_path / "cache") == []

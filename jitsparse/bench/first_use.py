@@ -32,7 +32,7 @@ SECTIONS = (*COUNTS, "together")
 RANKS = 8
 RUNS = 5
 """Of a contestant at most, and"""
-PATIENCE = 120.0
+PATIENCE = 60.0
 """no further one after so many seconds."""
 
 

@@ -43,8 +43,6 @@ _LARGE = 8 << 20
 
 def place(problem: Problem) -> Place:
     """Before all others, but for an sdd whose operand the copy engine takes in short rows."""
-    if problem.dtype == "tf32":
-        return Place(2, "TF32 on wgmma has been compiled and emulated, not yet timed on a GPU")
     if problem.op == "sdd" and _short_rows(problem):
         stored = problem.nnz * problem.block[0] * problem.block[1]
         if stored >= max(_LARGE, _DENSE * problem.rows * problem.cols):
@@ -150,6 +148,7 @@ def default_variants(target: str) -> Iterator[Variant]:
     problems = (
         *typical_problems(("bf16", "f16"), _BLOCKS),
         *typical_problems(("bf16",), _BLOCKS, extent=256),
+        *typical_problems(("tf32",), (64, 128)),
     )
     yield from first_legal(_quickest_first, problems, target)
 
