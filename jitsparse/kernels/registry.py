@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import importlib
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol
 
 from jitsparse.checks import BLOCK_SIZES, as_block_size
 from jitsparse.errors import ArgumentError, UnsupportedProblem
 from jitsparse.jit.selection import declare_ops, declare_values
+from jitsparse.kernels import cost, cpu, fma, mma, simt, thin, wgmma
 
 if TYPE_CHECKING:
     from jitsparse.jit import Candidate, Template, Variant
@@ -43,12 +42,6 @@ declare_values(
 
 DTYPES = ("f64", "f32", "tf32", "f16", "bf16")
 
-_FAMILIES = {
-    "cpu": {"amx": "cpu", "vec": "cpu"},
-    "cuda": {"wgmma": "wgmma", "thin": "thin", "mma": "mma", "fma": "fma", "simt": "simt"},
-}
-"""Family to module of ``jitsparse.kernels``, for each device."""
-
 
 class Module(Protocol):
     """What a module of kernels offers."""
@@ -66,13 +59,15 @@ class Module(Protocol):
         """What a variant is rendered from."""
 
 
-@functools.cache
-def _module(name: str) -> Module:
-    return cast(Module, importlib.import_module(f"jitsparse.kernels.{name}"))
+_FAMILIES: dict[str, dict[str, Module]] = {
+    "cpu": {"amx": cpu, "vec": cpu},
+    "cuda": {"wgmma": wgmma, "thin": thin, "mma": mma, "fma": fma, "simt": simt},
+}
+"""Family to module, for each device."""
 
 
 def _modules(device: str) -> list[Module]:
-    return [_module(name) for name in dict.fromkeys(_FAMILIES[device].values())]
+    return list(dict.fromkeys(_FAMILIES[device].values()))
 
 
 def candidates(problem: Problem, target: str | None = None) -> list[Candidate]:
@@ -94,8 +89,6 @@ def candidates(problem: Problem, target: str | None = None) -> list[Candidate]:
         (settled if place.rank < 0 else open_to_cost).extend(found)
     if problem.device == "cpu":
         return settled + open_to_cost
-    from jitsparse.kernels import cost
-
     return settled + cost.quickest_first(problem, open_to_cost)
 
 
@@ -106,13 +99,13 @@ def template_of(variant: Variant) -> Template:
         UnsupportedProblem: no module has its family.
     """
     device = device_of(variant.target)
-    name = _FAMILIES[device].get(variant.family)
-    if name is None:
+    module = _FAMILIES[device].get(variant.family)
+    if module is None:
         raise UnsupportedProblem(
             f"{variant.name}: no family {variant.family!r} for a {device} target; there are "
             f"{', '.join(_FAMILIES[device])}"
         )
-    return _module(name).template(variant)
+    return module.template(variant)
 
 
 def device_of(target: str) -> str:
