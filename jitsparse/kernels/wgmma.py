@@ -64,7 +64,8 @@ def candidates(problem: Problem, target: str) -> list[Candidate]:
     """Variants for a problem, best first; refused ones with their reason."""
     if problem.op == "sdd":
         sides = [("g", side) for side in _gathered(problem)]
-        ways = [*((side,) for side in sides), (sides[0], split.KNOB)]
+        whole, divided = [(side,) for side in sides], [(sides[0], split.KNOB)]
+        ways = divided + whole if split.pays(problem) else whole + divided
         variants = [
             Variant("sdd", "wgmma", target, problem.dtype, (*knobs(problem), *way)) for way in ways
         ]

@@ -12,14 +12,26 @@ __global__ void __launch_bounds__(Kernel::kThreads, MIN_CTAS) kernel_entry(const
   Kernel::run(params);
 }
 
+// What has to be asked of the driver once a device: `ask`, on the current one, unless `done` says that it has been.
+constexpr int kMostDevices = 64;  // those beyond are asked at every launch
+template <typename Ask>
+cudaError_t once_a_device(bool (&done)[kMostDevices], Ask ask) {
+  int device = 0;
+  if (cudaError_t error = cudaGetDevice(&device)) return error;
+  if (device < kMostDevices && done[device]) return cudaSuccess;
+  if (cudaError_t error = ask()) return error;
+  if (device < kMostDevices) done[device] = true;
+  return cudaSuccess;
+}
+
 // Streaming multiprocessors of the current device; 1 if it cannot be asked, which is slow and right.
 inline int multiprocessors() {
-  static int known[64];
+  static int known[kMostDevices];
   int device = 0, count = 0;
   if (cudaGetDevice(&device) != cudaSuccess) return 1;
-  if (device < 64 && known[device]) return known[device];
+  if (device < kMostDevices && known[device]) return known[device];
   if (cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) return 1;
-  if (device < 64) known[device] = count;
+  if (device < kMostDevices) known[device] = count;
   return count;
 }
 
@@ -30,15 +42,11 @@ int enqueue(const Params& params, const Args& args, int64 context) {
   auto* entry = kernel_entry<Kernel, Params, MIN_CTAS>;
   // More than 48 KB of dynamic shared memory has to be asked for, once a device.
   if constexpr (Kernel::kSharedBytes > 48 * 1024) {
-    static bool ready[64];
-    int device = 0;
-    if (cudaError_t error = cudaGetDevice(&device)) return error;
-    if (device >= 64 || !ready[device]) {
-      if (cudaError_t error = cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::kSharedBytes)) {
-        return error;
-      }
-      if (device < 64) ready[device] = true;
-    }
+    static bool allowed[kMostDevices];
+    const auto allow = [entry] {
+      return cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::kSharedBytes);
+    };
+    if (cudaError_t error = once_a_device(allowed, allow)) return error;
   }
   const int64 grid = Kernel::grid(args);
   if (grid == 0) return cudaSuccess;
@@ -65,11 +73,12 @@ template <typename Kernel, typename Args>
 int launch_and_sum(const Args& args) {
   // The driver loads a kernel when it is first asked for; while a graph is captured that may be too late, and whether there is
   // something to add differs from call to call.
-  static const cudaError_t loaded = [] {
+  static bool loaded[kMostDevices];
+  const auto load = [] {
     cudaFuncAttributes attributes;
     return cudaFuncGetAttributes(&attributes, kernel_entry<typename Kernel::Sum, typename Kernel::Sum::Params, 1>);
-  }();
-  if (loaded) return loaded;
+  };
+  if (cudaError_t error = once_a_device(loaded, load)) return error;
   if (int code = launch_with_maps<Kernel>(args)) return code;
   if (args.parts <= 1) return cudaSuccess;
   const auto sum = Kernel::sum(args);
