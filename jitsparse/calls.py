@@ -91,7 +91,7 @@ class Call:
         arguments = list(self._map(lambda operand: operand.double().abs()))
         if self.key[0] == "dds":
             # Rounding is relative to the size of what is summed, ahead of the activation.
-            activation, arguments[7] = arguments[7], 0
+            activation, arguments[8] = arguments[8], 0
         size = compute(*arguments)
         problem = self.problem
         arithmetic = torch.finfo(torch.float64 if problem.dtype == "f64" else torch.float32).eps
@@ -218,7 +218,7 @@ def sample(problem: Problem, device: torch.device | None = None, *, seed: int = 
     finally:
         torch.set_float32_matmul_precision(before)
     made, asked = call.problem, problem.rounded()
-    if replace(made, aligned=asked.aligned) != asked:
+    if replace(made, aligned=asked.aligned, profile=asked.profile) != asked:
         raise ArgumentError(
             f"no call on contiguous operands has the problem {asked.name}; the nearest is "
             f"{made.name}. Give the operation and the operands of the call instead"

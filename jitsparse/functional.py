@@ -56,7 +56,7 @@ def dsd(a: BlockSparse, b: Tensor) -> Tensor:
         )
     if values.dtype is not b.dtype or values.device != b.device:
         raise _mismatch("dsd(a, b)", a=values, b=b)
-    return autograd.dsd(values, pattern.index, b, rows, cols, transposed)
+    return autograd.dsd(values, pattern.index, b, rows, cols, pattern.traits, transposed)
 
 
 def dds(a: Tensor, b: BlockSparse) -> Tensor:
@@ -171,9 +171,8 @@ def sdd(a: Tensor, b: Tensor, pattern: Pattern) -> BlockSparse:
     if a.shape[:-2] != b.shape[:-2]:
         a, b = _broadcast_batch(a, b)
     block_rows, block_cols = pattern.block_size
-    values = autograd.sdd(
-        a, b, pattern.index, rows, cols, pattern.nnz_blocks, block_rows, block_cols
-    )
+    block = pattern.nnz_blocks, block_rows, block_cols
+    values = autograd.sdd(a, b, pattern.index, rows, cols, pattern.traits, *block)
     return BlockSparse(values, pattern)
 
 
@@ -196,6 +195,7 @@ def _dds(
             raise ArgumentError(f"{asked}: the dense operand is a scalar")
         return _dds(asked, a.unsqueeze(0), b, transposed, bias, activation).squeeze(0)
     pattern = b.pattern
+    index, traits = pattern.index, pattern.traits
     rows, cols = pattern.shape
     inner, outer = (cols, rows) if transposed else (rows, cols)
     if a.shape[-1] != inner:
@@ -215,9 +215,9 @@ def _dds(
     if activation > 1 and (torch.is_grad_enabled() or autograd.transformed()):
         tensors = (a, values) if bias is None else (a, values, bias)
         if autograd.transformed() or any(tensor.requires_grad for tensor in tensors):
-            product = autograd.dds(a, values, pattern.index, rows, cols, transposed, bias, 0)
+            product = autograd.dds(a, values, index, rows, cols, traits, transposed, bias, 0)
             return activate(product, activation)
-    return autograd.dds(a, values, pattern.index, rows, cols, transposed, bias, activation)
+    return autograd.dds(a, values, index, rows, cols, traits, transposed, bias, activation)
 
 
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -22,6 +22,6 @@ HOPPER_BLOCK = 16
 
 
 def has_tall(extent: int, depth: int) -> bool:
-    """Whether panels of :data:`TALL_PANEL` rows suit blocks of this height and depth: none deeper
-    than a slab, and a slab's in 32 bits."""
-    return max(extent, depth) <= SLAB and TALL_PANEL // extent * (SLAB // depth) <= 32
+    """Whether panels of :data:`TALL_PANEL` rows suit blocks of this height and depth: several fit,
+    none is deeper than a slab, and a slab's are 32 at most."""
+    return 32 <= extent <= SLAB and HOPPER_BLOCK <= depth <= SLAB

@@ -22,6 +22,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from jitsparse.checks import as_block_size, as_count, as_shape, check_indices, grid_of
 from jitsparse.errors import PatternError
 from jitsparse.schedule import IndexLayout, build_index, div_up
+from jitsparse.traits import measure, pack, turned
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,7 +43,8 @@ class Pattern:
             each block, strictly increasing within a block row.
 
     Indices are stored as int32 (int64 ones are converted; int32 ones are kept, not copied).
-    Checking them reads them on the host once; nothing that uses the pattern later does.
+    Making a pattern reads them on the host once, to check them and for what its shape tells the
+    choice of a kernel; nothing that uses the pattern later does.
 
     Two patterns are equal if they store the same blocks of the same matrix on the same device;
     comparing patterns on a GPU therefore waits for it, hashing one does not.
@@ -63,6 +65,8 @@ class Pattern:
     col_indices: Tensor
     index: Tensor
     """Every order in which kernels walk the blocks, packed (:mod:`jitsparse.schedule`)."""
+    traits: int
+    """What the pattern tells the choice of a kernel (:mod:`jitsparse.traits`)."""
 
     def __init__(
         self,
@@ -78,15 +82,26 @@ class Pattern:
 
     @classmethod
     def _trusted(
-        cls, shape: tuple[int, int], block_size: tuple[int, int], crow: Tensor, col: Tensor
+        cls,
+        shape: tuple[int, int],
+        block_size: tuple[int, int],
+        crow: Tensor,
+        col: Tensor,
+        traits: int | None = None,
     ) -> Pattern:
-        """A pattern whose indices are known to be valid: nothing is read on the host."""
+        """A pattern whose indices are known to be valid: with its traits nothing is read on the
+        host."""
         pattern = cls.__new__(cls)
-        pattern._store(shape, block_size, crow, col)
+        pattern._store(shape, block_size, crow, col, traits)
         return pattern
 
     def _store(
-        self, shape: tuple[int, int], block_size: tuple[int, int], crow: Tensor, col: Tensor
+        self,
+        shape: tuple[int, int],
+        block_size: tuple[int, int],
+        crow: Tensor,
+        col: Tensor,
+        traits: int | None = None,
     ) -> None:
         crow = crow.detach().to(torch.int32).contiguous()
         col = col.detach().to(torch.int32).contiguous()
@@ -96,6 +111,15 @@ class Pattern:
         fields["crow_indices"] = crow
         fields["col_indices"] = col
         fields["index"] = build_index(crow, col, div_up(shape[1], block_size[1]), block_size)
+        fields["traits"] = self._measure() if traits is None else traits
+
+    def _measure(self) -> int:
+        """The traits; where the indices cannot be read, those of a random pattern."""
+        nnz = self.nnz_blocks
+        if not nnz or not _readable(self.col_indices):
+            return pack(*self.shape, nnz)
+        row, col = self.row_indices, self.col_indices
+        return pack(*self.shape, nnz, measure(row, col, self.shape, self.block_size))
 
     # -- construction ---------------------------------------------------------------------------
 
@@ -223,6 +247,7 @@ class Pattern:
             (self.block_size[1], self.block_size[0]),
             self._part("ccol_indices").clone(),
             self._part("row_indices_t").clone(),
+            turned(self.traits),
         )
 
     def to(self, device: torch.device | str) -> Pattern:
@@ -230,7 +255,8 @@ class Pattern:
         crow = self.crow_indices.to(device)
         if crow is self.crow_indices:
             return self
-        return Pattern._trusted(self.shape, self.block_size, crow, self.col_indices.to(device))
+        col = self.col_indices.to(device)
+        return Pattern._trusted(self.shape, self.block_size, crow, col, self.traits)
 
     def to_mask(self) -> Tensor:
         """``(R, C)`` bool tensor, true where a block is stored."""
@@ -336,5 +362,15 @@ class Pattern:
     def __reduce__(self) -> tuple[Any, ...]:
         # Without the index: it is derived, and its parts differ between CPU and CUDA, so a pattern
         # that is loaded with map_location has to build its own.
-        state = (self.shape, self.block_size, self.crow_indices, self.col_indices)
+        state = (self.shape, self.block_size, self.crow_indices, self.col_indices, self.traits)
         return Pattern._trusted, state
+
+
+def _readable(indices: Tensor) -> bool:
+    """Whether the host can read a tensor here and now."""
+    return (
+        type(indices) is Tensor
+        and not indices.is_meta
+        and not torch.compiler.is_compiling()
+        and not (indices.is_cuda and torch.cuda.is_current_stream_capturing())
+    )

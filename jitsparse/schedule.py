@@ -48,8 +48,8 @@ col_slab_blocks      Z
 row_wide_tiles       4 + 4 T     as row_gather_tiles, all as wide as can be
 col_wide_tiles
 row_tall_panels      4 U         as the slab parts, of panels of 192 rows. Absent, with the other
-col_tall_panels      4 U         tall parts, where blocks are higher or deeper than 64, or a step
-row_tall_steps       4 min(Z,.)  would have more than 32 of them.
+col_tall_panels      4 U         tall parts, where blocks are not 32 or 64 high and 16 to 64 deep.
+row_tall_steps       4 min(Z,.)
 col_tall_steps       4 min(Z,.)
 row_tall_blocks      Z
 col_tall_blocks      Z

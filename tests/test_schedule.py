@@ -15,7 +15,7 @@ from jitsparse.schedule import IndexLayout, build_index
 
 Blocks = list[tuple[int, int]]
 
-TALL_BLOCKS = {(16, 32), (16, 64), (32, 16), (32, 32), (32, 64), (64, 16), (64, 32), (64, 64)}
+TALL_BLOCKS = {(32, 16), (32, 32), (32, 64), (64, 16), (64, 32), (64, 64)}
 """Height and depth of blocks of which 192 rows and 64 columns hold 32 at most."""
 
 

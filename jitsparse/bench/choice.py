@@ -125,6 +125,7 @@ def _measure(case: Case, seconds: float) -> Outcome:
             {
                 **case.facts,
                 "stored": operands.pattern.nnz_blocks,
+                "profile": f"{problem.profile:04x}",
                 "half": _half(case),
                 "variant": each.name,
                 "us": 1e6 * timings[each.name].median,

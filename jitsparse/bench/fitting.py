@@ -54,8 +54,7 @@ def fit(rows: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
     for row in rows:
         problem, variant = problem_of(row), Variant.parse(row["variant"])
         known = cost.covers(problem, variant.target) and variant.family in cost.FAMILIES
-        # Where a few rows hold most blocks, a time is that of one panel and says little else.
-        if row["half"] == FITTED and row["pattern"] != "powerlaw" and known:
+        if row["half"] == FITTED and known:
             relative = tuple(part / row["us"] for part in cost.parts(problem, variant))
             samples.setdefault(cost.kind(problem, variant), []).append(relative)
     prices = {}
@@ -74,7 +73,7 @@ def problem_of(row: dict[str, Any]) -> Problem:
     problem = product_problem(
         row["op"], "cuda", row["dtype"], (rows, cols), row["layout"], (m, n, k), row["density"]
     )
-    return replace(problem, nnz=row["stored"])
+    return replace(problem, nnz=row["stored"], profile=int(row["profile"], 16))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from jitsparse.errors import CacheMiss, ToolchainError
 from jitsparse.jit import config, progress
 from jitsparse.kernels import registry
 from jitsparse.kernels.problem import Problem
+from jitsparse.traits import profile_of, sizes_of
 
 if TYPE_CHECKING:
     from jitsparse.jit import Choice, Kernel, Template, Variant
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["REFERENCE", "Key", "choose", "problem_of", "select"]
 
 Key = tuple[Any, ...]
-"""(op, device index or -1, dtype name, block rows, block cols, left and right letter, aligned, and
-the size class of rows, cols, nnz, extent, batch)"""
+"""(op, device index or -1, dtype name, block rows, block cols, left and right letter, aligned, the
+pattern's traits, and binary logarithms of extent and batch)"""
 
 REFERENCE = object()
 """Stands for the kernels of a CPU without a compiler, and for one that is being built."""
@@ -119,9 +120,9 @@ def _warn_once(reason: str) -> None:
 
 
 def problem_of(key: Key) -> Problem:
-    """The facts of a key, with sizes rounded up to those of its size class."""
-    op, device, dtype, block_rows, block_cols, left, right, aligned, *size_class = key
-    rows, cols, nnz, extent, batch = (1 << bits for bits in size_class)
+    """The facts of a key, with sizes rounded up."""
+    op, device, dtype, block_rows, block_cols, left, right, aligned, traits, extent, batch = key
+    rows, cols, nnz = sizes_of(traits)
     return Problem(
         op=op,
         device="cpu" if device < 0 else "cuda",
@@ -132,6 +133,8 @@ def problem_of(key: Key) -> Problem:
         rows=rows,
         cols=cols,
         nnz=nnz,
-        extent=extent,
-        batch=batch,
+        extent=1 << extent,
+        batch=1 << batch,
+        # Kernels for a CPU have no panels.
+        profile=0 if device < 0 else profile_of(traits),
     )

@@ -8,11 +8,11 @@ part     amount
 ======== ===========================================================================================
 start    one: launching, filling the pipeline, the end of the last tile
 tile     tiles that a CTA computes one after another
-step     their steps; a step is what one load of the dense operand serves
-shared   elements of the dense operand that a CTA loads, where all CTAs load at once: L2 gives them
-dense    the same, whatever the others do: a CTA takes them
-block    elements of stored blocks that a CTA loads
-product  multiplications of a CTA
+step     steps of the busiest CTA; a step is what one load of the dense operand serves
+dense    elements of the dense operand that it loads
+product  multiplications of its blocks
+block    elements of stored blocks that it loads, where all CTAs load at once: L2 gives them
+shared   elements of the dense operand that an SM loads in the mean, which all load through L2
 memory   elements that go through DRAM at least once
 ======== ===========================================================================================
 
@@ -20,8 +20,9 @@ The numbers are microseconds, one row for each kind of kernel, in ``costs.json``
 :mod:`jitsparse.bench.fitting` finds them from times that ``jitsparse bench --suite hopper --section
 choice --json`` has measured, and docs/performance.md says how often the model's choice is the best.
 
-The pattern is taken to be random: a panel's steps are a binomial number, and where every CTA has a
-few tiles it is the longest panel that counts.
+How many steps a panel has, and how many the longest, is what a random pattern of this density has,
+corrected by the pattern's profile (:mod:`jitsparse.traits`). Tiles go to the CTAs in turns, those
+of the longest panels first.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jitsparse.kernels.cuda import SMS, is_flipped, is_k_contiguous, op_block
-from jitsparse.panels import PANEL
+from jitsparse.panels import PANEL, SLAB
+from jitsparse.traits import Steps, random_steps, side_of
 
 if TYPE_CHECKING:
     from jitsparse.jit import Candidate, Variant
@@ -53,7 +55,7 @@ __all__ = [
     "quickest_first",
 ]
 
-PARTS = ("start", "tile", "step", "shared", "dense", "block", "product", "memory")
+PARTS = ("start", "tile", "step", "dense", "product", "block", "shared", "memory")
 
 FAMILIES = ("wgmma", "thin", "mma")
 
@@ -64,6 +66,8 @@ _THIN_CTAS = 4
 
 _FEW_TILES = 3
 """Tiles a CTA below which it matters that their number is whole."""
+
+_MANY_ROUNDS = 16
 
 
 def covers(problem: Problem, target: str) -> bool:
@@ -125,42 +129,67 @@ def parts(problem: Problem, variant: Variant) -> tuple[float, ...]:
     """How much of each part a product has, see above."""
     flipped = is_flipped(problem.op, problem.layout)
     rows, depth = (problem.cols, problem.rows) if flipped else (problem.rows, problem.cols)
-    height, block_depth = op_block(problem.op, problem.block, problem.layout)
+    block = op_block(problem.op, problem.block, problem.layout)
     columns = problem.extent * problem.batch
-    density = min(1.0, problem.nnz * height * block_depth / (rows * depth))
+    density = min(1.0, problem.nnz * math.prod(block) / (rows * depth))
     tile = variant.ints("t")
     ctas = _THIN_CTAS if variant.family == "thin" else 1
     if variant.family == "mma":
         ctas = variant.ints("c")[0]
 
     # A step covers several block columns where the stage is deeper than they are.
-    across = max(1, tile[2] // block_depth) if variant.family == "wgmma" else 1
-    step_depth = block_depth * across
-    slots = max(1.0, tile[0] / height) * across
-    wanted = 1 - (1 - density) ** slots
-    steps = depth / step_depth * wanted
-    panels = -(-rows // tile[0])
-    tiles = panels * -(-problem.extent // tile[1]) * problem.batch
+    across = max(1, tile[2] // block[1]) if variant.family == "wgmma" else 1
+    steps, longest = _steps(problem, block, (rows, depth), tile[0], across)
+    panels, tiles_across = -(-rows // tile[0]), -(-problem.extent // tile[1]) * problem.batch
     at_once = SMS * ctas
-    share = tiles / at_once
+    share = panels * tiles_across / at_once
     rounds = math.ceil(share) if share < _FEW_TILES else share + 0.5
-    # The longest of so many panels, by its distance from the mean; it evens out over the rounds.
-    spread = math.sqrt(depth / step_depth * wanted * (1 - wanted))
-    longest = math.sqrt(2 * math.log(panels)) * spread / max(1.0, share)
-    stretch = rounds * (1 + longest / max(steps, 1e-9))
+    busiest = max(share * steps, _busiest(steps, longest, panels, tiles_across, at_once))
 
-    dense = steps * step_depth * tile[1]
-    together = min(1.0, share) * ctas
+    together = min(1.0, share)
+    dense = across * block[1] * tile[1]
+    blocks = busiest / steps * density * depth * tile[0]
     return (
         1.0,
         rounds,
-        stretch * steps,
-        rounds * dense * together,
-        stretch * dense,
-        rounds * density * depth * tile[0] * together,
-        stretch * density * depth * tile[0] * tile[1],
+        busiest,
+        busiest * dense,
+        blocks * tile[1],
+        blocks * together,
+        share * ctas * steps * dense,
         (depth + rows) * columns + density * rows * depth,
     )
+
+
+def _steps(
+    problem: Problem, block: tuple[int, int], size: tuple[int, int], panel: int, across: int
+) -> Steps:
+    """Of a panel: in the mean, and of the longest."""
+    rows, depth = size
+    side = side_of(problem.profile, "cols" if is_flipped(problem.op, problem.layout) else "rows")
+    random = random_steps(rows, depth, problem.nnz, block, panel=panel, across=across)
+    # A profile tells of panels and slabs; in smaller ones fewer blocks can lie together.
+    places = max(1.0, panel / block[0]) * across
+    measured = max(1.0, PANEL / block[0]) * max(1, SLAB // block[1])
+    clustering = side.clustering * math.log(places) / math.log(measured) if measured > 1 else 0.0
+    all_of_them = depth / (block[1] * across)
+    # All blocks side by side is the fewest that there can be.
+    density = min(1.0, problem.nnz * math.prod(block) / (rows * depth))
+    mean = max(random.mean * 2**-clustering, density * all_of_them)
+    longest = mean * random.longest / random.mean * 2**side.skew
+    return Steps(mean, max(mean, min(longest, all_of_them)))
+
+
+def _busiest(mean: float, longest: float, panels: int, tiles_across: int, at_once: int) -> float:
+    """Steps of the CTA that has most, the first. Panels are taken to get shorter as a power of
+    their rank, the one with which their mean is right."""
+    power = longest / mean - 1
+    rounds = -(-panels * tiles_across // at_once)
+    if rounds > _MANY_ROUNDS:
+        # A sum of so many is an integral and half its first term.
+        return panels * tiles_across / at_once * mean + longest / 2
+    ranks = (turn * at_once // tiles_across for turn in range(rounds))
+    return float(sum(longest * (1 - rank / panels) ** power for rank in ranks))
 
 
 @functools.cache

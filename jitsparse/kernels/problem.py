@@ -6,13 +6,21 @@ import re
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from jitsparse.traits import describe, of_class, size_class
+
 __all__ = ["Place", "Problem", "product_problem", "typical_problem"]
 
 _NAME = re.compile(
     r"(dsd|dds|sdd)\.(f64|f32|tf32|f16|bf16)\.b(8|16|32|64|128)x(8|16|32|64|128)\.l([nt]{2})\.a([01])"
-    r"\.r(\d{1,10})\.c(\d{1,10})\.z(\d{1,10})\.e(\d{1,10})\.x(\d{1,10})",
+    r"\.r(\d{1,10})\.c(\d{1,10})\.z(\d{1,10})\.e(\d{1,10})\.x(\d{1,10})"
+    r"(?:\.p(?!0000)([0-9a-f]{4}))?",
     re.ASCII,
 )
+
+
+def _octave(size: int) -> int:
+    """The power of two that is not less."""
+    return 1 << (size - 1).bit_length()
 
 
 class Place(NamedTuple):
@@ -31,8 +39,8 @@ class Place(NamedTuple):
 class Problem:
     """What a kernel family is asked about.
 
-    Sizes are rounded up to powers of two, so that calls of nearly the same size share one choice:
-    use them to prefer, never to refuse, since no kernel may depend on an exact size.
+    Sizes are rounded up, so that calls of nearly the same size share one choice: use them to
+    prefer, never to refuse, since no kernel may depend on an exact size.
 
     Attributes:
         op: ``"dsd"``, ``"dds"`` or ``"sdd"``.
@@ -48,6 +56,7 @@ class Problem:
         nnz: stored blocks.
         extent: n for dsd and dds, k for sdd.
         batch: products in the call.
+        profile: how the pattern differs from a random one (:mod:`jitsparse.traits`).
     """
 
     op: str
@@ -61,21 +70,29 @@ class Problem:
     nnz: int
     extent: int
     batch: int
+    profile: int = 0
 
     def rounded(self) -> Problem:
-        """With sizes rounded up to powers of two, as the problems of calls are."""
-        names = ("rows", "cols", "nnz", "extent", "batch")
+        """With sizes rounded up as in the problems of calls: those of the pattern to the largest
+        of their class (:mod:`jitsparse.traits`), the others to powers of two."""
         return replace(
-            self, **{name: 1 << (getattr(self, name) - 1).bit_length() for name in names}
+            self,
+            rows=of_class(size_class(self.rows)),
+            cols=of_class(size_class(self.cols)),
+            nnz=of_class(size_class(self.nnz)),
+            extent=_octave(self.extent),
+            batch=_octave(self.batch),
         )
 
     @property
     def name(self) -> str:
-        """Readable and unique, as ``dsd.bf16.b32x32.lnn.a1.r4096.c4096.z2048.e1024.x1``."""
+        """Readable and unique, as ``dsd.bf16.b32x32.lnn.a1.r4096.c4096.z2048.e1024.x1``; with
+        ``.p`` and four digits unless the pattern is like a random one."""
         block = "x".join(map(str, self.block))
         return (
             f"{self.op}.{self.dtype}.b{block}.l{self.layout}.a{int(self.aligned)}"
             f".r{self.rows}.c{self.cols}.z{self.nnz}.e{self.extent}.x{self.batch}"
+            f"{f'.p{self.profile:04x}' if self.profile else ''}"
         )
 
     @classmethod
@@ -84,9 +101,10 @@ class Problem:
         match = _NAME.fullmatch(name)
         if match is None:
             return None
-        op, dtype, rows, cols, layout, aligned, *sizes = match.groups()
+        op, dtype, rows, cols, layout, aligned, *sizes, profile = match.groups()
         block = int(rows), int(cols)
-        return cls(op, device, dtype, block, layout, aligned == "1", *(int(n) for n in sizes))
+        numbers = (*(int(n) for n in sizes), int(profile or "0", 16))
+        return cls(op, device, dtype, block, layout, aligned == "1", *numbers)
 
     def describe(self) -> str:
         """Two lines for people."""
@@ -96,6 +114,7 @@ class Problem:
             f"{'' if self.aligned else 'not '}16-byte aligned\n"
             f"rows <= {self.rows}, cols <= {self.cols}, blocks <= {self.nnz}, "
             f"{'k' if self.op == 'sdd' else 'n'} <= {self.extent}, batch <= {self.batch}"
+            f"{describe(self.profile)}"
         )
 
 

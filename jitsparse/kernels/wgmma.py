@@ -29,6 +29,7 @@ from jitsparse.kernels.cuda import (
 from jitsparse.kernels.legality import first_legal, low_blocks, misaligned
 from jitsparse.kernels.problem import Place, Problem
 from jitsparse.panels import PANEL, SLAB, TALL_PANEL, has_tall
+from jitsparse.traits import side_of
 
 __all__ = ["candidates", "default_variants", "place", "template"]
 
@@ -64,8 +65,8 @@ def candidates(problem: Problem, target: str) -> list[Candidate]:
     """Variants for a problem, best first; refused ones with their reason."""
     if problem.op == "sdd":
         sides = [("g", side) for side in _gathered(problem)]
-        whole, divided = [(side,) for side in sides], [(sides[0], split.KNOB)]
-        ways = divided + whole if split.pays(problem) else whole + divided
+        whole, divided = [(side,) for side in sides], [(side, split.KNOB) for side in sides]
+        ways = [*divided, *whole] if split.pays(problem) else [*whole, *divided]
         variants = [
             Variant("sdd", "wgmma", target, problem.dtype, (*knobs(problem), *way)) for way in ways
         ]
@@ -86,7 +87,10 @@ def _gathered(problem: Problem) -> list[str]:
         return [side for side in ("cols", "rows") if _lies_along_k(problem, side)] or ["cols"]
     if problem.block[0] >= 64:
         return ["cols"]
-    rows_first = _lies_along_k(problem, "rows") and not _lies_along_k(problem, "cols")
+    rows_lie, cols_lie = (_lies_along_k(problem, side) for side in ("rows", "cols"))
+    # Long rows beside short ones are tiles of very different lengths, if their blocks are gathered.
+    skewed = side_of(problem.profile, "rows").skew > side_of(problem.profile, "cols").skew
+    rows_first = rows_lie > cols_lie or (rows_lie == cols_lie and skewed)
     return ["rows", "cols"] if rows_first else ["cols", "rows"]
 
 

@@ -46,7 +46,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     captured = capsys.readouterr()
     (row,) = json.loads(captured.out)
     assert row["problem"]["op"] == "dsd"
-    assert row["problem"]["nnz"] == 8
+    assert row["problem"]["nnz"] == 6
     assert row["winner"] in row["seconds"]
     assert row["failures"] == []
     assert row["source"] == "heuristic"

@@ -16,14 +16,11 @@ from jitsparse.jit import Variant
 from jitsparse.kernels import cost, registry
 from jitsparse.kernels.cuda import LAYOUTS
 from jitsparse.kernels.problem import Problem, product_problem, typical_problem
-from jitsparse.panels import TALL_PANEL
 
 
 def tensor_core_variants(problem: Problem) -> list[Variant]:
-    """Those that were measured when the model was fitted; tall panels are newer."""
     legal = [each for each in registry.candidates(problem, "sm90a") if each.refused is None]
-    found = [each.variant for each in legal if each.variant.family in cost.FAMILIES]
-    return [each for each in found if each.ints("t")[0] != TALL_PANEL]
+    return [each.variant for each in legal if each.variant.family in cost.FAMILIES]
 
 
 @pytest.mark.parametrize("block", list(itertools.product((16, 32, 64, 128), repeat=2)))
@@ -76,6 +73,7 @@ def test_a_full_matrix_takes_every_step() -> None:
     assert amounts["step"] == rounds * 1024 / 64
     assert amounts["dense"] == rounds * 1024 * 256
     assert amounts["block"] == rounds * 1024 * 128
+    assert amounts["shared"] == pytest.approx(256 / 132 * 1024 * 256)
     assert amounts["product"] == rounds * 1024 * 128 * 256
     assert amounts["memory"] == 1024 * 2048 + 4096 * 2048 + 4096 * 1024
 
@@ -97,6 +95,37 @@ def test_few_tiles_prefer_narrow_ones() -> None:
     assert width[256] < 256
 
 
+def expected(problem: Problem, width: int, panel: int = 128) -> float:
+    block = "x".join(map(str, problem.block))
+    name = f"dsd.wgmma.sm90a.bf16.b{block}.l{problem.layout}.t{panel}x{width}x64"
+    us = cost.microseconds(problem, Variant.parse(name))
+    assert us is not None
+    return us
+
+
+def test_a_long_row_prefers_narrow_tiles_and_a_band_shares_more() -> None:
+    problem = typical_problem("dsd", "cuda", "bf16", 64, "nn", 2048)
+    skewed = dataclasses.replace(problem, profile=0x0800)
+    assert expected(skewed, 256) > expected(problem, 256)
+    assert expected(skewed, 256) / expected(skewed, 64) > expected(problem, 256) / expected(
+        problem, 64
+    )
+    clustered = dataclasses.replace(problem, profile=0x3000)
+    assert expected(clustered, 256) < expected(problem, 256)
+    # The profile of the columns is for those who walk them.
+    assert expected(dataclasses.replace(problem, profile=0x003A), 256) == expected(problem, 256)
+
+
+@pytest.mark.parametrize("profile", [0, 0x0F00, 0xF000, 0xFF00])
+def test_many_rounds_are_reckoned_as_few_are(profile: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sum of many terms is taken for an integral; both are near each other."""
+    problem = product_problem("dsd", "cuda", "bf16", (64, 64), "nn", (16384, 8192, 4096), 0.25)
+    problem = dataclasses.replace(problem, profile=profile)
+    integral = expected(problem, 256)
+    monkeypatch.setattr(cost, "_MANY_ROUNDS", 1000)
+    assert integral == pytest.approx(expected(problem, 256), rel=0.05)
+
+
 def rows(half: str) -> list[dict[str, Any]]:
     """What a GPU would measure that did exactly what the model says, at prices of our own."""
     prices = dict(zip(cost.PARTS, (5.0, 1.0, 0.1, 1e-6, 2e-5, 1e-5, 3e-7, 2e-7), strict=True))
@@ -112,6 +141,7 @@ def rows(half: str) -> list[dict[str, Any]]:
             "block": "64x64",
             "pattern": "random",
             "density": density,
+            "profile": "0000",
             "stored": max(1, round(density * (size[0] // 64) * (size[2] // 64))),
             "half": half,
             "variant": f"dsd.wgmma.sm90a.bf16.b64x64.lnn.t128x{generator.choice((64, 256))}x64",

@@ -23,6 +23,7 @@ PROBLEMS = st.builds(
     nnz=SIZES,
     extent=SIZES,
     batch=SIZES,
+    profile=st.integers(0, 0xFFFF),
 )
 
 
@@ -41,6 +42,8 @@ NAME = "dsd.bf16.b32x32.lnn.a1.r4096.c4096.z2048.e1024.x1"
         "dsd",
         NAME + "\n",
         NAME + ".x1",
+        NAME + ".p0000",
+        NAME + ".p00A0",
         NAME.replace("dsd", "dss"),
         NAME.replace("b32", "b31"),
         NAME.replace("a1", "a2"),

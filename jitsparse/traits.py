@@ -1,0 +1,204 @@
+"""What a pattern tells the choice of a kernel, in one number that is part of a call's key.
+
+From the top: the size classes of rows, columns and stored blocks, 8 bits each, then the profile.
+
+Size classes are quarters of an octave: patterns of nearly the same size share a choice, and a new
+one costs a look into a dictionary. With whole octaves the choice was measurably worse
+(docs/performance.md).
+
+The profile says how the pattern differs from a random one. The Hopper and mma kernels walk panels
+of 128 rows, in slabs of 64 columns or in whole blocks where these are larger, and a product's time
+depends on the *steps* of a panel: slabs that hold a block. Of a random pattern their mean over the
+panels follows from sizes and density, and so does the longest panel. Those that programs have
+differ in two ways, along the rows and along the columns:
+
+clustering
+    Blocks lie together, so panels have fewer steps. A band is an example.
+skew
+    Some panels are much longer than others. Rows of power-law length are an example. Counted in
+    block columns rather than slabs, of which dense patterns fill all.
+
+Each is the binary logarithm of the ratio to a random pattern, in quarters, 0 to 15. These four are
+the digits of a hexadecimal number: clustering and skew of the rows, clustering and skew of the
+columns. 0 is a random pattern, or one of which nothing is known.
+
+Traits are there to prefer one kernel to another: no result depends on them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from jitsparse.panels import PANEL, SLAB
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = [
+    "Side",
+    "Steps",
+    "describe",
+    "measure",
+    "of_class",
+    "pack",
+    "profile_of",
+    "random_steps",
+    "side_of",
+    "size_class",
+    "sizes_of",
+    "turned",
+]
+
+_QUARTERS = 4
+_MOST = 15
+
+
+class Side(NamedTuple):
+    """A profile along rows or columns, as binary logarithms.
+
+    Attributes:
+        clustering: by how much panels are shorter than a random pattern's.
+        skew: by how much the longest exceeds the mean, more than a random pattern's does.
+    """
+
+    clustering: float
+    skew: float
+
+
+class Steps(NamedTuple):
+    """Steps of a panel: of all in the mean, and of the longest."""
+
+    mean: float
+    longest: float
+
+
+def size_class(size: int) -> int:
+    """The class of a size from 0 to 2^63: the largest of each has four binary digits at most."""
+    below = max(size, 1) - 1
+    shift = max(below.bit_length() - 3, 0)
+    return 4 * shift + (below >> shift)
+
+
+def of_class(number: int) -> int:
+    """The largest size of a class."""
+    shift = max(number // 4 - 1, 0)
+    return (number - 4 * shift + 1) << shift
+
+
+def pack(rows: int, cols: int, nnz: int, profile: int = 0) -> int:
+    """The traits of a pattern of so many rows, columns and blocks."""
+    return size_class(rows) << 32 | size_class(cols) << 24 | size_class(nnz) << 16 | profile
+
+
+def sizes_of(traits: int) -> tuple[int, int, int]:
+    """Rows, columns and blocks, each rounded up to the largest of its class."""
+    rows, cols, nnz = (of_class(traits >> shift & 255) for shift in (32, 24, 16))
+    return rows, cols, nnz
+
+
+def profile_of(traits: int) -> int:
+    """The profile."""
+    return traits & 0xFFFF
+
+
+def turned(traits: int) -> int:
+    """The traits of the transposed pattern."""
+    rows, cols = traits >> 32, traits >> 24 & 255
+    sizes = cols << 32 | rows << 24 | traits & 255 << 16
+    return sizes | (traits & 255) << 8 | traits >> 8 & 255
+
+
+def side_of(profile: int, side: str) -> Side:
+    """What a profile says of ``"rows"`` or ``"cols"``."""
+    digits = profile >> (8 if side == "rows" else 0)
+    return Side((digits >> 4 & 15) / _QUARTERS, (digits & 15) / _QUARTERS)
+
+
+def describe(profile: int) -> str:
+    """What continues a line for people: a profile as ratios; nothing of a random pattern."""
+    return "".join(
+        f", {word} of {side} {2**value:.1f}"
+        for side in ("rows", "cols")
+        for word, value in zip(("clustering", "skew"), side_of(profile, side), strict=True)
+        if value
+    )
+
+
+def random_steps(
+    rows: int, depth: int, nnz: int, block: tuple[int, int], *, panel: int = PANEL, across: int
+) -> Steps:
+    """Steps of a random pattern.
+
+    Args:
+        rows, depth: of the matrix, in elements.
+        nnz: stored blocks.
+        block: ``(height, depth)`` of a block.
+        panel: rows of a panel.
+        across: block columns of a step.
+    """
+    height, block_depth = block
+    density = min(1.0, nnz * height * block_depth / (rows * depth))
+    wanted = 1 - (1 - density) ** (max(1.0, panel / height) * across)
+    slabs = depth / (block_depth * across)
+    # The largest of so many binomial numbers, by its distance from the mean.
+    beyond = math.sqrt(2 * math.log(-(-rows // panel)) * slabs * wanted * (1 - wanted))
+    return Steps(slabs * wanted, slabs * wanted + beyond)
+
+
+def measure(row: Tensor, col: Tensor, shape: tuple[int, int], block: tuple[int, int]) -> int:
+    """The profile of a pattern. Reads four numbers on the host, at once.
+
+    Args:
+        row, col: ``(nnz,)`` block coordinates, one at least.
+        shape: ``(rows, cols)`` of the matrix, in elements.
+        block: ``(block_rows, block_cols)``.
+    """
+    import torch  # here only: what chooses kernels does not need it
+
+    row, col = row.long(), col.long()
+    sides = (row, col, shape, block), (col, row, shape[::-1], block[::-1])
+    facts = torch.stack([fact for side in sides for fact in _facts(*side)]).tolist()
+    nnz = row.numel()
+    along_rows = _digits(facts[:3], nnz, shape, block)
+    return along_rows << 8 | _digits(facts[3:], nnz, shape[::-1], block[::-1])
+
+
+def _across(block: tuple[int, int]) -> int:
+    return max(1, SLAB // block[1])
+
+
+def _facts(
+    major: Tensor, minor: Tensor, shape: tuple[int, int], block: tuple[int, int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Steps of all panels; block columns of all, and of the longest."""
+    columns = _panels(major, minor, shape, block, 1)
+    return _panels(major, minor, shape, block, _across(block)).sum(), columns.sum(), columns.max()
+
+
+def _panels(
+    major: Tensor, minor: Tensor, shape: tuple[int, int], block: tuple[int, int], across: int
+) -> Tensor:
+    """Steps of each panel, of so many block columns each."""
+    slabs = -(-shape[1] // (block[1] * across))
+    slab = (major // max(1, PANEL // block[0]) * slabs + minor // across).sort().values
+    opens = slab.new_ones(slab.shape)
+    opens[1:] = slab[1:] != slab[:-1]
+    panels = slab.new_zeros(-(-shape[0] // max(PANEL, block[0])))
+    return panels.scatter_add_(0, slab // slabs, opens)
+
+
+def _digits(facts: Sequence[int], nnz: int, shape: tuple[int, int], block: tuple[int, int]) -> int:
+    """Clustering and skew of a side."""
+    steps, columns, longest = facts
+    panels = -(-shape[0] // max(PANEL, block[0]))
+    random = random_steps(*shape, nnz, block, across=_across(block))
+    random_columns = random_steps(*shape, nnz, block, across=1)
+    clustering = random.mean * panels / steps
+    skew = longest * panels / columns / (random_columns.longest / random_columns.mean)
+    return _digit(clustering) << 4 | _digit(skew)
+
+
+def _digit(ratio: float) -> int:
+    return min(_MOST, max(0, int(_QUARTERS * math.log2(ratio))))

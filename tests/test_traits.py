@@ -1,0 +1,151 @@
+"""Traits: what a pattern tells the choice of a kernel, and that no result depends on it."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import jitsparse as js
+from jitsparse import autograd, traits
+from jitsparse.bench.patterns import make_pattern
+from jitsparse.kernels.choice import problem_of
+
+BLOCKS = st.sampled_from([8, 16, 32, 64, 128])
+
+
+def profile(pattern: js.Pattern) -> str:
+    return f"{traits.profile_of(pattern.traits):04x}"
+
+
+def made(name: str, shape: tuple[int, int], block: int, density: float = 0.1) -> js.Pattern:
+    generator = torch.Generator().manual_seed(0)
+    return make_pattern(name, shape, (block, block), density, generator)
+
+
+@given(st.integers(1, 2**62))
+def test_a_class_holds_sizes_within_a_quarter_of_each_other(size: int) -> None:
+    largest = traits.of_class(traits.size_class(size))
+    assert 4 * size <= 4 * largest < 5 * size + 4
+    assert traits.size_class(largest) == traits.size_class(size) < 256
+    assert traits.size_class(largest + 1) == traits.size_class(size) + 1
+
+
+@pytest.mark.parametrize("bits", range(20))
+def test_a_power_of_two_is_the_largest_of_its_class(bits: int) -> None:
+    assert traits.of_class(traits.size_class(1 << bits)) == 1 << bits
+
+
+@given(st.integers(0, 2**31), st.integers(0, 2**31), st.integers(0, 2**31), st.integers(0, 0xFFFF))
+def test_what_is_packed_is_found(rows: int, cols: int, nnz: int, digits: int) -> None:
+    packed = traits.pack(rows, cols, nnz, digits)
+    classes = [traits.of_class(traits.size_class(size)) for size in (rows, cols, nnz)]
+    assert [*traits.sizes_of(packed), traits.profile_of(packed)] == [*classes, digits]
+    assert packed < 2**40
+    assert traits.turned(traits.turned(packed)) == packed
+    assert traits.sizes_of(traits.turned(packed)) == (classes[1], classes[0], classes[2])
+    sides = [traits.side_of(traits.profile_of(traits.turned(packed)), s) for s in ("rows", "cols")]
+    assert sides == [traits.side_of(digits, s) for s in ("cols", "rows")]
+
+
+@given(
+    rows=st.integers(1, 600),
+    cols=st.integers(1, 600),
+    block=st.tuples(BLOCKS, BLOCKS),
+    density=st.floats(0, 1),
+)
+def test_a_profile_is_what_the_mask_says(
+    rows: int, cols: int, block: tuple[int, int], density: float
+) -> None:
+    pattern = js.Pattern.random((rows, cols), block, density)
+    if not pattern.nnz_blocks:
+        assert profile(pattern) == "0000"
+        return
+    digits = ""
+    for mask, (height, depth), size in (
+        (pattern.to_mask(), block, (rows, cols)),
+        (pattern.to_mask().T, block[::-1], (cols, rows)),
+    ):
+        down, across = max(1, 128 // height), max(1, 64 // depth)
+        panels = [panel.any(0) for panel in mask.split(down)]
+        columns = torch.tensor([int(panel.sum()) for panel in panels])
+        steps = sum(int(part.any()) for panel in panels for part in panel.split(across))
+        expected = {
+            wide: traits.random_steps(*size, pattern.nnz_blocks, (height, depth), across=wide)
+            for wide in (1, across)
+        }
+        clustering = expected[across].mean / (steps / len(panels))
+        skew = columns.max() / columns.double().mean() * expected[1].mean / expected[1].longest
+        for ratio in (clustering, float(skew)):
+            digits += f"{sum(ratio >= 2 ** (quarter / 4) for quarter in range(1, 16)):x}"
+    assert profile(pattern) == digits
+
+
+@pytest.mark.parametrize("block", [16, 64, 128])
+def test_patterns_that_programs_have(block: int) -> None:
+    shape = (4096, 4096)
+    assert profile(made("random", shape, block)) == "0000"
+    clustering, skew, turned_clustering, turned_skew = profile(made("powerlaw", shape, block))
+    assert skew > "1"
+    assert clustering + turned_clustering + turned_skew == "000"
+    clustering, skew, *turned = profile(made("banded", shape, block))
+    # A block of 128 is a panel: no others lie beside it.
+    assert (clustering > "1") == (block < 128)
+    assert skew == "0"
+    assert turned == [clustering, skew]
+
+
+def test_they_go_where_the_pattern_goes() -> None:
+    pattern = made("powerlaw", (2000, 1000), 64)
+    assert profile(pattern) != "0000"
+    assert pattern.T.traits == traits.turned(pattern.traits)
+    assert pattern.T.T.traits == pattern.traits
+    for same in (pattern.to("meta"), copy.deepcopy(pattern), pickle.loads(pickle.dumps(pattern))):
+        assert same.traits == pattern.traits
+    read = js.Pattern(pattern.shape, 64, pattern.crow_indices, pattern.col_indices)
+    assert read.traits == pattern.traits
+
+
+def test_a_pattern_without_data_is_taken_for_a_random_one() -> None:
+    crow, col = torch.tensor([0, 8, 8, 8, 8]), torch.arange(8)
+    sizes = traits.pack(512, 1024, 8)
+    assert js.Pattern((512, 1024), 128, crow, col).traits > sizes
+    assert js.Pattern((512, 1024), 128, crow.to("meta"), col.to("meta")).traits == sizes
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = mode.from_tensor(crow), mode.from_tensor(col)
+        assert js.Pattern._trusted((512, 1024), (128, 128), *fake).traits == sizes
+
+
+def test_layers_keep_them_when_indices_are_written_behind_their_back() -> None:
+    layer = js.nn.BlockSparseLinear(512, 1024, 64, pattern=made("powerlaw", (1024, 512), 64))
+    before = layer.pattern.traits
+    layer.col_indices.copy_(layer.col_indices.clone())
+    assert layer.pattern.traits == before
+
+
+def test_no_result_depends_on_them() -> None:
+    a, x = js.random((100, 90), (16, 32), 0.5), torch.randn(90, 7)
+    call = (a.values, a.pattern.index, x, 100, 90)
+    expected = autograd.dsd(*call, a.pattern.traits, False)
+    for others in (0, traits.pack(1, 1, 1, 0xFFFF), traits.pack(2**31, 2**31, 2**31)):
+        assert torch.equal(autograd.dsd(*call, others, False), expected)
+
+
+def test_only_a_gpu_is_told_of_the_profile() -> None:
+    packed = traits.pack(4096, 1000, 300, 0x0A10)
+    for device, digits in ((-1, 0), (0, 0x0A10)):
+        key = ("dsd", device, "bf16", 32, 32, "n", "n", True, packed, 12, 0)
+        problem = problem_of(key)
+        assert (problem.rows, problem.cols, problem.nnz) == (4096, 1024, 320)
+        assert problem.profile == digits
+
+
+def test_they_are_told_to_people() -> None:
+    assert traits.describe(0) == ""
+    assert traits.describe(0x3500) == ", clustering of rows 1.7, skew of rows 2.4"
+    assert traits.describe(0x0004) == ", skew of cols 2.0"
