@@ -85,8 +85,8 @@ def warmup(
     layers, functions and modules of your own alike. The model is run on a copy without data, which
     takes about as long as one step takes the host; it is neither changed nor computed with. The
     gradients of what it returns are taken to lie in memory as that does. Few losses do otherwise,
-    ``y.sum()`` among them: where one does, give a model that returns its loss. Sizes between the
-    same powers of two share their kernels.
+    ``y.sum()`` among them: where one does, give a model that returns its loss. Calls of nearly the
+    same sizes share their kernels.
 
     Without a model: those that calls of some operations, dtypes and block sizes choose. Each filter
     is one value or a list of values; without it everything is admitted.
