@@ -9,6 +9,7 @@ line, so that several processes begin together.
 
 from __future__ import annotations
 
+import gc
 import json
 import resource
 import sys
@@ -133,6 +134,8 @@ def main(contestant: str, device_name: str, count: str, jobs: str, folder: str, 
             torch.cuda.synchronize(device)
 
     synchronize()
+    # What imports left to collect may fall due at any moment, and takes longer than a warm first use.
+    gc.collect()
     if wait:
         print("ready", flush=True)
         sys.stdin.readline()

@@ -92,7 +92,7 @@ def processor() -> dict[str, str]:
     longer to write than a warm first use may last.
     """
     try:
-        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
             lines = list(itertools.takewhile(str.strip, file))
     except OSError:
         return {}
