@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from jitsparse import flops
 from jitsparse.kernels import dispatch
 
 __all__ = ["dds", "dds_op", "dsd", "dsd_op", "sdd", "sdd_op"]
@@ -99,6 +100,8 @@ dsd_op: Callable[..., Tensor] = torch.ops.jitsparse.dsd.default
 dds_op: Callable[..., Tensor] = torch.ops.jitsparse.dds.default
 sdd_op: Callable[..., Tensor] = torch.ops.jitsparse.sdd.default
 
+flops.register()
+
 _PLAIN = {Tensor, torch.nn.Parameter}
 
 # Bound once, too: they are asked at every call.
@@ -106,11 +109,12 @@ _is_compiling = torch.compiler.is_compiling
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _transforms_active = torch._C._are_functorch_transforms_active
 _tracing_state = torch._C._get_tracing_state
+_profiled = torch._C._autograd._profiler_enabled
 
 
 def _unobserved(a: Tensor, b: Tensor) -> bool:
-    """Whether nothing but the kernel wants to see a call: no tracer, mode, transform or subclass,
-    no tangents, and nobody's promise to negate an operand later.
+    """Whether nothing but the kernel wants to see a call: no tracer, mode, profiler, transform or
+    subclass, no tangents, and nobody's promise to negate an operand later.
 
     Then the registered operation, whose way through torch's dispatcher costs 2.5 of a call's 7.5
     microseconds, would only lead to the same Python function.
@@ -121,6 +125,7 @@ def _unobserved(a: Tensor, b: Tensor) -> bool:
         and (b.is_cuda or b.is_cpu)
         and not _is_compiling()
         and not _dispatch_modes()
+        and not _profiled()
         and not _transforms_active()
         and _tracing_state() is None
         and forward_ad._current_level < 0

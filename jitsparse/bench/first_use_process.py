@@ -134,7 +134,7 @@ def main(contestant: str, device_name: str, count: str, jobs: str, folder: str, 
             torch.cuda.synchronize(device)
 
     synchronize()
-    # What imports left to collect may fall due at any moment, and takes longer than a warm first use.
+    # What imports left may fall due for collection at any moment, longer than a warm first use.
     gc.collect()
     if wait:
         print("ready", flush=True)

@@ -1,0 +1,44 @@
+"""What torch's own instruments see of a call."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
+
+import jitsparse as js
+
+A = js.random((40, 64), (8, 16), 0.5)
+STORED = A.values.numel()
+
+
+def test_a_profiler_sees_the_operations() -> None:
+    x = torch.randn(5, 64, requires_grad=True)
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        js.linear(x, A).sum().backward()
+    counts = {event.key: event.count for event in seen.key_averages()}
+    assert counts["jitsparse::dds"] == 2
+
+
+@pytest.mark.parametrize("batch", [(), (3, 2)])
+def test_flops_are_those_of_the_stored_blocks(batch: tuple[int, ...]) -> None:
+    def count(call: object) -> int:
+        with FlopCounterMode(display=False) as counter:
+            call()  # type: ignore[operator]
+        return counter.get_total_flops()
+
+    tokens = 5 * torch.Size(batch).numel()
+    x, y = torch.randn(*batch, 64, 5), torch.randn(*batch, 5, 40)
+    product = 2 * STORED * tokens
+    assert count(lambda: js.dsd(A, x)) == product
+    assert count(lambda: js.dds(y, A)) == product
+    assert count(lambda: js.sdd(y.mT, x.mT, A.pattern)) == product
+
+
+def test_flops_of_a_training_step() -> None:
+    layer = js.nn.BlockSparseLinear(64, 40, (8, 16), density=0.5)
+    x = torch.randn(5, 64, requires_grad=True)
+    with FlopCounterMode(display=False) as counter:
+        layer(x).sum().backward()
+    assert counter.get_total_flops() == 3 * 2 * layer.values.numel() * 5
