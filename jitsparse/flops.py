@@ -1,5 +1,5 @@
-"""What torch's ``FlopCounterMode`` counts for the registered operations: two for each product with a
-stored element, none for the zeros between blocks."""
+"""What torch's ``FlopCounterMode`` counts for the registered operations: two for each product with
+a stored element, none for the zeros between blocks."""
 
 from __future__ import annotations
 

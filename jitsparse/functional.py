@@ -83,7 +83,7 @@ def dds(a: Tensor, b: BlockSparse) -> Tensor:
     """
     if not isinstance(a, Tensor) or not isinstance(b, BlockSparse):
         raise _wrong_types("dds(a, b)", "a Tensor and a BlockSparse", a, b)
-    return _dds("dds(a, b)", a, b, b.transposed, None, 0)
+    return _dds(_DDS, a, b, b.transposed, None, 0)
 
 
 def linear(
@@ -120,7 +120,7 @@ def linear(
     if not isinstance(x, Tensor) or not isinstance(weight, BlockSparse):
         raise _wrong_types("linear(x, weight)", "a Tensor and a BlockSparse", x, weight)
     code = ACTIVATIONS.index(activation)
-    return _dds("linear(x, weight.T)", x, weight, not weight.transposed, bias, code)
+    return _dds(_LINEAR, x, weight, not weight.transposed, bias, code)
 
 
 def sdd(a: Tensor, b: Tensor, pattern: Pattern) -> BlockSparse:
@@ -176,15 +176,22 @@ def sdd(a: Tensor, b: Tensor, pattern: Pattern) -> BlockSparse:
     return BlockSparse(values, pattern)
 
 
+_DDS, _LINEAR = ("dds", "a", "b"), ("linear", "x", "weight")
+
+
 def _dds(
-    asked: str,
+    names: tuple[str, str, str],
     a: Tensor,
     b: BlockSparse,
     transposed: bool,
     bias: Tensor | None,
     activation: int,
 ) -> Tensor:
-    """``activation(a @ op(b) + bias)``, where ``transposed`` says how b's values are read."""
+    """``activation(a @ op(b) + bias)``, where ``transposed`` says how b's values are read.
+
+    Args:
+        names: of the operation and the two operands, in its errors.
+    """
     values = b.values
     if torch.is_autocast_enabled("cuda" if a.is_cuda else "cpu"):
         values, a = _autocast(values, a)
@@ -192,32 +199,38 @@ def _dds(
             bias = _autocast(bias)[0]
     if a.dim() < 2:
         if a.dim() == 0:
-            raise ArgumentError(f"{asked}: the dense operand is a scalar")
-        return _dds(asked, a.unsqueeze(0), b, transposed, bias, activation).squeeze(0)
+            raise ArgumentError(f"{_call(names)}: {names[1]} must have columns, got a scalar")
+        return _dds(names, a.unsqueeze(0), b, transposed, bias, activation).squeeze(0)
     pattern = b.pattern
     index, traits = pattern.index, pattern.traits
     rows, cols = pattern.shape
     inner, outer = (cols, rows) if transposed else (rows, cols)
     if a.shape[-1] != inner:
         raise ArgumentError(
-            f"{asked}: the sparse operand has shape {(inner, outer)}, so the dense one needs "
-            f"{inner} columns; got shape {tuple(a.shape)}"
+            f"{_call(names)}: {names[2]} has shape {b.shape}, so {names[1]} needs {inner} columns; "
+            f"got {names[1]} of shape {tuple(a.shape)}"
         )
     if values.dtype is not a.dtype or values.device != a.device:
-        raise _mismatch(asked, dense=a, sparse=values)
+        raise _mismatch(_call(names), **{names[1]: a, names[2]: values})
     if bias is not None:
         if tuple(bias.shape) != (outer,):
             raise ArgumentError(
-                f"{asked}: the bias needs shape {(outer,)}, got {tuple(bias.shape)}"
+                f"{_call(names)}: the bias needs shape {(outer,)}, got {tuple(bias.shape)}"
             )
         if bias.dtype is not a.dtype or bias.device != a.device:
-            raise _mismatch(asked, dense=a, bias=bias)
+            raise _mismatch(_call(names), **{names[1]: a, "bias": bias})
     if activation > 1 and (torch.is_grad_enabled() or autograd.transformed()):
         tensors = (a, values) if bias is None else (a, values, bias)
         if autograd.transformed() or any(tensor.requires_grad for tensor in tensors):
             product = autograd.dds(a, values, index, rows, cols, traits, transposed, bias, 0)
             return activate(product, activation)
     return autograd.dds(a, values, index, rows, cols, traits, transposed, bias, activation)
+
+
+def _call(names: tuple[str, str, str]) -> str:
+    """The call of an operation, as its user wrote it."""
+    op, dense, sparse = names
+    return f"{op}({dense}, {sparse})"
 
 
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:

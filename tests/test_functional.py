@@ -126,15 +126,18 @@ WRONG: dict[str, tuple[Callable[[js.BlockSparse], object], str]] = {
     "dsd sparse": (lambda a: js.dsd(a, a), "got BlockSparse, BlockSparse"),
     "dsd dtype": (lambda a: js.dsd(a, X.double()), "a is torch.float32 and b is torch.float64"),
     "dsd device": (lambda a: js.dsd(a, X.to("meta")), "a on cpu and b on meta"),
-    "dds inner": (lambda a: js.dds(X, a), "has shape (24, 32), so the dense one needs 24 columns"),
+    "dds inner": (lambda a: js.dds(X, a), "b has shape (24, 32), so a needs 24 columns"),
     "dds swapped": (lambda a: js.dds(a, X), "a Tensor and a BlockSparse, got BlockSparse, Tensor"),
-    "dds scalar": (lambda a: js.dds(torch.tensor(1.0), a), "is a scalar"),
-    "dds dtype": (lambda a: js.dds(X.T.half()[:, :24], a), "dense is torch.float16 and sparse is"),
-    "linear inner": (lambda a: js.linear(X, a), "needs 32 columns; got shape (32, 5)"),
+    "dds scalar": (lambda a: js.dds(torch.tensor(1.0), a), "a must have columns, got a scalar"),
+    "dds dtype": (lambda a: js.dds(X.T.half()[:, :24], a), "a is torch.float16 and b is"),
+    "linear inner": (
+        lambda a: js.linear(X, a),
+        "weight has shape (24, 32), so x needs 32 columns; got x",
+    ),
     "linear bias": (lambda a: js.linear(X.T, a, torch.zeros(32)), "bias needs shape (24,), got"),
     "linear bias dtype": (
         lambda a: js.linear(X.T, a, torch.zeros(24).half()),
-        "dense is torch.float32 and bias is torch.float16",
+        "x is torch.float32 and bias is torch.float16",
     ),
     "linear activation": (
         lambda a: js.linear(X.T, a, None, "tanh"),
