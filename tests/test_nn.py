@@ -309,3 +309,13 @@ def test_a_layer_off_the_meta_device_has_no_pattern_of_its_own_making() -> None:
     assert model.pattern.device.type == "meta"
     model.load_state_dict(square(0).state_dict())
     assert model.pattern == square(0).pattern
+
+
+def test_a_density_that_rounds_to_no_block_is_an_error() -> None:
+    message = r"density=0.1 of the 4 blocks of \(32, 32\) in a layer of shape \(64, 64\) rounds to"
+    with pytest.raises(PatternError, match=message):
+        BlockSparseLinear(64, 64, 32, density=0.1)
+    with pytest.raises(PatternError, match=message):
+        BlockSparseLinear.from_linear(torch.nn.Linear(64, 64), 32, density=0.1)
+    assert BlockSparseLinear(64, 64, 32, density=0.0).values.shape[0] == 0
+    assert BlockSparseLinear(64, 64, 32, density=0.25).values.shape[0] == 1

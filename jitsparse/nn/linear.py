@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from jitsparse.checks import as_block_size, as_count
-from jitsparse.errors import ArgumentError
+from jitsparse.errors import ArgumentError, PatternError
 from jitsparse.functional import linear
 from jitsparse.pattern import Pattern
 from jitsparse.reference import blocks_of
@@ -50,7 +50,8 @@ class BlockSparseLinear(nn.Module):
     state dict, which brings the pattern.
 
     Raises:
-        PatternError: if block size, density or pattern is illegal.
+        PatternError: if block size, density or pattern is illegal, or the density rounds to none of
+            the blocks.
         ArgumentError: if not exactly one of density and pattern is given, or the pattern does not
             fit.
 
@@ -85,7 +86,7 @@ class BlockSparseLinear(nn.Module):
         block = as_block_size(block_size)
         shape = (out_features, in_features)
         if pattern is None and density is not None:
-            pattern = Pattern.random(shape, block, density, device=device)
+            pattern = _not_empty(Pattern.random(shape, block, density, device=device), density)
         elif pattern is None or density is not None:
             raise ArgumentError(
                 "BlockSparseLinear needs either density=... or pattern=..., "
@@ -176,6 +177,8 @@ class BlockSparseLinear(nn.Module):
                 f"got {'neither' if mask is None else 'both'}"
             )
         kept = BlockSparse.from_dense(weight, block, mask)
+        if density is not None:
+            _not_empty(kept.pattern, density)
         sparse = cls(
             layer.in_features,
             layer.out_features,
@@ -316,6 +319,18 @@ class BlockSparseLinear(nn.Module):
             f"block_size={pattern.block_size}, nnz_blocks={pattern.nnz_blocks}, "
             f"density={pattern.density:.1%}, bias={self.bias is not None}"
         )
+
+
+def _not_empty(pattern: Pattern, density: float) -> Pattern:
+    """A layer that was to have weights has one block at least."""
+    rows, cols = pattern.grid
+    if density > 0 and rows * cols and not pattern.nnz_blocks:
+        raise PatternError(
+            f"density={density} of the {rows * cols} blocks of {pattern.block_size} in a layer of "
+            f"shape {pattern.shape} rounds to none: use smaller blocks or a density of at least "
+            f"{1 / (rows * cols):.2g}"
+        )
+    return pattern
 
 
 def _largest_blocks(weight: Tensor, block: tuple[int, int], density: float) -> Tensor:
