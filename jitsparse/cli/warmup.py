@@ -45,6 +45,9 @@ def command(
     forward_only: bool = typer.Option(
         False, "--forward-only", help="--model: without what gradients need."
     ),
+    variant: list[str] = typer.Option(
+        [], help="A variant's name, as js.explain and a CacheMiss give it: compile just that one."
+    ),
     record: Path = typer.Option(
         None, "--from", help="A file that JITSPARSE_RECORD wrote: compile exactly those kernels."
     ),
@@ -78,12 +81,16 @@ def command(
             "it is for --model, which was not given",
             param_hint="--input-shape" if input_shape else "--forward-only",
         )
-    if record is not None:
-        if op or dtype or block_size or device or arch or model:
+    if record is not None or variant:
+        exact = "--variant" if variant else "--from"
+        if op or dtype or block_size or device or arch or model or (variant and record):
             raise typer.BadParameter(
                 "it names the kernels, and takes no filters and no model beside it",
-                param_hint="--from",
+                param_hint=exact,
             )
+    if variant:
+        variants = list(dict.fromkeys(split(variant, registry.variant_named, "--variant")))
+    elif record is not None:
         try:
             variants = recorded(record)
         except ArgumentError as error:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from jitsparse.checks import BLOCK_SIZES, as_block_size
 from jitsparse.errors import ArgumentError, UnsupportedProblem
+from jitsparse.jit import Variant, config
 from jitsparse.jit.selection import declare_ops, declare_values
 from jitsparse.kernels import cost, cpu, fma, mma, simt, thin, wgmma
 
 if TYPE_CHECKING:
-    from jitsparse.jit import Candidate, Template, Variant
+    from jitsparse.jit import Candidate, Template
     from jitsparse.kernels.problem import Place, Problem
 
 __all__ = [
@@ -27,7 +29,7 @@ __all__ = [
     "select_variants",
     "target_of",
     "template_of",
-    "warmup_command",
+    "variant_named",
 ]
 
 OPS = ("dsd", "dds", "sdd")
@@ -213,6 +215,36 @@ def _first_legal(problem: Problem, target: str) -> list[Variant]:
     return list(itertools.islice(legal, 1))
 
 
+def variant_named(name: str) -> Variant:
+    """The variant of a name, if calls on its target can have it.
+
+    Raises:
+        ArgumentError: it is no variant's name, or no call can have that variant.
+    """
+    variant = Variant.parse(name)
+    config.parse_arch(variant.target, "target")
+    for what, given, legal in (("op", variant.op, OPS), ("dtype", variant.dtype, DTYPES)):
+        if given not in legal:
+            raise ArgumentError(f"{name}: {what} {given!r} is not one of {', '.join(legal)}")
+    problems = _typical_problems(
+        device_of(variant.target),
+        [variant.op],
+        [variant.dtype],
+        [parse_block_size(variant.knob("b"))],
+    )
+    offered: dict[str, str | None] = {}
+    for problem in problems:
+        for each in candidates(problem, variant.target):
+            if each.refused is None or each.variant.name not in offered:
+                offered[each.variant.name] = each.refused
+    if name not in offered:
+        near = difflib.get_close_matches(name, offered, 3, 0)
+        raise ArgumentError(f"no call has the variant {name}; the nearest are {', '.join(near)}")
+    if offered[name] is not None:
+        raise ArgumentError(f"no call has the variant {name}: {offered[name]}")
+    return variant
+
+
 def parse_block_size(text: str | int | Sequence[int]) -> tuple[int, int]:
     """``"32"``, ``32``, ``"32x64"`` or ``(32, 64)`` as a legal pair.
 
@@ -226,12 +258,3 @@ def parse_block_size(text: str | int | Sequence[int]) -> tuple[int, int]:
         ]
         return as_block_size(sides[0] if len(sides) == 1 else sides)
     return as_block_size(text)
-
-
-def warmup_command(problem: Problem) -> str:
-    """Shell command that compiles the kernels of a problem."""
-    block = "x".join(map(str, problem.block))
-    return (
-        f"jitsparse warmup --op {problem.op} --dtype {problem.dtype} --block-size {block} "
-        f"--device {problem.device}"
-    )

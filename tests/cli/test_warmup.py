@@ -251,3 +251,38 @@ def test_what_belongs_to_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (["--input-shape", "8x8"], ["--forward-only"]):
         assert run(*FILTERS, *arguments) == 2
         assert arguments[0] in capsys.readouterr().err
+
+
+def test_a_variant_by_its_name(cache_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = registry.select_variants(["generic"], ops=["sdd"], dtypes=["f32"], block_sizes=[(8, 8)])[
+        0
+    ].name
+    assert run("--variant", name, "--json") == 0
+    (outcome,) = json.loads(capsys.readouterr().out)["outcomes"]
+    assert (outcome["variant"], outcome["status"]) == (name, "compiled")
+    assert run("--variant", f"{name},{name}", "--check") == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("dsd", "is not the name of a variant"),
+        ("dsd.vec.avx7.f32.b8x8.lnn.r8x3", "'avx7' is not a target"),
+        ("dad.vec.avx2.f32.b8x8.lnn.r8x3", "op 'dad' is not one of dsd, dds, sdd"),
+        ("dsd.vec.avx2.f31.b8x8.lnn.r8x3", "dtype 'f31' is not one of f64"),
+        ("dsd.vec.avx2.f32.b8x9.lnn.r8x3", "8, 16, 32, 64, 128"),
+        ("dsd.vec.avx2.f32.lnn.r8x3", "has no knob 'b'"),
+        ("dsd.vec.avx2.f32.b8x8.lnn.r8x9", "the nearest are dsd.vec.avx2.f32.b8x8.lnn.r8x"),
+        ("dsd.mma.sm70.bf16.b32x32.lnn.t128x16x64.w4x1.s3.c2", "70"),
+        ("dds.thin.sm90a.bf16.b32x32.ltn.t32x16", "must lie along the axis summed over"),
+    ],
+)
+def test_no_call_has_it(name: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--variant", name) == 2
+    error = " ".join(re.sub(r"[│╭╮╰╯─]", " ", capsys.readouterr().err).split())
+    assert message in error
+
+
+def test_a_variant_stands_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--variant", "x", "--op", "dsd") == 2
+    assert "takes no filters" in " ".join(capsys.readouterr().err.split())
