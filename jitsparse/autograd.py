@@ -35,20 +35,14 @@ def transformed() -> bool:
 
 
 def dsd(
-    values: Tensor,
-    index: Tensor,
-    dense: Tensor,
-    rows: int,
-    cols: int,
-    traits: int,
-    transposed: bool,
+    values: Tensor, index: Tensor, dense: Tensor, rows: int, cols: int, transposed: bool
 ) -> Tensor:
     """As ``jitsparse::dsd``, differentiable in values and dense."""
     if transformed():
-        return _transformed_dsd(values, index, dense, rows, cols, traits, transposed)
+        return _transformed_dsd(values, index, dense, rows, cols, transposed)
     if (values.requires_grad or dense.requires_grad) and torch.is_grad_enabled():
-        return _dsd_with_gradient(values, index, dense, rows, cols, traits, transposed)
-    return ops.dsd(values, index, dense, rows, cols, traits, transposed)
+        return _dsd_with_gradient(values, index, dense, rows, cols, transposed)
+    return ops.dsd(values, index, dense, rows, cols, transposed)
 
 
 def dds(
@@ -57,7 +51,6 @@ def dds(
     index: Tensor,
     rows: int,
     cols: int,
-    traits: int,
     transposed: bool,
     bias: Tensor | None,
     activation: int,
@@ -67,15 +60,13 @@ def dds(
     Where a gradient is recorded the activation is none or relu: the others need the product.
     """
     if transformed():
-        arguments = dense, values, index, rows, cols, traits, transposed, bias, activation
+        arguments = dense, values, index, rows, cols, transposed, bias, activation
         return _transformed_dds(*arguments)
     if (
         dense.requires_grad or values.requires_grad or (bias is not None and bias.requires_grad)
     ) and torch.is_grad_enabled():
-        return _dds_with_gradient(
-            dense, values, index, rows, cols, traits, transposed, bias, activation
-        )
-    return ops.dds(dense, values, index, rows, cols, traits, transposed, bias, activation)
+        return _dds_with_gradient(dense, values, index, rows, cols, transposed, bias, activation)
+    return ops.dds(dense, values, index, rows, cols, transposed, bias, activation)
 
 
 def sdd(
@@ -84,20 +75,17 @@ def sdd(
     index: Tensor,
     rows: int,
     cols: int,
-    traits: int,
     nnz: int,
     block_rows: int,
     block_cols: int,
 ) -> Tensor:
     """As ``jitsparse::sdd``, differentiable in left and right."""
     if transformed():
-        arguments = left, right, index, rows, cols, traits, nnz, block_rows, block_cols
+        arguments = left, right, index, rows, cols, nnz, block_rows, block_cols
         return _transformed_sdd(*arguments)
     if (left.requires_grad or right.requires_grad) and torch.is_grad_enabled():
-        return _sdd_with_gradient(
-            left, right, index, rows, cols, traits, nnz, block_rows, block_cols
-        )
-    return ops.sdd(left, right, index, rows, cols, traits, nnz, block_rows, block_cols)
+        return _sdd_with_gradient(left, right, index, rows, cols, nnz, block_rows, block_cols)
+    return ops.sdd(left, right, index, rows, cols, nnz, block_rows, block_cols)
 
 
 def _differentiable(grad: Tensor) -> tuple[Callable[..., Tensor], ...]:
@@ -117,26 +105,25 @@ class _Dsd(torch.autograd.Function):
         dense: Tensor,
         rows: int,
         cols: int,
-        traits: int,
         transposed: bool,
     ) -> Tensor:
         ctx.save_for_backward(values, index, dense)
-        ctx.sizes = (rows, cols, traits, transposed)
-        return ops.dsd(values, index, dense, rows, cols, traits, transposed)
+        ctx.sizes = (rows, cols, transposed)
+        return ops.dsd(values, index, dense, rows, cols, transposed)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         values, index, dense = ctx.saved_tensors
-        rows, cols, traits, transposed = ctx.sizes
+        rows, cols, transposed = ctx.sizes
         needs_values, _, needs_dense, *_ = ctx.needs_input_grad
         grad_values = grad_dense = None
         _dsd, _, _sdd = _differentiable(grad)
         if needs_values:
             left, right = (dense, grad.mT) if transposed else (grad, dense.mT)
-            grad_values = _sdd(left, right, index, rows, cols, traits, *values.shape)
+            grad_values = _sdd(left, right, index, rows, cols, *values.shape)
         if needs_dense:
-            grad_dense = _dsd(values, index, grad, rows, cols, traits, not transposed)
-        return grad_values, None, grad_dense, *(None,) * 4
+            grad_dense = _dsd(values, index, grad, rows, cols, not transposed)
+        return grad_values, None, grad_dense, None, None, None
 
 
 class _Dds(torch.autograd.Function):
@@ -148,37 +135,36 @@ class _Dds(torch.autograd.Function):
         index: Tensor,
         rows: int,
         cols: int,
-        traits: int,
         transposed: bool,
         bias: Tensor | None,
         activation: int,
     ) -> Tensor:
-        out = ops.dds(dense, values, index, rows, cols, traits, transposed, bias, activation)
+        out = ops.dds(dense, values, index, rows, cols, transposed, bias, activation)
         if activation == _RELU:
             ctx.save_for_backward(dense, values, index, out)
         else:
             ctx.save_for_backward(dense, values, index)
-        ctx.sizes = (rows, cols, traits, transposed, activation)
+        ctx.sizes = (rows, cols, transposed, activation)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         dense, values, index, *out = ctx.saved_tensors
-        rows, cols, traits, transposed, activation = ctx.sizes
-        needs_dense, needs_values, _, _, _, _, _, needs_bias, _ = ctx.needs_input_grad
+        rows, cols, transposed, activation = ctx.sizes
+        needs_dense, needs_values, _, _, _, _, needs_bias, _ = ctx.needs_input_grad
         if activation == _RELU:
             # relu's gradient is known from its output; its second derivative is zero.
             grad = torch.ops.aten.threshold_backward(grad, out[0], 0)
         grad_dense = grad_values = grad_bias = None
         _, _dds, _sdd = _differentiable(grad)
         if needs_dense:
-            grad_dense = _dds(grad, values, index, rows, cols, traits, not transposed, None, 0)
+            grad_dense = _dds(grad, values, index, rows, cols, not transposed, None, 0)
         if needs_values:
             left, right = (grad.mT, dense) if transposed else (dense.mT, grad)
-            grad_values = _sdd(left, right, index, rows, cols, traits, *values.shape)
+            grad_values = _sdd(left, right, index, rows, cols, *values.shape)
         if needs_bias:
             grad_bias = grad.sum(dim=tuple(range(grad.dim() - 1)))
-        return grad_dense, grad_values, *(None,) * 5, grad_bias, None
+        return grad_dense, grad_values, None, None, None, None, grad_bias, None
 
 
 class _Sdd(torch.autograd.Function):
@@ -190,27 +176,26 @@ class _Sdd(torch.autograd.Function):
         index: Tensor,
         rows: int,
         cols: int,
-        traits: int,
         nnz: int,
         block_rows: int,
         block_cols: int,
     ) -> Tensor:
         ctx.save_for_backward(left, right, index)
-        ctx.sizes = (rows, cols, traits)
-        return ops.sdd(left, right, index, rows, cols, traits, nnz, block_rows, block_cols)
+        ctx.sizes = (rows, cols)
+        return ops.sdd(left, right, index, rows, cols, nnz, block_rows, block_cols)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         left, right, index = ctx.saved_tensors
-        rows, cols, traits = ctx.sizes
+        rows, cols = ctx.sizes
         grad = grad.contiguous()
         grad_left = grad_right = None
         _dsd, _dds, _ = _differentiable(grad)
         if ctx.needs_input_grad[0]:
-            grad_left = _dsd(grad, index, right.mT, rows, cols, traits, False)
+            grad_left = _dsd(grad, index, right.mT, rows, cols, False)
         if ctx.needs_input_grad[1]:
-            grad_right = _dds(left.mT, grad, index, rows, cols, traits, False, None, 0)
-        return grad_left, grad_right, *(None,) * 7
+            grad_right = _dds(left.mT, grad, index, rows, cols, False, None, 0)
+        return grad_left, grad_right, *(None,) * 6
 
 
 def _save(ctx: Any, *tensors: Tensor) -> None:
@@ -246,17 +231,17 @@ class _TransformedDds(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        dense, values, index, rows, cols, traits, transposed, _, activation = inputs
+        dense, values, index, rows, cols, transposed, _, activation = inputs
         saved = (dense, values, index, *((output,) if activation == _RELU else ()))
         _save(ctx, *saved)
-        ctx.sizes = (rows, cols, traits, transposed, activation)
+        ctx.sizes = (rows, cols, transposed, activation)
 
     @staticmethod
     def jvp(ctx: Any, dense_dot: Tensor, values_dot: Tensor, *others: Any) -> Tensor:
         dense, values, index, *out = ctx.saved_tensors
-        rows, cols, traits, transposed, activation = ctx.sizes
-        bias_dot = others[5]
-        sizes = rows, cols, traits, transposed, None, 0
+        rows, cols, transposed, activation = ctx.sizes
+        bias_dot = others[4]
+        sizes = rows, cols, transposed, None, 0
         dot = _sum(
             None if dense_dot is None else dds(dense_dot, values, index, *sizes),
             None if values_dot is None else dds(dense, values_dot, index, *sizes),
@@ -272,9 +257,9 @@ class _TransformedSdd(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        left, right, index, rows, cols, traits, *ctx.block = inputs
+        left, right, index, rows, cols, *ctx.block = inputs
         _save(ctx, left, right, index)
-        ctx.sizes = (rows, cols, traits)
+        ctx.sizes = (rows, cols)
 
     @staticmethod
     def jvp(ctx: Any, left_dot: Tensor, right_dot: Tensor, *_: None) -> Tensor:

@@ -91,7 +91,7 @@ class Call:
         arguments = list(self._map(lambda operand: operand.double().abs()))
         if self.key[0] == "dds":
             # Rounding is relative to the size of what is summed, ahead of the activation.
-            activation, arguments[8] = arguments[8], 0
+            activation, arguments[7] = arguments[7], 0
         size = compute(*arguments)
         problem = self.problem
         arithmetic = torch.finfo(torch.float64 if problem.dtype == "f64" else torch.float32).eps

@@ -1,13 +1,12 @@
 """The registered operations: flat tensors and ints in, one tensor out, no gradients.
 
-    jitsparse::dsd(values, index, dense, rows, cols, traits, transposed) -> out
-    jitsparse::dds(dense, values, index, rows, cols, traits, transposed, bias, activation) -> out
-    jitsparse::sdd(left, right, index, rows, cols, traits, nnz, block_rows, block_cols) -> values
+    jitsparse::dsd(values, index, dense, rows, cols, transposed) -> out
+    jitsparse::dds(dense, values, index, rows, cols, transposed, bias, activation) -> out
+    jitsparse::sdd(left, right, index, rows, cols, nnz, block_rows, block_cols) -> values
 
 ``rows`` and ``cols`` are those of the matrix as stored, ``transposed`` how it is read, ``index`` is
-:attr:`Pattern.index <jitsparse.Pattern>`, ``traits`` what the pattern tells the choice of a kernel
-(:mod:`jitsparse.traits`), ``activation`` a position in :data:`jitsparse.reference.ACTIVATIONS`.
-Outputs are contiguous whatever the strides of the inputs.
+:attr:`Pattern.index <jitsparse.Pattern>`, ``activation`` a position in
+:data:`jitsparse.reference.ACTIVATIONS`. Outputs are contiguous whatever the strides of the inputs.
 
 One operation stands for all its kernels, so a captured graph does not depend on which of them runs,
 and pinning one never recompiles a graph. The operations trust their arguments; users' arguments are
@@ -30,18 +29,18 @@ __all__ = ["dds", "dds_op", "dsd", "dsd_op", "sdd", "sdd_op"]
 _library = torch.library.Library("jitsparse", "DEF")
 
 _library.define(
-    "dsd(Tensor values, Tensor index, Tensor dense, SymInt rows, SymInt cols, SymInt traits, "
-    "bool transposed) -> Tensor",
+    "dsd(Tensor values, Tensor index, Tensor dense, SymInt rows, SymInt cols, bool transposed) "
+    "-> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 _library.define(
-    "dds(Tensor dense, Tensor values, Tensor index, SymInt rows, SymInt cols, SymInt traits, "
-    "bool transposed, Tensor? bias, int activation) -> Tensor",
+    "dds(Tensor dense, Tensor values, Tensor index, SymInt rows, SymInt cols, bool transposed, "
+    "Tensor? bias, int activation) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 _library.define(
-    "sdd(Tensor left, Tensor right, Tensor index, SymInt rows, SymInt cols, SymInt traits, "
-    "SymInt nnz, SymInt block_rows, SymInt block_cols) -> Tensor",
+    "sdd(Tensor left, Tensor right, Tensor index, SymInt rows, SymInt cols, SymInt nnz, "
+    "SymInt block_rows, SymInt block_cols) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
@@ -52,13 +51,7 @@ for _key in ("CPU", "CUDA"):
 
 
 def _dsd_fake(
-    values: Tensor,
-    index: Tensor,
-    dense: Tensor,
-    rows: int,
-    cols: int,
-    traits: int,
-    transposed: bool,
+    values: Tensor, index: Tensor, dense: Tensor, rows: int, cols: int, transposed: bool
 ) -> Tensor:
     return dense.new_empty((*dense.shape[:-2], cols if transposed else rows, dense.shape[-1]))
 
@@ -69,7 +62,6 @@ def _dds_fake(
     index: Tensor,
     rows: int,
     cols: int,
-    traits: int,
     transposed: bool,
     bias: Tensor | None,
     activation: int,
@@ -83,7 +75,6 @@ def _sdd_fake(
     index: Tensor,
     rows: int,
     cols: int,
-    traits: int,
     nnz: int,
     block_rows: int,
     block_cols: int,
@@ -135,17 +126,11 @@ def _unobserved(a: Tensor, b: Tensor) -> bool:
 
 
 def dsd(
-    values: Tensor,
-    index: Tensor,
-    dense: Tensor,
-    rows: int,
-    cols: int,
-    traits: int,
-    transposed: bool,
+    values: Tensor, index: Tensor, dense: Tensor, rows: int, cols: int, transposed: bool
 ) -> Tensor:
     """``jitsparse::dsd``, directly where nobody observes it."""
     call = dispatch.dsd if _unobserved(values, dense) else dsd_op
-    return call(values, index, dense, rows, cols, traits, transposed)
+    return call(values, index, dense, rows, cols, transposed)
 
 
 def dds(
@@ -154,14 +139,13 @@ def dds(
     index: Tensor,
     rows: int,
     cols: int,
-    traits: int,
     transposed: bool,
     bias: Tensor | None,
     activation: int,
 ) -> Tensor:
     """``jitsparse::dds``, directly where nobody observes it."""
     call = dispatch.dds if _unobserved(values, dense) else dds_op
-    return call(dense, values, index, rows, cols, traits, transposed, bias, activation)
+    return call(dense, values, index, rows, cols, transposed, bias, activation)
 
 
 def sdd(
@@ -170,11 +154,10 @@ def sdd(
     index: Tensor,
     rows: int,
     cols: int,
-    traits: int,
     nnz: int,
     block_rows: int,
     block_cols: int,
 ) -> Tensor:
     """``jitsparse::sdd``, directly where nobody observes it."""
     call = dispatch.sdd if _unobserved(left, right) else sdd_op
-    return call(left, right, index, rows, cols, traits, nnz, block_rows, block_cols)
+    return call(left, right, index, rows, cols, nnz, block_rows, block_cols)

@@ -22,7 +22,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from jitsparse.checks import as_block_size, as_count, as_shape, check_indices, grid_of
 from jitsparse.errors import PatternError
 from jitsparse.schedule import IndexLayout, build_index, div_up
-from jitsparse.traits import measure, pack, turned
+from jitsparse.traits import measure, pack, ride, turned
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -112,6 +112,7 @@ class Pattern:
         fields["col_indices"] = col
         fields["index"] = build_index(crow, col, div_up(shape[1], block_size[1]), block_size)
         fields["traits"] = self._measure() if traits is None else traits
+        ride(self.index, self.traits)
 
     def _measure(self) -> int:
         """The traits; where the indices cannot be read, those of a random pattern."""

@@ -1,9 +1,9 @@
 """The operations in plain torch: what the kernels must compute, and the oracle of their tests.
 
-The functions take what the registered operations take (:mod:`jitsparse.ops`), of which ``traits``
-means nothing here, and are differentiable by torch itself. They work on the dense matrix, so they
-cost a dense product whatever the density: the answer is right everywhere, the speed is not the
-point. Where no C++ compiler is installed the CPU operations run on them, after one warning.
+The functions take what the registered operations take (:mod:`jitsparse.ops`) and are differentiable
+by torch itself. They work on the dense matrix, so they cost a dense product whatever the density:
+the answer is right everywhere, the speed is not the point. Where no C++ compiler is installed the
+CPU operations run on them, after one warning.
 """
 
 from __future__ import annotations
@@ -20,13 +20,7 @@ ACTIVATIONS: tuple[str | None, ...] = (None, "relu", "gelu", "silu")
 
 
 def dsd(
-    values: Tensor,
-    index: Tensor,
-    dense: Tensor,
-    rows: int,
-    cols: int,
-    traits: int,
-    transposed: bool,
+    values: Tensor, index: Tensor, dense: Tensor, rows: int, cols: int, transposed: bool
 ) -> Tensor:
     """``op(S) @ dense``: ``(*batch, k, n)`` to ``(*batch, m, n)``, contiguous."""
     matrix = _matrix(values, index, rows, cols)
@@ -40,7 +34,6 @@ def dds(
     index: Tensor,
     rows: int,
     cols: int,
-    traits: int,
     transposed: bool,
     bias: Tensor | None = None,
     activation: int = 0,
@@ -59,7 +52,6 @@ def sdd(
     index: Tensor,
     rows: int,
     cols: int,
-    traits: int,
     nnz: int,
     block_rows: int,
     block_cols: int,

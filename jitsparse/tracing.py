@@ -27,6 +27,7 @@ from jitsparse.errors import ArgumentError
 from jitsparse.kernels import dispatch
 from jitsparse.kernels.choice import Key
 from jitsparse.pattern import Pattern
+from jitsparse.traits import ride, riding
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -174,7 +175,7 @@ class _Fakes(TorchFunctionMode):
         shift = tensor.data_ptr() % 16 // tensor.itemsize if stays else 0
         with self.mode:
             room = torch.empty(shift + calls.span(tensor), dtype=dtype, device=self.device)
-            return room.as_strided(tensor.shape, tensor.stride(), shift)
+            return ride(room.as_strided(tensor.shape, tensor.stride(), shift), riding(tensor))
 
     def _once(self, tensor: Tensor, memo: dict[int, Any]) -> Tensor:
         if id(tensor) not in memo:
@@ -191,12 +192,13 @@ class _Place(NamedTuple):
     strides: tuple[int, ...]
     offset: int
     dtype: torch.dtype
+    traits: int
 
     def stand_in(self) -> Tensor:
         """A tensor on the meta device that lies so. Its address is its distance from the start."""
         alike = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
         room = alike.new_empty(self.offset + calls.span(alike))
-        return room.as_strided(self.shape, self.strides, self.offset)
+        return ride(room.as_strided(self.shape, self.strides, self.offset), self.traits)
 
 
 class _Listener(TorchDispatchMode):
@@ -225,8 +227,9 @@ class _Listener(TorchDispatchMode):
 def _note(argument: Any) -> Any:
     if not isinstance(argument, Tensor):
         return argument
-    offset = argument.storage_offset()
-    return _Place(tuple(argument.shape), argument.stride(), int(offset), argument.dtype)
+    shape, strides = tuple(argument.shape), argument.stride()
+    offset = int(argument.storage_offset())
+    return _Place(shape, strides, offset, argument.dtype, riding(argument))
 
 
 def _has_gradient(output: object) -> bool:

@@ -22,7 +22,11 @@ Each is the binary logarithm of the ratio to a random pattern, in quarters, 0 to
 the digits of a hexadecimal number: clustering and skew of the rows, clustering and skew of the
 columns. 0 is a random pattern, or one of which nothing is known.
 
-Traits are there to prefer one kernel to another: no result depends on them.
+Traits are there to prefer one kernel to another: no result depends on them. They ride on a
+pattern's packed index, as an attribute of that tensor, and not in the operations' arguments: there
+a compiled graph would hold them, and be compiled anew for each layer with other ones. The tensor
+itself comes through autograd, compiled graphs and vmap; where a copy arrives in its place the
+pattern counts as random.
 """
 
 from __future__ import annotations
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
+    "TRAITS",
     "Side",
     "Steps",
     "describe",
@@ -45,11 +50,16 @@ __all__ = [
     "pack",
     "profile_of",
     "random_steps",
+    "ride",
+    "riding",
     "side_of",
     "size_class",
     "sizes_of",
     "turned",
 ]
+
+TRAITS = "_jitsparse_traits"
+"""Name of the attribute."""
 
 _QUARTERS = 4
 _MOST = 15
@@ -72,6 +82,17 @@ class Steps(NamedTuple):
 
     mean: float
     longest: float
+
+
+def ride(index: Tensor, traits: int) -> Tensor:
+    """The index, with traits on it; 0 stands for none."""
+    setattr(index, TRAITS, traits)
+    return index
+
+
+def riding(index: Tensor) -> int:
+    """The traits on an index, or 0."""
+    return getattr(index, TRAITS, 0)
 
 
 def size_class(size: int) -> int:

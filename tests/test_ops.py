@@ -16,7 +16,7 @@ from jitsparse.jit import config
 from jitsparse.kernels import dispatch
 
 A = js.random((36, 50), (16, 32), 0.6, generator=torch.Generator().manual_seed(0))
-SIZES = (36, 50, A.pattern.traits)
+SIZES = (36, 50)
 BLOCKS = (A.pattern.nnz_blocks, 16, 32)
 
 CALLS: dict[str, tuple[Callable[..., Tensor], tuple[object, ...]]] = {

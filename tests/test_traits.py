@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import jitsparse as js
-from jitsparse import autograd, traits
+from jitsparse import ops, tracing, traits
 from jitsparse.bench.patterns import make_pattern
-from jitsparse.kernels.choice import problem_of
+from jitsparse.kernels import dispatch
+from jitsparse.kernels.choice import REFERENCE, Key, problem_of
 
 BLOCKS = st.sampled_from([8, 16, 32, 64, 128])
 
@@ -130,10 +131,76 @@ def test_layers_keep_them_when_indices_are_written_behind_their_back() -> None:
 
 def test_no_result_depends_on_them() -> None:
     a, x = js.random((100, 90), (16, 32), 0.5), torch.randn(90, 7)
-    call = (a.values, a.pattern.index, x, 100, 90)
-    expected = autograd.dsd(*call, a.pattern.traits, False)
+    expected = js.dsd(a, x)
     for others in (0, traits.pack(1, 1, 1, 0xFFFF), traits.pack(2**31, 2**31, 2**31)):
-        assert torch.equal(autograd.dsd(*call, others, False), expected)
+        traits.ride(a.pattern.index, others)
+        assert torch.equal(js.dsd(a, x), expected)
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Traits in the keys that kernels are looked up by."""
+    found: list[int] = []
+
+    def note(key: Key) -> object:
+        found.append(key[8])
+        return REFERENCE
+
+    for name in ("dsd", "dds", "sdd"):
+        run = getattr(dispatch, name)
+        monkeypatch.setattr(run, "__defaults__", (note,))
+    return found
+
+
+def test_they_reach_the_kernels_of_every_pass(seen: list[int]) -> None:
+    layer = js.nn.BlockSparseLinear(512, 1024, 64, pattern=made("powerlaw", (1024, 512), 64))
+    x = torch.randn(8, 512, requires_grad=True)
+    for call in (layer, torch.compile(layer, backend="aot_eager", fullgraph=True)):
+        call(x).square().sum().backward()
+    torch.func.grad(lambda x: layer(x).sum())(x)
+    # Three products of each training step, two of a gradient in x alone.
+    assert seen == [layer.pattern.traits] * (3 + 3 + 2)
+
+
+def test_an_index_that_comes_without_is_that_of_a_random_pattern(seen: list[int]) -> None:
+    pattern = made("powerlaw", (2048, 2048), 64)
+    values, x = torch.zeros(pattern.nnz_blocks, 64, 64), torch.randn(2048, 8)
+    ops.dsd_op(values, pattern.index.clone(), x, 2048, 2048, False)
+    ops.dsd_op(values, pattern.index, x, 2048, 2048, False)
+    assert seen == [traits.pack(2048, 2048, pattern.nnz_blocks), pattern.traits]
+    assert seen[0] != seen[1]
+
+
+def test_layers_that_differ_in_nothing_else_share_a_compiled_graph() -> None:
+    layers = [js.nn.BlockSparseLinear(256, 256, 32, density=0.5) for _ in range(3)]
+    for number, layer in enumerate(layers):
+        traits.ride(layer.pattern.index, layer.pattern.traits + number)
+        layer.pattern.__dict__["traits"] += number
+    graphs = 0
+
+    def backend(graph: torch.fx.GraphModule, example: object) -> object:
+        nonlocal graphs
+        graphs += 1
+        return graph.forward
+
+    compiled = torch.compile(lambda layer, x: layer(x), backend=backend, fullgraph=True)
+    x = torch.randn(4, 256)
+    for layer in layers:
+        torch.testing.assert_close(compiled(layer, x), layer(x))
+    assert graphs == 1
+
+
+def test_warm_up_sees_them() -> None:
+    layer = js.nn.BlockSparseLinear(512, 1024, 64, pattern=made("powerlaw", (1024, 512), 64))
+    found = tracing.keys_of_model(
+        layer,
+        tracing.inputs_of((8, 512)),
+        device="cuda",
+        dtype=torch.bfloat16,
+        float32=None,
+        backward=True,
+    )
+    assert {key[8] for key in found} == {layer.pattern.traits}
 
 
 def test_only_a_gpu_is_told_of_the_profile() -> None:

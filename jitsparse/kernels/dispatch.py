@@ -24,6 +24,7 @@ from jitsparse.jit import config
 from jitsparse.kernels import threads
 from jitsparse.kernels.choice import REFERENCE, Key, select
 from jitsparse.kernels.split import MOST_ELEMENTS, most_parts, splits
+from jitsparse.traits import TRAITS, pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,7 +86,6 @@ def dsd(
     dense: Tensor,
     rows: int,
     cols: int,
-    traits: int,
     transposed: bool,
     find: Callable[[Key], Any] = find,
 ) -> Tensor:
@@ -101,7 +101,7 @@ def dsd(
     device = dense.get_device()
     if device >= 0 and device != torch._C._cuda_getDevice():
         with torch.cuda.device(device):
-            return dsd(values, index, dense, rows, cols, traits, transposed, find)
+            return dsd(values, index, dense, rows, cols, transposed, find)
     if not values.is_contiguous():
         values = values.contiguous()
     if len(shape) == 2 and dense.is_contiguous():
@@ -125,7 +125,7 @@ def dsd(
             "t" if transposed else "n",
             letter,
             not (values_ptr | dense_ptr | out_ptr | strides * itemsize) & 15,
-            traits,
+            getattr(index, TRAITS, 0) or pack(rows, cols, nnz),
             # Sizes between the same powers of two share a choice of kernel: a new size then costs
             # a look into the dictionary and nothing more, whatever it is.
             (n - 1).bit_length(),
@@ -133,7 +133,7 @@ def dsd(
         )
     )
     if kernel is REFERENCE:
-        return _plain(reference.dsd, device, values, index, dense, rows, cols, traits, transposed)
+        return _plain(reference.dsd, device, values, index, dense, rows, cols, transposed)
     code = kernel.launch(
         kernel.pack(
             values_ptr,
@@ -165,7 +165,6 @@ def dds(
     index: Tensor,
     rows: int,
     cols: int,
-    traits: int,
     transposed: bool,
     bias: Tensor | None,
     activation: int,
@@ -183,7 +182,7 @@ def dds(
     device = dense.get_device()
     if device >= 0 and device != torch._C._cuda_getDevice():
         with torch.cuda.device(device):
-            return dds(dense, values, index, rows, cols, traits, transposed, bias, activation, find)
+            return dds(dense, values, index, rows, cols, transposed, bias, activation, find)
     if not values.is_contiguous():
         values = values.contiguous()
     if dense.is_contiguous():
@@ -217,13 +216,13 @@ def dds(
             letter,
             "t" if transposed else "n",
             not (values_ptr | dense_ptr | out_ptr | bias_ptr | strides * itemsize) & 15,
-            traits,
+            getattr(index, TRAITS, 0) or pack(rows, cols, nnz),
             (n - 1).bit_length(),
             (batch - 1).bit_length(),
         )
     )
     if kernel is REFERENCE:
-        arguments = dense, values, index, rows, cols, traits, transposed, bias, activation
+        arguments = dense, values, index, rows, cols, transposed, bias, activation
         return _plain(reference.dds, device, *arguments)
     code = kernel.launch(
         kernel.pack(
@@ -256,7 +255,6 @@ def sdd(
     index: Tensor,
     rows: int,
     cols: int,
-    traits: int,
     nnz: int,
     block_rows: int,
     block_cols: int,
@@ -269,7 +267,7 @@ def sdd(
     device = left.get_device()
     if device >= 0 and device != torch._C._cuda_getDevice():
         with torch.cuda.device(device):
-            return sdd(left, right, index, rows, cols, traits, nnz, block_rows, block_cols, find)
+            return sdd(left, right, index, rows, cols, nnz, block_rows, block_cols, find)
     k = left.shape[-1]
     left, left_letter, left_ld, batch, left_stride = _layout(left)
     right, right_letter, right_ld, _, right_stride = _layout(right)
@@ -296,13 +294,13 @@ def sdd(
             left_letter,
             right_letter,
             not (left_ptr | right_ptr | out_ptr | strides * itemsize) & 15,
-            traits,
+            getattr(index, TRAITS, 0) or pack(rows, cols, nnz),
             (k - 1).bit_length(),
             (batch - 1).bit_length(),
         )
     )
     if kernel is REFERENCE:
-        arguments = left, right, index, rows, cols, traits, nnz, block_rows, block_cols
+        arguments = left, right, index, rows, cols, nnz, block_rows, block_cols
         return _plain(reference.sdd, device, *arguments)
     parts, workspace_ptr = 1, 0
     if device >= 0 and out.numel() <= MOST_ELEMENTS and splits(kernel.variant):
