@@ -19,7 +19,7 @@ class Explanation:
     """What :func:`explain` found; ``print`` it.
 
     Attributes:
-        problem: the facts of the call, sizes rounded up to their size class.
+        problem: the facts of the call, sizes rounded up.
         target: what the kernel is compiled for.
         variant: name of the chosen variant.
         source: ``"context"``, ``"environment"``, ``"tuned"`` or ``"heuristic"``.

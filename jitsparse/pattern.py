@@ -43,8 +43,8 @@ class Pattern:
             each block, strictly increasing within a block row.
 
     Indices are stored as int32 (int64 ones are converted; int32 ones are kept, not copied).
-    Making a pattern reads them on the host once, to check them and for what its shape tells the
-    choice of a kernel; nothing that uses the pattern later does.
+    Making a pattern reads from them on the host, to check them and for what tells the choice of a
+    kernel; nothing that uses the pattern later does.
 
     Two patterns are equal if they store the same blocks of the same matrix on the same device;
     comparing patterns on a GPU therefore waits for it, hashing one does not.
@@ -66,7 +66,7 @@ class Pattern:
     index: Tensor
     """Every order in which kernels walk the blocks, packed (:mod:`jitsparse.schedule`)."""
     traits: int
-    """What the pattern tells the choice of a kernel (:mod:`jitsparse.traits`)."""
+    """What the pattern tells the choice of a kernel (:mod:`jitsparse.traits`); 0 if nothing."""
 
     def __init__(
         self,
@@ -115,9 +115,11 @@ class Pattern:
         ride(self.index, self.traits)
 
     def _measure(self) -> int:
-        """The traits; where the indices cannot be read, those of a random pattern."""
+        """The traits, or 0 where the indices cannot be read; even their number may be unknown."""
+        if not _readable(self.col_indices):
+            return 0
         nnz = self.nnz_blocks
-        if not nnz or not _readable(self.col_indices):
+        if not nnz:
             return pack(*self.shape, nnz)
         row, col = self.row_indices, self.col_indices
         return pack(*self.shape, nnz, measure(row, col, self.shape, self.block_size))

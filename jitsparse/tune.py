@@ -35,7 +35,7 @@ class Tuning:
     """What :func:`tune` found; ``print`` it.
 
     Attributes:
-        problem: the facts of the call, sizes rounded up to their size class.
+        problem: the facts of the call, sizes rounded up.
         target: what the kernels are compiled for.
         machine: the processor or GPU that was measured.
         winner: name of the variant that the tuned table now holds for the problem.

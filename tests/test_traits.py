@@ -83,7 +83,8 @@ def test_a_profile_is_what_the_mask_says(
         clustering = expected[across].mean / (steps / len(panels))
         skew = columns.max() / columns.double().mean() * expected[1].mean / expected[1].longest
         for ratio in (clustering, float(skew)):
-            digits += f"{sum(ratio >= 2 ** (quarter / 4) for quarter in range(1, 16)):x}"
+            digit = sum(ratio >= 2 ** (quarter / 4) for quarter in range(1, 16))
+            digits += f"{digit if digit > 1 else 0:x}"
     assert profile(pattern) == digits
 
 
@@ -112,14 +113,42 @@ def test_they_go_where_the_pattern_goes() -> None:
     assert read.traits == pattern.traits
 
 
-def test_a_pattern_without_data_is_taken_for_a_random_one() -> None:
+def test_a_pattern_without_data_has_none() -> None:
     crow, col = torch.tensor([0, 8, 8, 8, 8]), torch.arange(8)
-    sizes = traits.pack(512, 1024, 8)
-    assert js.Pattern((512, 1024), 128, crow, col).traits > sizes
-    assert js.Pattern((512, 1024), 128, crow.to("meta"), col.to("meta")).traits == sizes
+    assert js.Pattern((512, 1024), 128, crow, col).traits
+    assert js.Pattern((512, 1024), 128, crow.to("meta"), col.to("meta")).traits == 0
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fake = mode.from_tensor(crow), mode.from_tensor(col)
-        assert js.Pattern._trusted((512, 1024), (128, 128), *fake).traits == sizes
+        assert js.Pattern._trusted((512, 1024), (128, 128), *fake).traits == 0
+
+
+def test_a_pattern_may_be_made_in_a_graph() -> None:
+    """Where even the number of its blocks is unknown."""
+
+    class Model(torch.nn.Module):
+        def forward(self, mask: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+            return js.sdd(x, x.mT, js.Pattern.from_mask(mask, 16)).values
+
+    mask, x = torch.rand(4, 4) < 0.5, torch.randn(64, 8)
+    expected = Model()(mask, x)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = torch.compile(Model(), backend="aot_eager", fullgraph=True)
+        torch.testing.assert_close(compiled(mask, x), expected)
+    program = torch.export.export(Model(), (mask, x)).module()
+    torch.testing.assert_close(program(mask, x), expected)
+
+
+@pytest.mark.parametrize("name", ["powerlaw", "banded", "causal"])
+def test_large_patterns_are_sorted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = made(name, (1000, 3000), 32)
+    monkeypatch.setattr(traits, "_LARGEST_TABLE", 0)
+    assert made(name, (1000, 3000), 32).traits == small.traits
+
+
+def test_one_block_of_the_largest_matrix() -> None:
+    steps = traits.random_steps(2**34, 2**34, 1, (8, 8), across=8)
+    assert steps.mean == pytest.approx(2**-27)
+    assert steps.longest >= steps.mean
 
 
 def test_layers_keep_them_when_indices_are_written_behind_their_back() -> None:
@@ -127,6 +156,9 @@ def test_layers_keep_them_when_indices_are_written_behind_their_back() -> None:
     before = layer.pattern.traits
     layer.col_indices.copy_(layer.col_indices.clone())
     assert layer.pattern.traits == before
+    layer.crow_indices = torch.zeros_like(layer.crow_indices)
+    layer.col_indices = layer.col_indices[:0]
+    assert layer.pattern.traits == 0
 
 
 def test_no_result_depends_on_them() -> None:
@@ -201,6 +233,23 @@ def test_warm_up_sees_them() -> None:
         backward=True,
     )
     assert {key[8] for key in found} == {layer.pattern.traits}
+
+
+def test_on_a_cpu_patterns_of_all_kinds_share_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Key] = []
+
+    def select(key: Key) -> object:
+        asked.append(key)
+        return object()
+
+    monkeypatch.setattr(dispatch, "_kernels", {})
+    monkeypatch.setattr(dispatch, "select", select)
+    for device, choices in ((-1, 1), (0, 3)):
+        asked.clear()
+        rest = (device, "bf16", 32, 32, "n", "n", True)
+        keys = [("dsd", *rest, traits.pack(64, 64, 4, p), 3, 0) for p in (0, 0x0300, 0x4400)]
+        found = [dispatch.find(key) for key in keys for _ in range(2)]
+        assert len(asked) == len(set(map(id, found))) == choices
 
 
 def test_only_a_gpu_is_told_of_the_profile() -> None:

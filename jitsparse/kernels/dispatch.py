@@ -24,7 +24,7 @@ from jitsparse.jit import config
 from jitsparse.kernels import threads
 from jitsparse.kernels.choice import REFERENCE, Key, select
 from jitsparse.kernels.split import MOST_ELEMENTS, most_parts, splits
-from jitsparse.traits import TRAITS, pack
+from jitsparse.traits import TRAITS, pack, without_profile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,7 +61,19 @@ def find(key: Key) -> Any:
         _kernels, _generation = {}, config.generation
     kernel = _kernels.get(key)
     if kernel is None:
-        kernel = _enter(_kernels, key, select(key))
+        kernel = _miss(key)
+    return kernel
+
+
+def _miss(key: Key) -> Any:
+    """The same, of a key that has none yet. On a CPU those that differ in the pattern's profile
+    alone have one kernel, which is looked for once."""
+    alike = (*key[:8], without_profile(key[8]), *key[9:]) if key[1] < 0 else key
+    kernel = _kernels.get(alike)
+    if kernel is None:
+        kernel = _enter(_kernels, alike, select(alike))
+    if kernel is not REFERENCE:
+        _kernels[key] = kernel
     return kernel
 
 

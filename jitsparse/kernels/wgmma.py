@@ -89,7 +89,8 @@ def _gathered(problem: Problem) -> list[str]:
         return ["cols"]
     rows_lie, cols_lie = (_lies_along_k(problem, side) for side in ("rows", "cols"))
     # Long rows beside short ones are tiles of very different lengths, if their blocks are gathered.
-    skewed = side_of(problem.profile, "rows").skew > side_of(problem.profile, "cols").skew
+    rows, cols = (side_of(problem.profile, side).skew for side in ("rows", "cols"))
+    skewed = rows - cols >= 0.5
     rows_first = rows_lie > cols_lie or (rows_lie == cols_lie and skewed)
     return ["rows", "cols"] if rows_first else ["cols", "rows"]
 

@@ -229,7 +229,8 @@ class BlockSparseLinear(nn.Module):
         """Take over what was written to the buffers, or put in their place, behind the layer's
         back: ``DistributedDataParallel`` and moving averages of modules do that.
 
-        Nothing is read back to the host, so the indices are not judged, and the traits stay.
+        Nothing is read back to the host, so the indices are not judged, and the traits stay unless
+        there are more or fewer blocks.
         """
         if torch.compiler.is_compiling():
             return
@@ -238,7 +239,8 @@ class BlockSparseLinear(nn.Module):
         # What comes off the meta device is uninitialised memory, no pattern: wait for a load.
         hollow = old.device.type == "meta" and not crow.is_meta
         if (others or self._versions != self._buffer_versions()) and not hollow:
-            self._set_pattern(Pattern._trusted(old.shape, old.block_size, crow, col, old.traits))
+            traits = old.traits if col.shape == old.col_indices.shape else 0
+            self._set_pattern(Pattern._trusted(old.shape, old.block_size, crow, col, traits))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> BlockSparseLinear:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
