@@ -66,15 +66,19 @@ def find(key: Key) -> Any:
 
 
 def _miss(key: Key) -> Any:
-    """The same, of a key that has none yet. On a CPU those that differ in the pattern's profile
-    alone have one kernel, which is looked for once."""
-    alike = (*key[:8], without_profile(key[8]), *key[9:]) if key[1] < 0 else key
-    kernel = _kernels.get(alike)
+    """The same, of a key that has none yet; others may have chosen one by the same facts."""
+    facts = _choosing(key)
+    kernel = _kernels.get(facts)
     if kernel is None:
-        kernel = _enter(_kernels, alike, select(alike))
+        kernel = _enter(_kernels, facts, select(facts))
     if kernel is not REFERENCE:
         _kernels[key] = kernel
     return kernel
+
+
+def _choosing(key: Key) -> Key:
+    """What of a key chooses a kernel: on a CPU the pattern's profile does not."""
+    return (*key[:8], without_profile(key[8]), *key[9:]) if key[1] < 0 else key
 
 
 def _enter(kernels: dict[Key, Any], key: Key, selected: Any) -> Any:
@@ -390,7 +394,7 @@ def _layout(tensor: Tensor) -> tuple[Tensor, str, int, int, int]:
 
 
 def moved(key: Key, device: int, float32: str | None = None) -> Key:
-    """The key of the same call with its operands on another device.
+    """What chooses the kernel of the same call with its operands on another device.
 
     Args:
         key: of a call whose operands lie in memory as they would there.
@@ -401,7 +405,7 @@ def moved(key: Key, device: int, float32: str | None = None) -> Key:
     op, _, dtype, *others = key
     if dtype in ("f32", "tf32"):
         dtype = "f32" if device < 0 else float32 or _float32()
-    return (op, device, dtype, *others)
+    return _choosing((op, device, dtype, *others))
 
 
 def _float32() -> str:
