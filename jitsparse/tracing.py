@@ -24,8 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from jitsparse import calls
 from jitsparse.errors import ArgumentError
-from jitsparse.kernels import dispatch
-from jitsparse.kernels.choice import Key
+from jitsparse.kernels.choice import Key, moved
 from jitsparse.pattern import Pattern
 from jitsparse.traits import ride, riding
 
@@ -61,7 +60,7 @@ def keys_of_model(
         device: ``"cpu"`` or ``"cuda"``, where the model will run.
         dtype: of all floating-point tensors of the model and its inputs; by default they keep
             theirs, and an input that is a shape has that of the model's first parameter.
-        float32: as for :func:`~jitsparse.kernels.dispatch.moved`.
+        float32: as for :func:`~jitsparse.kernels.choice.moved`.
         backward: whether gradients are computed, of what requires one.
 
     Raises:
@@ -97,7 +96,7 @@ def keys_of_model(
                     # A gradient lies as its tensor does, or is copied to lie so.
                     torch.autograd.backward(outputs, [torch.ones_like(each) for each in outputs])
     index = -1 if device == "cpu" else 0
-    keys = [dispatch.moved(key, index, float32) for key in listener.keys()]
+    keys = [moved(key, index, float32) for key in listener.keys()]
     if not keys:
         raise ArgumentError(
             f"{asked} calls no kernel: it has no BlockSparseLinear layer and no operation of "

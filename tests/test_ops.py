@@ -184,3 +184,22 @@ def test_whoever_observes_a_call_sees_the_registered_operation() -> None:
     meta = js.dsd(js.BlockSparse(A.values.to("meta"), A.pattern.to("meta")), x.to("meta"))
     assert meta.is_meta
     assert meta.shape == observed.shape
+
+
+def test_what_was_selected_before_a_change_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread's pin comes while a kernel is selected, and asks for its own."""
+    first, second = (("dsd", -1, "f32", 8, 8, "n", "n", True, 0x0300 + i, 3, 0) for i in (0, 1))
+
+    def select(key: dispatch.Key) -> object:
+        if key[8] == 0:
+            monkeypatch.setattr(dispatch, "select", lambda key: "after")
+            config.bump()
+            dispatch.find(second)
+        return "before"
+
+    monkeypatch.setattr(dispatch, "select", select)
+    config.bump()
+    assert dispatch.find(first) == "before"
+    assert "before" not in dispatch._kernels.values()
+    assert dispatch.find(first) == "after"
+    config.bump()

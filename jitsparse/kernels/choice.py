@@ -14,12 +14,21 @@ from jitsparse.errors import CacheMiss, ToolchainError
 from jitsparse.jit import config, progress
 from jitsparse.kernels import registry
 from jitsparse.kernels.problem import Problem
-from jitsparse.traits import profile_of, sizes_of
+from jitsparse.traits import profile_of, sizes_of, without_profile
 
 if TYPE_CHECKING:
     from jitsparse.jit import Choice, Kernel, Template, Variant
 
-__all__ = ["REFERENCE", "Key", "choose", "problem_of", "select"]
+__all__ = [
+    "REFERENCE",
+    "Key",
+    "choose",
+    "choosing",
+    "float32_arithmetic",
+    "moved",
+    "problem_of",
+    "select",
+]
 
 Key = tuple[Any, ...]
 """(op, device index or -1, dtype name, block rows, block cols, left and right letter, aligned, the
@@ -121,7 +130,8 @@ def _warn_once(reason: str) -> None:
 
 def problem_of(key: Key) -> Problem:
     """The facts of a key, with sizes rounded up."""
-    op, device, dtype, block_rows, block_cols, left, right, aligned, traits, extent, batch = key
+    facts = choosing(key)
+    op, device, dtype, block_rows, block_cols, left, right, aligned, traits, extent, batch = facts
     rows, cols, nnz = sizes_of(traits)
     return Problem(
         op=op,
@@ -135,6 +145,31 @@ def problem_of(key: Key) -> Problem:
         nnz=nnz,
         extent=1 << extent,
         batch=1 << batch,
-        # Kernels for a CPU have no panels.
-        profile=0 if device < 0 else profile_of(traits),
+        profile=profile_of(traits),
     )
+
+
+def choosing(key: Key) -> Key:
+    """What of a key chooses a kernel: not the pattern's profile on a CPU, whose kernels have no
+    panels."""
+    return (*key[:8], without_profile(key[8]), *key[9:]) if key[1] < 0 else key
+
+
+def moved(key: Key, device: int, float32: str | None = None) -> Key:
+    """What chooses the kernel of the same call with its operands on another device.
+
+    Args:
+        key: of a call whose operands lie in memory as they would there.
+        device: index of the GPU; -1 for the CPU.
+        float32: arithmetic of float32 on a GPU, ``"f32"`` or ``"tf32"``; by default what torch's
+            float32 matmul precision asks for.
+    """
+    op, _, dtype, *others = key
+    if dtype in ("f32", "tf32"):
+        dtype = "f32" if device < 0 else float32 or float32_arithmetic()
+    return choosing((op, device, dtype, *others))
+
+
+def float32_arithmetic() -> str:
+    """Name of the arithmetic that torch's float32 matmul precision asks for on a GPU."""
+    return "f32" if torch.get_float32_matmul_precision() == "highest" else "tf32"

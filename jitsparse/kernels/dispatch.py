@@ -22,14 +22,14 @@ from jitsparse import reference
 from jitsparse.errors import CacheMiss
 from jitsparse.jit import config
 from jitsparse.kernels import threads
-from jitsparse.kernels.choice import REFERENCE, Key, select
+from jitsparse.kernels.choice import REFERENCE, Key, choosing, float32_arithmetic, select
 from jitsparse.kernels.split import MOST_ELEMENTS, most_parts, splits
-from jitsparse.traits import TRAITS, pack, without_profile
+from jitsparse.traits import TRAITS, pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["DTYPES", "dds", "dsd", "find", "moved", "sdd"]
+__all__ = ["DTYPES", "dds", "dsd", "find", "sdd"]
 
 DTYPES = {
     torch.float64: ("f64", 8),
@@ -67,18 +67,14 @@ def find(key: Key) -> Any:
 
 def _miss(key: Key) -> Any:
     """The same, of a key that has none yet; others may have chosen one by the same facts."""
-    facts = _choosing(key)
-    kernel = _kernels.get(facts)
+    # Bound once: meanwhile another thread's pin may put a new dictionary in place.
+    kernels, facts = _kernels, choosing(key)
+    kernel = kernels.get(facts)
     if kernel is None:
-        kernel = _enter(_kernels, facts, select(facts))
+        kernel = _enter(kernels, facts, select(facts))
     if kernel is not REFERENCE:
-        _kernels[key] = kernel
+        kernels[key] = kernel
     return kernel
-
-
-def _choosing(key: Key) -> Key:
-    """What of a key chooses a kernel: on a CPU the pattern's profile does not."""
-    return (*key[:8], without_profile(key[8]), *key[9:]) if key[1] < 0 else key
 
 
 def _enter(kernels: dict[Key, Any], key: Key, selected: Any) -> Any:
@@ -135,7 +131,7 @@ def dsd(
         (
             "dsd",
             device,
-            name if device < 0 or name != "f32" else _float32(),
+            name if device < 0 or name != "f32" else float32_arithmetic(),
             block_rows,
             block_cols,
             "t" if transposed else "n",
@@ -226,7 +222,7 @@ def dds(
         (
             "dds",
             device,
-            name if device < 0 or name != "f32" else _float32(),
+            name if device < 0 or name != "f32" else float32_arithmetic(),
             block_rows,
             block_cols,
             letter,
@@ -304,7 +300,7 @@ def sdd(
         (
             "sdd",
             device,
-            name if device < 0 or name != "f32" else _float32(),
+            name if device < 0 or name != "f32" else float32_arithmetic(),
             block_rows,
             block_cols,
             left_letter,
@@ -391,23 +387,3 @@ def _layout(tensor: Tensor) -> tuple[Tensor, str, int, int, int]:
     if (row_stride == 1 or rows == 1) and (col_stride >= rows or cols == 1):
         return tensor, "t", col_stride if cols > 1 else rows, batch, batch_stride
     return _layout(tensor.contiguous())
-
-
-def moved(key: Key, device: int, float32: str | None = None) -> Key:
-    """What chooses the kernel of the same call with its operands on another device.
-
-    Args:
-        key: of a call whose operands lie in memory as they would there.
-        device: index of the GPU; -1 for the CPU.
-        float32: arithmetic of float32 on a GPU, ``"f32"`` or ``"tf32"``; by default what torch's
-            float32 matmul precision asks for.
-    """
-    op, _, dtype, *others = key
-    if dtype in ("f32", "tf32"):
-        dtype = "f32" if device < 0 else float32 or _float32()
-    return _choosing((op, device, dtype, *others))
-
-
-def _float32() -> str:
-    """Name of the arithmetic that torch's float32 matmul precision asks for."""
-    return "f32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
