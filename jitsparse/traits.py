@@ -45,10 +45,12 @@ __all__ = [
     "TRAITS",
     "Side",
     "Steps",
+    "density",
     "describe",
     "measure",
     "of_class",
     "pack",
+    "places",
     "profile_of",
     "random_steps",
     "ride",
@@ -56,6 +58,7 @@ __all__ = [
     "side_of",
     "size_class",
     "sizes_of",
+    "slab_columns",
     "turned",
     "without_profile",
 ]
@@ -157,6 +160,21 @@ def describe(profile: int) -> str:
     )
 
 
+def density(rows: int, depth: int, nnz: int, block: tuple[int, int]) -> float:
+    """Share of a matrix that so many blocks cover, 1 at most whatever its edges."""
+    return min(1.0, nnz * math.prod(block) / (rows * depth))
+
+
+def slab_columns(block: tuple[int, int]) -> int:
+    """Block columns of a slab, or 1 where a block is as deep."""
+    return max(1, SLAB // block[1])
+
+
+def places(block: tuple[int, int], panel: int, across: int) -> float:
+    """Blocks that a step of so many block columns has room for."""
+    return max(1.0, panel / block[0]) * across
+
+
 def random_steps(
     rows: int, depth: int, nnz: int, block: tuple[int, int], *, panel: int = PANEL, across: int
 ) -> Steps:
@@ -169,12 +187,11 @@ def random_steps(
         panel: rows of a panel.
         across: block columns of a step.
     """
-    height, block_depth = block
-    density = min(1.0, nnz * height * block_depth / (rows * depth))
-    places = max(1.0, panel / height) * across
-    # 1 - (1 - density) ** places, also of densities that 1 - density would not show.
-    wanted = -math.expm1(places * math.log1p(-density)) if density < 1 else 1.0
-    slabs = depth / (block_depth * across)
+    share = density(rows, depth, nnz, block)
+    # 1 - (1 - share) ** places, also of shares that 1 - share would not show.
+    exponent = places(block, panel, across)
+    wanted = -math.expm1(exponent * math.log1p(-share)) if share < 1 else 1.0
+    slabs = depth / (block[1] * across)
     # The largest of so many binomial numbers, by its distance from the mean.
     beyond = math.sqrt(2 * math.log(-(-rows // panel)) * slabs * wanted * (1 - wanted))
     return Steps(slabs * wanted, slabs * wanted + beyond)
@@ -196,16 +213,16 @@ def measure(row: Tensor, col: Tensor, shape: tuple[int, int], block: tuple[int, 
     return along_rows << 8 | _digits(facts[3:], nnz, shape[::-1], block[::-1])
 
 
-def _across(block: tuple[int, int]) -> int:
-    return max(1, SLAB // block[1])
-
-
 def _facts(
     major: Tensor, minor: Tensor, shape: tuple[int, int], block: tuple[int, int]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Steps of all panels; block columns of all, and of the longest."""
     columns = _panels(major, minor, shape, block, 1)
-    return _panels(major, minor, shape, block, _across(block)).sum(), columns.sum(), columns.max()
+    return (
+        _panels(major, minor, shape, block, slab_columns(block)).sum(),
+        columns.sum(),
+        columns.max(),
+    )
 
 
 def _panels(
@@ -230,7 +247,7 @@ def _digits(facts: Sequence[int], nnz: int, shape: tuple[int, int], block: tuple
     """Clustering and skew of a side."""
     steps, columns, longest = facts
     panels = -(-shape[0] // max(PANEL, block[0]))
-    random = random_steps(*shape, nnz, block, across=_across(block))
+    random = random_steps(*shape, nnz, block, across=slab_columns(block))
     random_columns = random_steps(*shape, nnz, block, across=1)
     clustering = random.mean * panels / steps
     skew = longest * panels / columns / (random_columns.longest / random_columns.mean)

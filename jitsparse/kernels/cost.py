@@ -36,8 +36,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jitsparse.kernels.cuda import SMS, is_flipped, is_k_contiguous, op_block
-from jitsparse.panels import PANEL, SLAB
-from jitsparse.traits import Steps, random_steps, side_of
+from jitsparse.panels import PANEL
+from jitsparse.traits import Steps, density, places, random_steps, side_of, slab_columns
 
 if TYPE_CHECKING:
     from jitsparse.jit import Candidate, Variant
@@ -131,7 +131,7 @@ def parts(problem: Problem, variant: Variant) -> tuple[float, ...]:
     rows, depth = (problem.cols, problem.rows) if flipped else (problem.rows, problem.cols)
     block = op_block(problem.op, problem.block, problem.layout)
     columns = problem.extent * problem.batch
-    density = min(1.0, problem.nnz * math.prod(block) / (rows * depth))
+    share_stored = density(rows, depth, problem.nnz, block)
     tile = variant.ints("t")
     ctas = _THIN_CTAS if variant.family == "thin" else 1
     if variant.family == "mma":
@@ -148,7 +148,7 @@ def parts(problem: Problem, variant: Variant) -> tuple[float, ...]:
 
     together = min(1.0, share)
     dense = across * block[1] * tile[1]
-    blocks = busiest / steps * density * depth * tile[0]
+    blocks = busiest / steps * share_stored * depth * tile[0]
     return (
         1.0,
         rounds,
@@ -157,7 +157,7 @@ def parts(problem: Problem, variant: Variant) -> tuple[float, ...]:
         blocks * tile[1],
         blocks * together,
         share * ctas * steps * dense,
-        (depth + rows) * columns + density * rows * depth,
+        (depth + rows) * columns + share_stored * rows * depth,
     )
 
 
@@ -169,13 +169,14 @@ def _steps(
     side = side_of(problem.profile, "cols" if is_flipped(problem.op, problem.layout) else "rows")
     random = random_steps(rows, depth, problem.nnz, block, panel=panel, across=across)
     # A profile tells of panels and slabs; in smaller ones fewer blocks can lie together.
-    places = max(1.0, panel / block[0]) * across
-    measured = max(1.0, PANEL / block[0]) * max(1, SLAB // block[1])
-    clustering = side.clustering * math.log(places) / math.log(measured) if measured > 1 else 0.0
+    measured = places(block, PANEL, slab_columns(block))
+    clustering = side.clustering
+    if measured > 1:
+        clustering *= math.log(places(block, panel, across)) / math.log(measured)
     all_of_them = depth / (block[1] * across)
     # All blocks side by side is the fewest that there can be.
-    density = min(1.0, problem.nnz * math.prod(block) / (rows * depth))
-    mean = max(random.mean * 2**-clustering, density * all_of_them)
+    fewest = density(rows, depth, problem.nnz, block) * all_of_them
+    mean = max(random.mean * 2**-clustering, fewest)
     longest = mean * random.longest / random.mean * 2**side.skew
     return Steps(mean, max(mean, min(longest, all_of_them)))
 
