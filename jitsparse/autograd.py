@@ -218,9 +218,10 @@ class _TransformedDsd(torch.autograd.Function):
     def jvp(ctx: Any, values_dot: Tensor, _: None, dense_dot: Tensor, *__: None) -> Tensor:
         values, index, dense = ctx.saved_tensors
         sizes = ctx.sizes
-        return _sum(
-            None if values_dot is None else dsd(values_dot, index, dense, *sizes),
-            None if dense_dot is None else dsd(values, index, dense_dot, *sizes),
+        return _product_rule(
+            lambda values, dense: dsd(values, index, dense, *sizes),
+            (values, dense),
+            (values_dot, dense_dot),
         )
 
 
@@ -242,9 +243,10 @@ class _TransformedDds(torch.autograd.Function):
         rows, cols, transposed, activation = ctx.sizes
         bias_dot = others[4]
         sizes = rows, cols, transposed, None, 0
-        dot = _sum(
-            None if dense_dot is None else dds(dense_dot, values, index, *sizes),
-            None if values_dot is None else dds(dense, values_dot, index, *sizes),
+        dot = _product_rule(
+            lambda dense, values: dds(dense, values, index, *sizes),
+            (dense, values),
+            (dense_dot, values_dot),
             None if bias_dot is None else bias_dot.expand(*dense.shape[:-1], -1),
         )
         return torch.ops.aten.threshold_backward(dot, out[0], 0) if activation == _RELU else dot
@@ -265,14 +267,26 @@ class _TransformedSdd(torch.autograd.Function):
     def jvp(ctx: Any, left_dot: Tensor, right_dot: Tensor, *_: None) -> Tensor:
         left, right, index = ctx.saved_tensors
         shape = (*ctx.sizes, *ctx.block)
-        return _sum(
-            None if left_dot is None else sdd(left_dot, right, index, *shape),
-            None if right_dot is None else sdd(left, right_dot, index, *shape),
+        return _product_rule(
+            lambda left, right: sdd(left, right, index, *shape),
+            (left, right),
+            (left_dot, right_dot),
         )
 
 
-def _sum(*terms: Tensor | None) -> Tensor:
-    """Of the terms that there are, one at least."""
+def _product_rule(
+    product: Callable[[Tensor, Tensor], Tensor],
+    factors: tuple[Tensor, Tensor],
+    tangents: tuple[Tensor | None, Tensor | None],
+    summand: Tensor | None = None,
+) -> Tensor:
+    """The tangent of a product, and of what is added to it; one of them has one at least."""
+    (a, b), (a_dot, b_dot) = factors, tangents
+    terms = (
+        None if a_dot is None else product(a_dot, b),
+        None if b_dot is None else product(a, b_dot),
+        summand,
+    )
     first, *others = (term for term in terms if term is not None)
     return sum(others, first)
 
