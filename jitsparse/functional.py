@@ -171,8 +171,9 @@ def sdd(a: Tensor, b: Tensor, pattern: Pattern) -> BlockSparse:
     if a.shape[:-2] != b.shape[:-2]:
         a, b = _broadcast_batch(a, b)
     block_rows, block_cols = pattern.block_size
-    block = pattern.nnz_blocks, block_rows, block_cols
-    values = autograd.sdd(a, b, pattern.index, rows, cols, *block)
+    values = autograd.sdd(
+        a, b, pattern.index, rows, cols, pattern.nnz_blocks, block_rows, block_cols
+    )
     return BlockSparse(values, pattern)
 
 
@@ -202,7 +203,6 @@ def _dds(
             raise ArgumentError(f"{_call(names)}: {names[1]} must have columns, got a scalar")
         return _dds(names, a.unsqueeze(0), b, transposed, bias, activation).squeeze(0)
     pattern = b.pattern
-    index = pattern.index
     rows, cols = pattern.shape
     inner, outer = (cols, rows) if transposed else (rows, cols)
     if a.shape[-1] != inner:
@@ -222,9 +222,9 @@ def _dds(
     if activation > 1 and (torch.is_grad_enabled() or autograd.transformed()):
         tensors = (a, values) if bias is None else (a, values, bias)
         if autograd.transformed() or any(tensor.requires_grad for tensor in tensors):
-            product = autograd.dds(a, values, index, rows, cols, transposed, bias, 0)
+            product = autograd.dds(a, values, pattern.index, rows, cols, transposed, bias, 0)
             return activate(product, activation)
-    return autograd.dds(a, values, index, rows, cols, transposed, bias, activation)
+    return autograd.dds(a, values, pattern.index, rows, cols, transposed, bias, activation)
 
 
 def _call(names: tuple[str, str, str]) -> str:

@@ -167,10 +167,7 @@ def select_variants(
     Raises:
         ArgumentError: a filter names something that does not exist, or nothing is left.
     """
-    for what, asked, legal in (("op", ops, OPS), ("dtype", dtypes, DTYPES)):
-        for name in asked:
-            if name not in legal:
-                raise ArgumentError(f"{what} {name!r} is not one of {', '.join(legal)}")
+    _check_names(ops, dtypes)
     if block_sizes:
         found = (
             variant
@@ -191,6 +188,13 @@ def select_variants(
             f"dtype {list(dtypes) or 'any'} and block size {list(block_sizes) or 'any'}"
         )
     return chosen
+
+
+def _check_names(ops: Sequence[str], dtypes: Sequence[str]) -> None:
+    for what, asked, legal in (("op", ops, OPS), ("dtype", dtypes, DTYPES)):
+        for name in asked:
+            if name not in legal:
+                raise ArgumentError(f"{what} {name!r} is not one of {', '.join(legal)}")
 
 
 def _typical_problems(
@@ -223,9 +227,7 @@ def variant_named(name: str) -> Variant:
     """
     variant = Variant.parse(name)
     config.parse_arch(variant.target, "target")
-    for what, given, legal in (("op", variant.op, OPS), ("dtype", variant.dtype, DTYPES)):
-        if given not in legal:
-            raise ArgumentError(f"{name}: {what} {given!r} is not one of {', '.join(legal)}")
+    _check_names([variant.op], [variant.dtype])
     problems = _typical_problems(
         device_of(variant.target),
         [variant.op],
