@@ -19,8 +19,8 @@ from jitsparse.errors import ArgumentError
 from jitsparse.jit import Variant
 from jitsparse.kernels import dispatch, registry
 from jitsparse.kernels.choice import Key, problem_of
+from jitsparse.layout import div_up
 from jitsparse.pattern import Pattern
-from jitsparse.schedule import div_up
 from jitsparse.sparse import BlockSparse
 from jitsparse.traits import ride, without_profile
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from jitsparse.errors import PatternError
-from jitsparse.schedule import div_up
+from jitsparse.layout import div_up
 
 __all__ = ["BLOCK_SIZES", "as_block_size", "as_count", "as_shape", "check_indices", "grid_of"]
 

@@ -1,6 +1,6 @@
 """How CUDA kernels cut a pattern: panels of block rows, and slabs of block columns.
 
-Both the index of a pattern (:mod:`jitsparse.schedule`) and the choice of a kernel need to know;
+Both the index of a pattern (:mod:`jitsparse.layout`) and the choice of a kernel need to know;
 this module does not import torch.
 """
 

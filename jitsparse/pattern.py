@@ -21,7 +21,8 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from jitsparse.checks import as_block_size, as_count, as_shape, check_indices, grid_of
 from jitsparse.errors import PatternError
-from jitsparse.schedule import IndexLayout, build_index, div_up
+from jitsparse.layout import IndexLayout, div_up
+from jitsparse.schedule import build_index
 from jitsparse.traits import measure, pack, ride, turned
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class Pattern:
     crow_indices: Tensor
     col_indices: Tensor
     index: Tensor
-    """Every order in which kernels walk the blocks, packed (:mod:`jitsparse.schedule`)."""
+    """Every order in which kernels walk the blocks, packed (:mod:`jitsparse.layout`)."""
     traits: int
     """What the pattern tells the choice of a kernel (:mod:`jitsparse.traits`); 0 if nothing."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from jitsparse.schedule import IndexLayout, div_up
+from jitsparse.layout import IndexLayout, div_up
 
 __all__ = ["ACTIVATIONS", "activate", "blocks_of", "dds", "dsd", "expand", "sdd"]
 

@@ -1,59 +1,4 @@
-"""The packed index of a pattern: every order in which kernels walk its blocks, in one int32 tensor.
-
-A registered operation takes this one tensor instead of ten. With R x C blocks of which Z are
-stored, its parts are, in this order (``csrc/abi.h: IndexView`` reads the same layout):
-
-===================  ==========  ===========================================================
-part                 length      meaning
-===================  ==========  ===========================================================
-crow_indices         R + 1       as in torch's BSR
-col_indices          Z           block column of each stored block
-row_indices          Z           block row of each stored block
-ccol_indices         C + 1       the same pattern by block columns (BSC)
-row_indices_t        Z           block row of each block, in column order
-perm                 Z           position in ``values`` of each block, in column order
-(padding to a multiple of 4)     so that the steps below are 16-byte aligned
-row_steps            4 Z         panels of rows: (block column, mask, first, 0) a step
-col_steps            4 Z         panels of columns, likewise (block row, mask, first, 0)
-row_panel_ptr        P + 1       steps of row panel p: row_panel_ptr[p] .. row_panel_ptr[p + 1]
-col_panel_ptr        Q + 1
-row_panel_blocks     Z           positions in ``values``, ordered by (panel, column, row)
-col_panel_blocks     Z           ordered by (panel, row, column)
-===================  ==========  ===========================================================
-
-The parts below the padding exist on CUDA only. A *panel* is a group of 128 // block_rows block
-rows (at least one): the tile height of the tensor-core kernels. A *step* is one block column that
-any row of the panel stores: bit g of its mask says that row g does, and ``first`` is where the
-step's blocks begin in ``row_panel_blocks``, one for each set bit in rising order of g. Loading the
-dense operand once a step instead of once a block is what makes small blocks fast
-(docs/performance.md).
-
-Blocks of 16 and more have parts for the Hopper kernels too, 16-byte aligned but for positions:
-
-===================  ==========  ===========================================================
-row_panels_sorted    4 P         (panel, first step, end, 0), panels with most steps first
-col_panels_sorted    4 Q
-row_gather_steps     4 G         like row_steps, of panels of 64 rows (128 if blocks are so high)
-row_gather_tiles     4 + 4 T     (tiles, most steps of one, 0, 0); (panel, first step, end, 0)
-col_gather_steps                 likewise of panels of columns
-col_gather_tiles
-row_slab_panels      4 P         as row_panels_sorted, where a step is a slab of 64 columns:
-col_slab_panels      4 Q         bit g * s + c of its mask says that row g stores the c-th of
-row_slab_steps       4 min(Z,.)  its s block columns. Absent, with the other slab parts, where
-col_slab_steps       4 min(Z,.)  blocks are 64 or deeper: steps are slabs there.
-row_gather_blocks    Z           positions in ``values``, in the order of row_gather_steps
-col_gather_blocks    Z
-row_slab_blocks      Z
-col_slab_blocks      Z
-row_wide_tiles       4 + 4 T     as row_gather_tiles, all as wide as can be
-col_wide_tiles
-row_tall_panels      4 U         as the slab parts, of panels of 192 rows. Absent, with the other
-col_tall_panels      4 U         tall parts, where blocks are not 32 or 64 high and 16 to 64 deep.
-row_tall_steps       4 min(Z,.)
-col_tall_steps       4 min(Z,.)
-row_tall_blocks      Z
-col_tall_blocks      Z
-===================  ==========  ===========================================================
+"""Computing the packed index of a pattern (:mod:`jitsparse.layout` says what its parts are).
 
 Everything is computed with torch operations on the pattern's own device and without reading a value
 back to the host.
@@ -61,14 +6,13 @@ back to the host.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from jitsparse.panels import HOPPER_BLOCK, PANEL, SLAB, TALL_PANEL, has_tall
+from jitsparse.layout import Gather, IndexLayout
+from jitsparse.panels import PANEL
 
-__all__ = ["IndexLayout", "build_index"]
+__all__ = ["build_index"]
 
 _GATHER_GROUP = 32
 _CTAS = 132
@@ -76,168 +20,6 @@ _FIXED_COLUMNS = 400
 _FEW_ROUNDS = 4
 """Tuned for Hopper: panels whose sdd tiles run at about the same time, CTAs that run at once, what
 a tile costs beside its columns, in columns, and how many tiles a CTA has where they are few."""
-
-
-def div_up(a: int, b: int) -> int:
-    return -(-a // b)
-
-
-@dataclass(frozen=True)
-class Gather:
-    """Shape of an sdd's tiles: a panel along one side, blocks gathered along the other.
-
-    Attributes:
-        down: blocks of a panel.
-        panels, minors: panels, and blocks along the other side.
-        fewest, most: of those that a tile may gather.
-        block: their size in elements.
-    """
-
-    down: int
-    panels: int
-    minors: int
-    fewest: int
-    most: int
-    block: int
-
-    @staticmethod
-    def of(majors: int, minors: int, major_block: int, minor_block: int) -> Gather:
-        """Of a grid of ``majors`` x ``minors`` blocks, the panel along the first."""
-        height = max(64, major_block)
-        down = height // major_block
-        most = (256 if height > 64 else 512) // minor_block
-        fewest = max(1, 128 // minor_block)
-        return Gather(down, div_up(majors, down), minors, fewest, most, minor_block)
-
-    def tiles(self, steps: int, width: int) -> int:
-        """Length of a list of tiles of at least so many steps, its head included."""
-        return 1 + self.panels + steps // width
-
-
-@dataclass(frozen=True)
-class Slabs:
-    """Panels whose steps are slabs of :data:`SLAB`.
-
-    Attributes:
-        down: block rows (or columns) of a panel.
-        across: blocks along the other side that a slab covers.
-        panels: how many there are.
-        most: steps there can be.
-    """
-
-    down: int
-    across: int
-    panels: int
-    most: int
-
-
-@dataclass(frozen=True)
-class IndexLayout:
-    """Offsets of the parts of a packed index.
-
-    Args:
-        rows: block rows, R.
-        cols: block columns, C.
-        nnz: stored blocks, Z.
-        block_size: ``(block_rows, block_cols)`` in elements.
-        panels: whether the panel parts are present (CUDA).
-    """
-
-    rows: int
-    cols: int
-    nnz: int
-    block_size: tuple[int, int]
-    panels: bool
-
-    @property
-    def hopper(self) -> bool:
-        """Whether the parts for the Hopper kernels are present."""
-        return self.panels and min(self.block_size) >= HOPPER_BLOCK
-
-    def slabs(self, kind: str) -> dict[str, Slabs]:
-        """Panels whose steps are slabs, by side: of kind ``"slab"`` :data:`PANEL` rows high, where
-        blocks are less deep than a slab; ``"tall"`` :data:`TALL_PANEL`, see :func:`has_tall`."""
-        (rows, cols), height = self.block_size, PANEL if kind == "slab" else TALL_PANEL
-        sides = {
-            "row": (self.rows, rows, self.cols, cols),
-            "col": (self.cols, cols, self.rows, rows),
-        }
-        found = {}
-        for side, (majors, extent, minors, depth) in sides.items():
-            if depth < SLAB if kind == "slab" else has_tall(extent, depth):
-                down, across = max(1, height // extent), SLAB // depth
-                panels = div_up(majors, down)
-                most = min(self.nnz, panels * div_up(minors, across))
-                found[side] = Slabs(down, across, panels, most)
-        return found
-
-    def gathers(self) -> dict[str, Gather]:
-        """How an sdd's tiles have their panel along either side."""
-        rows, cols = self.block_size
-        return {
-            "row": Gather.of(self.rows, self.cols, rows, cols),
-            "col": Gather.of(self.cols, self.rows, cols, rows),
-        }
-
-    def parts(self) -> dict[str, tuple[int, int]]:
-        """Name to ``(offset, length)``, in the order of the layout."""
-        r, c, z = self.rows, self.cols, self.nnz
-        lengths = {
-            "crow_indices": r + 1,
-            "col_indices": z,
-            "row_indices": z,
-            "ccol_indices": c + 1,
-            "row_indices_t": z,
-            "perm": z,
-        }
-        if self.panels:
-            head = sum(lengths.values())
-            lengths["padding"] = -head % 4
-            lengths["row_steps"] = 4 * z
-            lengths["col_steps"] = 4 * z
-            lengths["row_panel_ptr"] = div_up(r, max(1, PANEL // self.block_size[0])) + 1
-            lengths["col_panel_ptr"] = div_up(c, max(1, PANEL // self.block_size[1])) + 1
-            lengths["row_panel_blocks"] = z
-            lengths["col_panel_blocks"] = z
-        if self.hopper:
-            head = sum(lengths.values())
-            lengths["hopper_padding"] = -head % 4
-            panels = {"row": lengths["row_panel_ptr"] - 1, "col": lengths["col_panel_ptr"] - 1}
-            lengths |= {f"{side}_panels_sorted": 4 * count for side, count in panels.items()}
-            gathers = self.gathers()
-            most = {side: min(z, gather.panels * gather.minors) for side, gather in gathers.items()}
-            for side, gather in gathers.items():
-                lengths[f"{side}_gather_steps"] = 4 * most[side]
-                lengths[f"{side}_gather_tiles"] = 4 * gather.tiles(most[side], gather.fewest)
-            lengths |= self._panels_and_steps("slab")
-            lengths |= {f"{side}_gather_blocks": z for side in gathers}
-            lengths |= {f"{side}_slab_blocks": z for side in self.slabs("slab")}
-            lengths["wide_padding"] = -sum(lengths.values()) % 4
-            for side, gather in gathers.items():
-                lengths[f"{side}_wide_tiles"] = 4 * gather.tiles(most[side], gather.most)
-            lengths |= self._panels_and_steps("tall")
-            lengths |= {f"{side}_tall_blocks": z for side in self.slabs("tall")}
-        parts, offset = {}, 0
-        for name, length in lengths.items():
-            parts[name] = (offset, length)
-            offset += length
-        return parts
-
-    def _panels_and_steps(self, kind: str) -> dict[str, int]:
-        slabs = self.slabs(kind)
-        panels = {f"{side}_{kind}_panels": 4 * each.panels for side, each in slabs.items()}
-        return panels | {f"{side}_{kind}_steps": 4 * each.most for side, each in slabs.items()}
-
-    @property
-    def size(self) -> int:
-        """Length of the packed tensor."""
-        offset, length = list(self.parts().values())[-1]
-        return offset + length
-
-    def view(self, index: Tensor, part: str) -> Tensor:
-        """The named part of a packed index, without a copy."""
-        offset, length = self.parts()[part]
-        return index.narrow(0, offset, length)
 
 
 def build_index(

@@ -1,4 +1,4 @@
-"""The packed index lies where the kernels look for it: csrc/abi.h against jitsparse/schedule.py."""
+"""The packed index lies where the kernels look for it: csrc/abi.h against jitsparse/layout.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jitsparse.kernels.cuda import CSRC
-from jitsparse.schedule import IndexLayout, div_up
+from jitsparse.layout import IndexLayout, div_up
 
 ACCESSORS = {
     "crow_indices": "crow",

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jitsparse as js
+from jitsparse.layout import IndexLayout
 from jitsparse.panels import HOPPER_BLOCK, PANEL, SLAB, TALL_PANEL
-from jitsparse.schedule import IndexLayout, build_index
+from jitsparse.schedule import build_index
 
 Blocks = list[tuple[int, int]]
 

@@ -71,7 +71,7 @@ constexpr int64 tall_panel(int64 block, int64 depth) {
 }
 
 // The packed index of a pattern with R x C blocks of which Z are stored; mirrors
-// jitsparse/schedule.py, which documents each part.
+// jitsparse/layout.py, which documents each part.
 template <int BLOCK_ROWS, int BLOCK_COLS>
 struct IndexView {
   const int32* base;

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from jitsparse.checks import as_block_size, as_count
 from jitsparse.errors import ArgumentError, PatternError
 from jitsparse.functional import linear
+from jitsparse.layout import div_up
 from jitsparse.pattern import Pattern
 from jitsparse.reference import blocks_of
-from jitsparse.schedule import div_up
 from jitsparse.sparse import BlockSparse, clear_edge
 
 __all__ = ["BlockSparseLinear"]

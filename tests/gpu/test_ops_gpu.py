@@ -18,7 +18,8 @@ from torch.autograd import gradcheck, gradgradcheck
 import jitsparse as js
 from jitsparse.jit import background
 from jitsparse.kernels import choice, dispatch
-from jitsparse.schedule import IndexLayout, build_index
+from jitsparse.layout import IndexLayout
+from jitsparse.schedule import build_index
 
 pytestmark = pytest.mark.gpu
 
