@@ -14,12 +14,11 @@ from jitsparse.panels import PANEL
 
 __all__ = ["build_index"]
 
-_GATHER_GROUP = 32
 _CTAS = 132
 _FIXED_COLUMNS = 400
 _FEW_ROUNDS = 4
-"""Tuned for Hopper: panels whose sdd tiles run at about the same time, CTAs that run at once, what
-a tile costs beside its columns, in columns, and how many tiles a CTA has where they are few."""
+"""Tuned for Hopper: CTAs that run at once, what an sdd's tile costs beside its columns, in columns,
+and how many tiles a CTA has where they are few."""
 
 
 def build_index(
@@ -170,10 +169,11 @@ def _gathers(pointers: Tensor, gather: Gather, fewest: int, capacity: int) -> Te
     first = pointers[panel] + count[panel] * part // many
     end = pointers[panel] + count[panel] * (part + 1) // many
     tiles = torch.stack([panel, first, end, torch.zeros_like(end)], 1)
-    # Tiles that run at the same time should read the same rows and columns: the panels of a group
-    # go through their parts together. Where a CTA has only a few tiles, balance counts for more,
-    # and the widest come first.
-    key = (panel // _GATHER_GROUP * capacity + part) * _GATHER_GROUP + panel % _GATHER_GROUP
+    # All tiles go through k at the same pace, and L2 answers neighbours that want the same data at
+    # the same time with one read: the panels of a group go through their parts together. Where a
+    # CTA has only a few tiles, balance counts for more, and the widest come first.
+    group = gather.group
+    key = (panel // group * capacity + part) * group + panel % group
     order = torch.argsort(key)
     few = ends[-1] < _FEW_ROUNDS * _CTAS
     narrowness = torch.where(few, gather.most - (end - first), 0)
