@@ -81,6 +81,24 @@ def check_gathers(layout: IndexLayout, index: torch.Tensor, side: str, blocks: B
             assert pointers[panel] <= first
             assert end <= pointers[panel + 1]
         assert not blocks or fewest <= widest <= gather.most
+        check_order(tiles[:count], gather.group if count > 132 else 1)
+
+
+def check_order(tiles: list[list[int]], group: int) -> None:
+    """Tiles of a width, or all if they are many: the panels of a group part after part."""
+    parts: dict[int, list[int]] = {}
+    for panel, first, *_ in sorted(tiles):
+        parts.setdefault(panel, []).append(first)
+    order = [
+        (
+            first - end if len(tiles) < 4 * 132 else 0,
+            panel // group,
+            parts[panel].index(first),
+            panel % group,
+        )
+        for panel, first, end, _ in tiles
+    ]
+    assert order == sorted(order)
 
 
 def check(mask: torch.Tensor, block_size: tuple[int, int]) -> None:
@@ -140,6 +158,14 @@ def test_index_is_what_loops_would_build(
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     check(torch.rand((rows, cols), generator=generator) < density, block)
+
+
+@pytest.mark.parametrize("block", [(64, 64), (128, 64), (128, 16)])
+def test_order_of_many_tiles(block: tuple[int, int]) -> None:
+    """More than run at once, and more than a few times as many."""
+    generator = torch.Generator().manual_seed(0)
+    check(torch.rand((150, 64), generator=generator) < 0.1, block)
+    check(torch.rand((600, 40), generator=generator) < 0.1, block)
 
 
 def test_empty_rows_and_columns() -> None:

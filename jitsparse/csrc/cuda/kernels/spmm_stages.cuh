@@ -43,6 +43,7 @@ struct SpmmStages {
   static_assert(kAcross == 1 || SLAB == 64, "the index has slabs of 64");
 
   static constexpr int kConsumers = PANEL / 64;  // warpgroups
+  static constexpr int kNeighbours = 16;         // CTAs that compute panels of a group side by side
   // Producer warps take turns: a stage is always filled by the same warp. That hides what a turn waits for, and no warp can be
   // two rounds of the ring ahead of another. A warp has its part of every kStride-th step.
   static constexpr int kProducers = kTall ? 3 : 4, kStride = kProducers / kParts;
@@ -133,9 +134,17 @@ struct SpmmStages {
 
   // ---- host
 
+  // With few rounds small differences between CTAs count, and there is less of everything that hides a wait.
+  static bool few_rounds(const SpmmArgs& args) { return tiles(args) < 8 * multiprocessors(); }
+
   static int64 grid(const SpmmArgs& args) {
     const int64 count = tiles(args), sms = multiprocessors();
-    return count < sms ? count : sms;
+    if (count < sms) return count;
+    // Sixteen neighbours have the same columns, and L2 answers those of them who ask at the same time with one read: whole sets of
+    // sixteen, where nobody gets a tile more for it. (Products of 4096: 1 to 10 %. With many rounds every CTA would have panels of
+    // the same ranks again and again, which is uneven where rows are.)
+    const int64 sets = sms / kNeighbours * kNeighbours;
+    return few_rounds(args) && sets && div_up(count, sets) == div_up(count, sms) ? sets : sms;
   }
 
   static cudaError_t prepare(const SpmmArgs& args, Params& params) {
@@ -144,9 +153,8 @@ struct SpmmStages {
     // Larger groups read the dense operand from DRAM less often, as long as their values stay in L2, and share it among panels
     // of small blocks; with few rounds a group has to be small for CTAs to have equally much. (8 to 32 were measured.)
     const int64 values_of_32_panels = args.nnz * BLOCK_ROWS * BLOCK_COLS * kItemBytes / panels(args) * 32;
-    const bool few_rounds = tiles(args) < 8 * multiprocessors();
-    const bool many_values = values_of_32_panels > (few_rounds ? 6 << 20 : 24 << 20);
-    params.group = many_values ? (kBlockM < 64 ? 16 : 8) : few_rounds ? 16 : 32;
+    const bool few = few_rounds(args), many_values = values_of_32_panels > (few ? 6 << 20 : 24 << 20);
+    params.group = many_values ? (kBlockM < 64 ? 16 : 8) : few ? kNeighbours : 32;
     const MatrixShape values = {BLOCK_COLS, args.nnz * BLOCK_ROWS, 1, BLOCK_COLS, 0};
     if (auto error = encode_map<Storage>(&params.values, args.values, values, {kSlotSpan, kSlotRows})) return error;
     const int64 inner = DENSE_K_CONTIGUOUS ? k(args) : args.n, outer = DENSE_K_CONTIGUOUS ? args.n : k(args);
