@@ -82,9 +82,7 @@ class Gather:
         panels, minors: panels, and blocks along the other side.
         fewest, most: of those that a tile may gather.
         block: their size in elements.
-        group: panels whose tiles neighbours compute. A tile of 128 rows loads so many of its panel
-            that its neighbours should have the same one: 1.01 to 1.3 times as fast as groups of 32.
-            Of one of 64 rows the gathered columns count for more.
+        height: of a panel in elements, 64 or 128.
     """
 
     down: int
@@ -93,16 +91,16 @@ class Gather:
     fewest: int
     most: int
     block: int
-    group: int
+    height: int
 
     @staticmethod
     def of(majors: int, minors: int, major_block: int, minor_block: int) -> Gather:
         """Of a grid of ``majors`` x ``minors`` blocks, the panel along the first."""
         height = max(64, major_block)
         down = height // major_block
-        columns, group = (256, 1) if height > 64 else (512, 32)
-        most, fewest = columns // minor_block, max(1, 128 // minor_block)
-        return Gather(down, div_up(majors, down), minors, fewest, most, minor_block, group)
+        most = (256 if height > 64 else 512) // minor_block
+        fewest = max(1, 128 // minor_block)
+        return Gather(down, div_up(majors, down), minors, fewest, most, minor_block, height)
 
     def tiles(self, steps: int, width: int) -> int:
         """Length of a list of tiles of at least so many steps, its head included."""

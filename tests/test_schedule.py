@@ -81,7 +81,8 @@ def check_gathers(layout: IndexLayout, index: torch.Tensor, side: str, blocks: B
             assert pointers[panel] <= first
             assert end <= pointers[panel + 1]
         assert not blocks or fewest <= widest <= gather.most
-        check_order(tiles[:count], gather.group if count > 132 else 1)
+        side_by_side = count <= 132 or (gather.height == 128 and count <= 16 * gather.panels)
+        check_order(tiles[:count], 1 if side_by_side else 32)
 
 
 def check_order(tiles: list[list[int]], group: int) -> None:
@@ -166,6 +167,11 @@ def test_order_of_many_tiles(block: tuple[int, int]) -> None:
     generator = torch.Generator().manual_seed(0)
     check(torch.rand((150, 64), generator=generator) < 0.1, block)
     check(torch.rand((600, 40), generator=generator) < 0.1, block)
+
+
+def test_order_of_many_tiles_in_a_panel() -> None:
+    """More than neighbours share a panel for."""
+    check(torch.ones((10, 40), dtype=torch.bool), (128, 128))
 
 
 def test_empty_rows_and_columns() -> None:
