@@ -78,7 +78,8 @@ def options(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[st
             yield path, max(parameter.opts, key=len)
 
 
-OPTIONS = list(options(typer.main.get_command(app)))
+COMMAND = typer.main.get_command(app)
+OPTIONS = list(options(COMMAND))
 REQUIRED = {
     "explain": ("dsd",),
     "export": ("bundle.tar",),
@@ -118,6 +119,8 @@ def nothing_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     def accepted(*_: object, **__: object) -> None:
         raise typer.Exit(0)
 
+    # Built anew for each of 7,000 runs it is more than half of their time.
+    monkeypatch.setattr("typer.main.get_command", lambda _: COMMAND)
     monkeypatch.setattr("jitsparse.compilation.compile_variants", accepted)
     monkeypatch.setattr("jitsparse.demo.run.Demo", accepted)
     for name in ("_measure", "_around"):
