@@ -19,6 +19,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from jitsparse import restoring
 from jitsparse.errors import (
     ArgumentError,
     BundleError,
@@ -100,6 +101,7 @@ class _Package(ModuleType):
 
 
 sys.modules[__name__].__class__ = _Package
+restoring.allow()
 
 if not TYPE_CHECKING:  # or every misspelt name would be one that might exist
 

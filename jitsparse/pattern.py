@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
+from jitsparse import restoring
 from jitsparse.checks import as_block_size, as_count, as_shape, check_indices, grid_of
 from jitsparse.errors import PatternError
 from jitsparse.layout import IndexLayout, div_up
@@ -366,8 +367,11 @@ class Pattern:
     def __reduce__(self) -> tuple[Any, ...]:
         # Without the index: it is derived, and its parts differ between CPU and CUDA, so a pattern
         # that is loaded with map_location has to build its own.
-        state = (self.shape, self.block_size, self.crow_indices, self.col_indices, self.traits)
-        return Pattern._trusted, state
+        state = (self.shape, self.block_size, self.crow_indices, self.col_indices)
+        return restoring.restore_pattern, state
+
+
+restoring.allow()
 
 
 def _readable(indices: Tensor) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import jitsparse  # for jitsparse.functional, which imports this module
-from jitsparse import reference
+from jitsparse import reference, restoring
 from jitsparse.checks import as_block_size
 from jitsparse.errors import ArgumentError
 from jitsparse.pattern import Pattern
@@ -244,6 +244,9 @@ class BlockSparse:
     def _with(self, values: Tensor, pattern: Pattern) -> BlockSparse:
         matrix = BlockSparse(values, pattern)
         return matrix.T if self.transposed else matrix
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return restoring.restore_matrix, (self.values, self.pattern, self.transposed)
 
     # -- products -------------------------------------------------------------------------------
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -259,6 +262,34 @@ def test_copies_and_pickles() -> None:
         assert again.transposed
         assert torch.equal(again.to_dense(), a.to_dense())
         assert again.values.data_ptr() != a.values.data_ptr()
+
+
+def test_a_file_is_loaded_without_trusting_it(tmp_path: Path) -> None:
+    """``torch.load`` reads weights only, unless told otherwise."""
+    a = js.random((20, 30), 8, 0.5).T
+    file = tmp_path / "a.pt"
+    torch.save({"matrix": a, "pattern": a.pattern}, file)
+    code = (
+        "import sys, torch, jitsparse\n"
+        "loaded = torch.load(sys.argv[1])\n"
+        "assert loaded['matrix'].pattern is loaded['pattern'], 'one pattern, as it was saved'\n"
+        "torch.save(loaded['matrix'].to_dense(), sys.argv[1])\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(file)], check=True)
+    assert torch.equal(torch.load(file), a.to_dense())
+
+
+def test_a_file_cannot_bring_what_kernels_must_not_read(tmp_path: Path) -> None:
+    a = js.random((64, 64), 16, 0.5)
+    a.pattern.col_indices[0] = 1000
+    torch.save(a, tmp_path / "pattern.pt")
+    with pytest.raises(js.PatternError, match="1000"):
+        torch.load(tmp_path / "pattern.pt")
+    a = js.random((64, 64), 16, 0.5)
+    object.__setattr__(a, "values", a.values[1:])
+    torch.save(a, tmp_path / "values.pt")
+    with pytest.raises(js.ArgumentError, match="7, 16, 16"):
+        torch.load(tmp_path / "values.pt")
 
 
 def test_values_that_do_not_fit_cannot_be_put_in() -> None:
