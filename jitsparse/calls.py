@@ -18,7 +18,7 @@ from jitsparse import functional, ops, reference
 from jitsparse.errors import ArgumentError
 from jitsparse.jit import Variant
 from jitsparse.kernels import dispatch, registry
-from jitsparse.kernels.choice import Key, problem_of
+from jitsparse.kernels.choice import Key, float32_as, problem_of
 from jitsparse.layout import div_up
 from jitsparse.pattern import Pattern
 from jitsparse.sparse import BlockSparse
@@ -214,12 +214,8 @@ def sample(problem: Problem, device: torch.device | None = None, *, seed: int = 
             operands = sparse, normal(*batch, sparse.shape[1], problem.extent, layout=right)
         else:
             operands = normal(*batch, problem.extent, sparse.shape[0], layout=left), sparse
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if problem.dtype == "tf32" else "highest")
-    try:
+    with float32_as(problem.dtype):
         call = catch(problem.op, *operands)
-    finally:
-        torch.set_float32_matmul_precision(before)
     made, asked = call.problem, problem.rounded()
     if replace(made, aligned=asked.aligned) != asked:
         raise ArgumentError(

@@ -194,6 +194,8 @@ def _dds(
         names: of the operation and the two operands, in its errors.
     """
     values = b.values
+    if bias is not None and not isinstance(bias, Tensor):
+        raise _wrong_types(_call(names), "a Tensor as bias", bias)
     if torch.is_autocast_enabled("cuda" if a.is_cuda else "cpu"):
         values, a = _autocast(values, a)
         if bias is not None:
@@ -235,8 +237,7 @@ def _call(names: tuple[str, str, str]) -> str:
 
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Tensors as autocast wants them: in its dtype, except those it leaves alone (float64)."""
-    device_type = tensors[0].device.type
-    dtype = torch.get_autocast_dtype(device_type)
+    dtype = torch.get_autocast_dtype("cuda" if tensors[0].is_cuda else "cpu")
     return tuple(
         tensor
         if tensor.dtype is torch.float64 or not tensor.is_floating_point()

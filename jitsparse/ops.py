@@ -103,7 +103,7 @@ _tracing_state = torch._C._get_tracing_state
 _profiled = torch._C._autograd._profiler_enabled
 
 
-def _unobserved(a: Tensor, b: Tensor) -> bool:
+def _unobserved(a: Tensor, b: Tensor, bias: Tensor | None = None) -> bool:
     """Whether nothing but the kernel wants to see a call: no tracer, mode, profiler, transform or
     subclass, no tangents, and nobody's promise to negate an operand later.
 
@@ -122,6 +122,7 @@ def _unobserved(a: Tensor, b: Tensor) -> bool:
         and forward_ad._current_level < 0
         and not a.is_neg()
         and not b.is_neg()
+        and (bias is None or (type(bias) in _PLAIN and not bias.is_neg()))
     )
 
 
@@ -144,7 +145,7 @@ def dds(
     activation: int,
 ) -> Tensor:
     """``jitsparse::dds``, directly where nobody observes it."""
-    call = dispatch.dds if _unobserved(values, dense) else dds_op
+    call = dispatch.dds if _unobserved(values, dense, bias) else dds_op
     return call(dense, values, index, rows, cols, transposed, bias, activation)
 
 

@@ -105,6 +105,11 @@ class Pattern:
         col: Tensor,
         traits: int | None = None,
     ) -> None:
+        if torch.is_inference_mode_enabled():
+            # Training may use the pattern later, and cannot save tensors of inference.
+            with torch.inference_mode(False):
+                crow, col = (each.clone() if each.is_inference() else each for each in (crow, col))
+                return self._store(shape, block_size, crow, col, traits)
         crow = crow.detach().to(torch.int32).contiguous()
         col = col.detach().to(torch.int32).contiguous()
         fields = self.__dict__
@@ -146,6 +151,8 @@ class Pattern:
             PatternError: if the mask is not a bool matrix or does not fit the shape.
         """
         block = as_block_size(block_size)
+        if not isinstance(mask, Tensor):
+            raise PatternError(f"a block mask is a Tensor, got {type(mask).__name__}")
         if mask.dim() != 2 or mask.dtype is not torch.bool:
             raise PatternError(
                 f"a block mask is a 2-d bool tensor with one entry a block, got shape "
@@ -257,10 +264,11 @@ class Pattern:
 
     def to(self, device: torch.device | str) -> Pattern:
         """This pattern on ``device``; itself if it is there already."""
-        crow = self.crow_indices.to(device)
+        where = torch.device(device)  # no dtype: that would round indices
+        crow = self.crow_indices.to(where)
         if crow is self.crow_indices:
             return self
-        col = self.col_indices.to(device)
+        col = self.col_indices.to(where)
         return Pattern._trusted(self.shape, self.block_size, crow, col, self.traits)
 
     def to_mask(self) -> Tensor:
@@ -284,8 +292,8 @@ class Pattern:
         lines, columns = min(rows, max_rows), min(cols, max_cols)
         if not lines or not columns:
             return "(no blocks)"
-        line_of = torch.arange(rows) * lines // rows
-        column_of = torch.arange(cols) * columns // cols
+        line_of = torch.arange(rows, device="cpu") * lines // rows
+        column_of = torch.arange(cols, device="cpu") * columns // cols
         cell = line_of[self.row_indices.cpu().long()] * columns
         cell += column_of[self.col_indices.cpu().long()]
         stored = torch.bincount(cell, minlength=lines * columns).view(lines, columns)

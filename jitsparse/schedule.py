@@ -185,11 +185,12 @@ def _gathers(pointers: Tensor, gather: Gather, fewest: int, capacity: int) -> Te
     group = torch.where(ends[-1] <= side_by_side, 1, _GROUP)
     key = (panel // group * capacity + part) * group + panel % group
     order = torch.argsort(key)
-    # Where a CTA has only a few tiles, balance counts for more, and the widest come first.
-    few = ends[-1] < _FEW_ROUNDS * _CTAS
+    # Where a CTA has a few tiles, balance counts for more, and the widest come first.
+    few = (ends[-1] > _CTAS) & (ends[-1] < _FEW_ROUNDS * _CTAS)
     narrowness = torch.where(few, gather.most - (end - first), 0)
     narrowness = torch.where(tile < ends[-1], narrowness, gather.most)
     order = order[torch.argsort(narrowness[order], stable=True)]
     head = torch.zeros(1, 4, dtype=tiles.dtype, device=device)
-    head[0, 0], head[0, 1] = ends[-1], width
+    head[0, 0] = ends[-1]
+    head[0, 1] = torch.where(tile < ends[-1], end - first, 0).amax()
     return torch.cat([head, tiles[order]])

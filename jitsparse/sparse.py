@@ -107,6 +107,8 @@ class BlockSparse:
             ArgumentError: if ``dense`` is not a matrix.
             PatternError: if the mask does not fit, or the block size is not supported.
         """
+        if not isinstance(dense, Tensor):
+            raise ArgumentError(f"from_dense takes a Tensor, got {type(dense).__name__}")
         if dense.dim() != 2:
             raise ArgumentError(f"from_dense takes a matrix, got shape {tuple(dense.shape)}")
         block = as_block_size(block_size)
@@ -222,8 +224,12 @@ class BlockSparse:
 
     @property
     def grad(self) -> Tensor | None:
-        """``values.grad``: ``(nnz_blocks, block_rows, block_cols)``, or None."""
+        """``values.grad``: ``(nnz_blocks, block_rows, block_cols)``, or None, which can be set."""
         return self.values.grad
+
+    @grad.setter
+    def grad(self, grad: Tensor | None) -> None:
+        self.values.grad = grad
 
     def requires_grad_(self, requires_grad: bool = True) -> BlockSparse:
         """Let operations record gradients of ``values``; returns this matrix."""
@@ -320,6 +326,11 @@ def random(
 
 
 def _check_values(values: Tensor, pattern: Pattern) -> None:
+    if not isinstance(values, Tensor) or not isinstance(pattern, Pattern):
+        raise ArgumentError(
+            "BlockSparse(values, pattern) takes a Tensor and a Pattern, got "
+            f"{type(values).__name__} and {type(pattern).__name__}"
+        )
     expected = (pattern.nnz_blocks, *pattern.block_size)
     if tuple(values.shape) != expected:
         raise ArgumentError(

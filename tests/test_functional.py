@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import cases
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 import jitsparse as js
 from jitsparse.errors import ArgumentError
+from jitsparse.kernels.choice import float32_arithmetic, float32_as
 
 
 @pytest.fixture(scope="module")
@@ -173,3 +175,52 @@ def test_wrong_arguments_are_explained(
 ) -> None:
     with pytest.raises(ArgumentError, match=re.escape(says)):
         call(a)
+
+
+def test_a_bias_that_is_negated_later() -> None:
+    """As imaginary parts of conjugates are."""
+    x = torch.randn(3, 32, dtype=torch.float64)
+    weight = js.random((16, 32), 16, 1.0, dtype=torch.float64)
+    bias = torch.randn(16, dtype=torch.complex128).conj().imag
+    assert bias.is_neg()
+    torch.testing.assert_close(
+        js.linear(x, weight, bias), torch.nn.functional.linear(x, weight.to_dense(), bias.clone())
+    )
+
+
+def test_a_float32_precision_by_either_api() -> None:
+    matmul: Any = torch.backends.cuda.matmul
+    if not hasattr(matmul, "fp32_precision"):
+        pytest.skip("this torch has one API")
+    before = matmul.fp32_precision
+    try:
+        for asked, means in (("tf32", "tf32"), ("ieee", "f32")):
+            matmul.fp32_precision = asked
+            assert float32_arithmetic() == means
+            for dtype in ("f32", "tf32"):
+                with float32_as(dtype):
+                    assert float32_arithmetic() == dtype
+            assert float32_arithmetic() == means
+    finally:
+        matmul.fp32_precision = before
+    legacy = torch.get_float32_matmul_precision()
+    try:
+        for asked, means in (("high", "tf32"), ("medium", "tf32"), ("highest", "f32")):
+            torch.set_float32_matmul_precision(asked)
+            assert float32_arithmetic() == means
+    finally:
+        torch.set_float32_matmul_precision(legacy)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda: js.linear(torch.ones(2, 8), js.random((8, 8), 8, 1.0), [1.0]), "Tensor as bias"),
+        (lambda: js.BlockSparse.from_dense([[1.0]], 8), "from_dense takes a Tensor"),
+        (lambda: js.Pattern.from_mask([[True]], 8), "a block mask is a Tensor"),
+        (lambda: js.BlockSparse(torch.ones(1, 8, 8), torch.ones(1, 1)), "a Tensor and a Pattern"),
+    ],
+)
+def test_what_is_no_tensor(wrong: Callable[[], object], says: str) -> None:
+    with pytest.raises((js.ArgumentError, js.PatternError), match=says):
+        wrong()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -319,3 +320,66 @@ def test_a_density_that_rounds_to_no_block_is_an_error() -> None:
         BlockSparseLinear.from_linear(torch.nn.Linear(64, 64), 32, density=0.1)
     assert BlockSparseLinear(64, 64, 32, density=0.0).values.shape[0] == 0
     assert BlockSparseLinear(64, 64, 32, density=0.25).values.shape[0] == 1
+
+
+def test_the_pattern_follows_memory_that_is_put_under_a_buffer() -> None:
+    """FSDP moves modules to a GPU like this; no version is counted."""
+    layer = js.nn.BlockSparseLinear(64, 64, 16, density=0.5)
+    other = js.Pattern.from_mask(layer.pattern.to_mask().flip(0), 16)
+    layer.crow_indices.data = other.crow_indices.clone()
+    layer.col_indices.data = other.col_indices.clone()
+    assert layer.pattern == other
+    x = torch.randn(3, 64)
+    torch.testing.assert_close(layer(x), x @ layer.weight.to_dense().T + layer.bias)
+    assert layer.weight.pattern == other
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_indices_are_not_rounded(dtype: torch.dtype) -> None:
+    layer = js.nn.BlockSparseLinear(8 * 4000, 16, 8, density=0.5)
+    pattern = layer.pattern
+    layer.type(dtype)
+    assert layer.pattern == pattern
+    assert layer.crow_indices.dtype is torch.int32
+    with pytest.raises(TypeError):
+        pattern.to(dtype)
+
+
+def test_emptied_memory_is_no_pattern() -> None:
+    layer = js.nn.BlockSparseLinear(64, 64, 16, density=0.5)
+    pattern = layer.pattern
+    layer.to_empty(device="cpu")
+    assert layer.pattern == pattern
+    assert torch.equal(layer.crow_indices, pattern.crow_indices)
+
+
+def test_training_after_inference() -> None:
+    """What was built in inference mode is saved for a backward pass later."""
+    layer, x = js.nn.BlockSparseLinear(64, 64, 16, density=0.5), torch.randn(3, 64)
+    with torch.no_grad():
+        layer.crow_indices.copy_(layer.crow_indices.clone())
+    with torch.inference_mode():
+        layer(x)
+    layer(x).sum().backward()
+    with torch.inference_mode():
+        layer.load_state_dict(layer.state_dict())
+    layer(x).sum().backward()
+    with torch.inference_mode():
+        pattern = js.Pattern.random((64, 64), 16, 0.5).T
+    values = torch.randn(pattern.nnz_blocks, 16, 16, requires_grad=True)
+    (js.BlockSparse(values, pattern) @ x.T).sum().backward()
+
+
+def test_an_ensemble_has_one_pattern() -> None:
+    models = [js.nn.BlockSparseLinear(32, 32, 16, density=0.5) for _ in range(2)]
+    parameters, buffers = torch.func.stack_module_state(models)
+    x = torch.randn(3, 32)
+
+    def call(parameters: dict[str, torch.Tensor], *buffers: dict[str, torch.Tensor]) -> Any:
+        return torch.func.functional_call(models[0], (parameters, *buffers), (x,))
+
+    with pytest.raises(js.ArgumentError, match="the parameters only"):
+        torch.func.vmap(call)(parameters, buffers)
+    models[1].load_state_dict(models[0].state_dict())
+    out = torch.func.vmap(call)(torch.func.stack_module_state(models)[0])
+    torch.testing.assert_close(out, torch.stack([model(x) for model in models]))

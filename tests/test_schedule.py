@@ -71,7 +71,7 @@ def check_gathers(layout: IndexLayout, index: torch.Tensor, side: str, blocks: B
     steps, pointers, order = naive_panels(blocks, majors, gather.down)
     assert rows_of_four(layout, index, f"{side}_gather_steps")[: len(steps)] == steps
     assert layout.view(index, f"{side}_gather_blocks").tolist() == order
-    for kind, fewest in (("gather", gather.fewest), ("wide", gather.most)):
+    for kind in ("gather", "wide"):
         (count, widest, *_), *tiles = rows_of_four(layout, index, f"{side}_{kind}_tiles")
         seen = sorted((first, end, panel) for panel, first, end, _ in tiles[:count])
         every = [step for first, end, _ in seen for step in range(first, end)]
@@ -80,19 +80,19 @@ def check_gathers(layout: IndexLayout, index: torch.Tensor, side: str, blocks: B
             assert first < end <= first + widest
             assert pointers[panel] <= first
             assert end <= pointers[panel + 1]
-        assert not blocks or fewest <= widest <= gather.most
+        assert widest == max((end - first for first, end, _ in seen), default=0) <= gather.most
         side_by_side = count <= 132 or (gather.height == 128 and count <= 16 * gather.panels)
         check_order(tiles[:count], 1 if side_by_side else 32)
 
 
 def check_order(tiles: list[list[int]], group: int) -> None:
-    """Tiles of a width, or all if they are many: the panels of a group part after part."""
+    """The panels of a group part after part; of a few rounds, the widest tiles first."""
     parts: dict[int, list[int]] = {}
     for panel, first, *_ in sorted(tiles):
         parts.setdefault(panel, []).append(first)
     order = [
         (
-            first - end if len(tiles) < 4 * 132 else 0,
+            first - end if 132 < len(tiles) < 4 * 132 else 0,
             panel // group,
             parts[panel].index(first),
             panel % group,

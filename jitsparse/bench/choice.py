@@ -14,13 +14,13 @@ import torch
 from jitsparse import calls
 from jitsparse.bench.cases import LAYOUTS, Case, make_operands
 from jitsparse.bench.extents import Extents
-from jitsparse.bench.products import float32_precision
 from jitsparse.bench.report import Table
 from jitsparse.bench.section import Outcome, Section
 from jitsparse.bench.timing import estimate, interleave
 from jitsparse.compilation import compile_variants
 from jitsparse.jit import load
 from jitsparse.kernels import cost
+from jitsparse.kernels.choice import float32_as
 from jitsparse.kernels.problem import product_problem
 from jitsparse.tune import HOPELESS, contestants
 
@@ -104,7 +104,7 @@ def _prepare(cases: Sequence[Case]) -> None:
 
 
 def _measure(case: Case, seconds: float) -> Outcome:
-    with float32_precision(case.dtype), torch.no_grad():
+    with float32_as(case.dtype), torch.no_grad():
         operands = make_operands(case)
         copies = [
             calls.catch(case.op, *operands.arguments(case.op, i)) for i in range(operands.copies)

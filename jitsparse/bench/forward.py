@@ -10,9 +10,9 @@ from jitsparse import functional
 from jitsparse.bench.cases import DTYPES, normal
 from jitsparse.bench.layers import Call, LayerCase, copies, sparse_weights
 from jitsparse.bench.peers import DENSE, OURS, variant_of
-from jitsparse.bench.products import float32_precision
 from jitsparse.bench.section import Outcome
 from jitsparse.bench.timing import interleave
+from jitsparse.kernels.choice import float32_as
 from jitsparse.sparse import BlockSparse
 
 __all__ = ["epilogue_calls", "measure_epilogue", "measure_few_tokens"]
@@ -26,7 +26,7 @@ PLAIN = "none"
 
 def measure_few_tokens(case: LayerCase, *, seconds: float = 2.0) -> Outcome:
     """Time a layer on few tokens beside the dense one and beside a copy: a row a number."""
-    with float32_precision(case.dtype), torch.no_grad():
+    with float32_as(case.dtype), torch.no_grad():
         generator = torch.Generator(case.device).manual_seed(0)
         sparse = sparse_weights(case, generator)
         dense = copies(case, case.shape, generator)
@@ -65,7 +65,7 @@ def measure_few_tokens(case: LayerCase, *, seconds: float = 2.0) -> Outcome:
 
 def measure_epilogue(case: LayerCase, *, seconds: float = 2.0) -> Outcome:
     """Time a layer with bias and activation beside the one without: a row for each epilogue."""
-    with float32_precision(case.dtype), torch.no_grad():
+    with float32_as(case.dtype), torch.no_grad():
         generator = torch.Generator(case.device).manual_seed(0)
         sparse = sparse_weights(case, generator)
         (rows, cols), (tokens,) = case.shape, case.tokens

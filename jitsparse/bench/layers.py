@@ -13,9 +13,10 @@ from torch.nn import functional as F
 from jitsparse import functional
 from jitsparse.bench.cases import DTYPES, block_name, normal
 from jitsparse.bench.peers import DENSE, OURS, variant_of
-from jitsparse.bench.products import float32_precision, rate_scale
+from jitsparse.bench.products import rate_scale
 from jitsparse.bench.section import Outcome
 from jitsparse.bench.timing import copies_beyond_l2, interleave
+from jitsparse.kernels.choice import float32_as
 from jitsparse.pattern import Pattern
 from jitsparse.sparse import BlockSparse
 
@@ -154,7 +155,7 @@ def pass_calls(data: LayerData) -> dict[str, Call]:
 
 def measure_passes(case: LayerCase, *, seconds: float = 2.0) -> Outcome:
     """Time the passes of a layer beside the dense layer's: a row for each."""
-    with float32_precision(case.dtype):
+    with float32_as(case.dtype):
         data = make_layer(case)
         timings = interleave(pass_calls(data), case.device, seconds=seconds)
         x, grad, weight = data.x[0], data.grad[0], data.weight[0]

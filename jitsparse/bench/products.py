@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,8 +21,9 @@ from jitsparse.bench.peers import (
 )
 from jitsparse.bench.section import Outcome
 from jitsparse.bench.timing import Timing, interleave
+from jitsparse.kernels.choice import float32_as
 
-__all__ = ["Measurement", "float32_precision", "measure", "measure_beside", "rate_scale"]
+__all__ = ["Measurement", "measure", "measure_beside", "rate_scale"]
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def measure(
     Raises:
         ArgumentError: the case names something that does not exist.
     """
-    with float32_precision(case.dtype), torch.no_grad():
+    with float32_as(case.dtype), torch.no_grad():
         operands = make_operands(case, seed)
         calls, absent = contestants(case, operands, peers)
         timings = interleave(calls, case.device, seconds=seconds)
@@ -114,7 +114,7 @@ def measure_beside(case: Case, other: Case, name: str, *, seconds: float = 2.0) 
         name: of the other in the columns.
         seconds: rough time to spend.
     """
-    with float32_precision(case.dtype), torch.no_grad():
+    with float32_as(case.dtype), torch.no_grad():
         operands, beside = make_operands(case), make_operands(other)
         calls, absent = contestants(case, operands, (DENSE,))
         calls[name] = contestants(other, beside, ())[0][OURS]
@@ -137,14 +137,3 @@ def measure_beside(case: Case, other: Case, name: str, *, seconds: float = 2.0) 
 def rate_scale(device: torch.device) -> float:
     """From operations a second to TFLOP/s on a GPU, GFLOP/s on a CPU."""
     return 1e-12 if device.type == "cuda" else 1e-9
-
-
-@contextmanager
-def float32_precision(dtype: str) -> Iterator[None]:
-    """torch's float32 matmul precision as the dtype means it, for everyone."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)

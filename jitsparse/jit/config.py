@@ -206,22 +206,27 @@ def override(**changes: Any) -> Iterator[Config]:
         ConfigError: an unknown name or an illegal value.
     """
     coerced = {name: _coerce(name, value) for name, value in changes.items()}
-    with use(replace(get(), **coerced)) as settings:
+    before = get()
+    former = {name: getattr(before, name) for name in coerced}
+    settings = _change(coerced)
+    try:
         yield settings
+    finally:
+        if _current is settings:
+            _put_in_force(before)
+        else:  # somebody has changed other values meanwhile, which stay
+            _change(former)
 
 
 @contextmanager
 def use(settings: Config) -> Iterator[Config]:
     """Have a configuration in force inside a ``with`` block, whatever the environment says."""
-    global _current
     before = _current
-    _current = settings
-    bump()
+    _put_in_force(settings)
     try:
         yield settings
     finally:
-        _current = before
-        bump()
+        _put_in_force(before)
 
 
 def first_use(answer: str) -> AbstractContextManager[None]:
@@ -248,22 +253,46 @@ def first_use(answer: str) -> AbstractContextManager[None]:
         >>> with js.first_use("fallback"):
         ...     y = js.random((64, 64), 32, 0.5) @ torch.ones(64, 8)
     """
-    before = get().first_use
-    _set_first_use(_choice("first_use", answer, FIRST_USES))
-    return _first_use_again(before)
+    setting = _FirstUse(get().first_use)
+    _change({"first_use": _choice("first_use", answer, FIRST_USES)})
+    return _until_the_end_of(setting)
+
+
+@dataclass(eq=False)
+class _FirstUse:
+    """A block of :func:`first_use`, and what is in force again at its end."""
+
+    former: str
+
+
+_first_uses: list[_FirstUse] = []
+"""Blocks that have begun; those of several threads may end in any order."""
 
 
 @contextmanager
-def _first_use_again(answer: str) -> Iterator[None]:
+def _until_the_end_of(setting: _FirstUse) -> Iterator[None]:
+    _first_uses.append(setting)
     try:
         yield
     finally:
-        _set_first_use(answer)
+        place = _first_uses.index(setting)
+        del _first_uses[place]
+        if place < len(_first_uses):
+            _first_uses[place].former = setting.former
+        else:
+            _change({"first_use": setting.former})
 
 
-def _set_first_use(answer: str) -> None:
+def _change(values: Mapping[str, Any]) -> Config:
+    """Replace some values of the configuration in force."""
+    settings = replace(get(), **values)
+    _put_in_force(settings)
+    return settings
+
+
+def _put_in_force(settings: Config | None) -> None:
     global _current
-    _current = replace(get(), first_use=answer)
+    _current = settings
     bump()
 
 

@@ -40,7 +40,14 @@ LAYOUTS = ("nn", "nt", "tn", "tt")
 ELEMENTS = {"f64": "F64", "f32": "F32", "tf32": "Tf32", "f16": "F16", "bf16": "Bf16"}
 """The C++ element type of each dtype (``csrc/cuda/tile/element.cuh``)."""
 
-_SHARED_MEMORY = {"sm80": 166912, "sm86": 101376, "sm87": 166912, "sm89": 101376, "sm120": 101376}
+_SHARED_MEMORY = {
+    "sm80": 166912,
+    "sm86": 101376,
+    "sm87": 166912,
+    "sm89": 101376,
+    "sm120": 101376,
+    "sm121": 101376,
+}
 """Bytes that one CTA may have, by compute capability (CUDA programming guide, technical
 specifications); 232448 since Hopper but for the entries here."""
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from jitsparse.checks import as_block_size, as_count
 from jitsparse.errors import ArgumentError, PatternError
@@ -218,12 +219,15 @@ class BlockSparseLinear(nn.Module):
         self._pattern = pattern
         self.register_buffer("crow_indices", pattern.crow_indices)
         self.register_buffer("col_indices", pattern.col_indices)
-        self._versions = self._buffer_versions()
+        self._marks = self._buffer_marks()
 
-    def _buffer_versions(self) -> tuple[int, ...]:
-        """How often each buffer was written to."""
-        buffers = self.crow_indices, self.col_indices
-        return tuple(0 if each.is_inference() else each._version for each in buffers)
+    def _buffer_marks(self) -> tuple[object, ...]:
+        """What tells that a buffer was written to, or given other memory: ``buffer.data = ...``
+        counts no version, and is how FSDP moves buffers to a GPU."""
+        return tuple(
+            (0 if each.is_inference() else each._version, each.device, _address(each))
+            for each in (self.crow_indices, self.col_indices)
+        )
 
     def _follow_buffers(self) -> None:
         """Take over what was written to the buffers, or put in their place, behind the layer's
@@ -238,13 +242,24 @@ class BlockSparseLinear(nn.Module):
         others = crow is not old.crow_indices or col is not old.col_indices
         # What comes off the meta device is uninitialised memory, no pattern: wait for a load.
         hollow = old.device.type == "meta" and not crow.is_meta
-        if (others or self._versions != self._buffer_versions()) and not hollow:
+        if others and is_functorch_wrapped_tensor(crow):
+            raise ArgumentError(
+                "the indices of a BlockSparseLinear cannot be mapped over by torch.func: all "
+                "models of an ensemble have one pattern; pass functional_call the parameters only"
+            )
+        if (others or self._marks != self._buffer_marks()) and not hollow:
             traits = old.traits if col.shape == old.col_indices.shape else 0
             self._set_pattern(Pattern._trusted(old.shape, old.block_size, crow, col, traits))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> BlockSparseLinear:
+        old = self._pattern
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._follow_buffers()
+        if old.device.type == "meta":
+            self._follow_buffers()
+        elif self._marks != self._buffer_marks():
+            # A move to another device is one of the pattern. Anything else is not for indices:
+            # bfloat16 would round them, `to_empty` would leave whatever the memory held.
+            self._set_pattern(old.to(self.crow_indices.device))
         return self
 
     def _load_from_state_dict(
@@ -321,6 +336,11 @@ class BlockSparseLinear(nn.Module):
             f"block_size={pattern.block_size}, nnz_blocks={pattern.nnz_blocks}, "
             f"density={pattern.density:.1%}, bias={self.bias is not None}"
         )
+
+
+def _address(tensor: Tensor) -> int:
+    """Of its memory; 0 where it has none of its own (meta, fake and wrapped tensors)."""
+    return 0 if tensor.is_meta or type(tensor) is not Tensor else tensor.data_ptr()
 
 
 def _not_empty(pattern: Pattern, density: float) -> Pattern:

@@ -16,6 +16,7 @@ import re
 import shutil
 import struct
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -183,6 +184,17 @@ def extents(dtype: torch.dtype) -> tuple[tuple[int, int], int]:
     """Shape and extent of an element size: multiples of 16 bytes and of no more."""
     more = 8 - 16 // dtype.itemsize
     return (ROWS + more, COLS + more), EXTENT + more
+
+
+@pytest.mark.parametrize("block", [32, 64])
+def test_rounds_of_a_whole_set_of_neighbours(
+    block: int, sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where panels change places after every second round: 51 tiles for 16 CTAs."""
+    for name, value in (("ROWS", 2104), ("COLS", 72), ("EXTENT", 152), ("BATCH", 1)):
+        monkeypatch.setattr(sys.modules[__name__], name, value)
+    monkeypatch.setattr(Kernel.__call__, "__defaults__", (16,))
+    check(Variant.parse(f"dsd.wgmma.sm90a.bf16.b{block}x{block}.lnn.t128x64x64"), sources)
 
 
 def check(variant: Variant, sources: Path) -> None:

@@ -19,7 +19,10 @@ cudaError_t once_a_device(bool (&done)[kMostDevices], Ask ask) {
   int device = 0;
   if (cudaError_t error = cudaGetDevice(&device)) return error;
   if (device < kMostDevices && done[device]) return cudaSuccess;
-  if (cudaError_t error = ask()) return error;
+  if (cudaError_t error = ask()) {
+    cudaGetLastError();  // or whoever launches the next kernel would be told of it
+    return error;
+  }
   if (device < kMostDevices) done[device] = true;
   return cudaSuccess;
 }
@@ -30,7 +33,10 @@ inline int multiprocessors() {
   int device = 0, count = 0;
   if (cudaGetDevice(&device) != cudaSuccess) return 1;
   if (device < kMostDevices && known[device]) return known[device];
-  if (cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) return 1;
+  if (cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
+    cudaGetLastError();
+    return 1;
+  }
   if (device < kMostDevices) known[device] = count;
   return count;
 }

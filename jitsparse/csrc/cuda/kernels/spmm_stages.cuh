@@ -26,7 +26,7 @@ struct SpmmStages {
   using Walk = SpmmWalk<SpmmStages>;
   static constexpr bool kFlipped = FLIPPED;
   static constexpr int kItemBytes = sizeof(Storage), kRowItems = 128 / kItemBytes;  // of the widest rows that a swizzle knows
-  static constexpr int kPanel = PANEL, kTileN = TILE_N, kSlab = SLAB;
+  static constexpr int kPanel = PANEL, kTileN = TILE_N;
   static constexpr bool kTall = PANEL == 192;  // three warpgroups, which leaves room for three stages
   static_assert(PANEL == 128 || (kTall && SLAB == 64), "the index has panels of 128, and of 192 with slabs of 64");
   static constexpr int kStages = kTall ? 3 : (kTileN > 64 ? 4 : 8) * (kRowItems / SLAB);
@@ -140,9 +140,8 @@ struct SpmmStages {
   static int64 grid(const SpmmArgs& args) {
     const int64 count = tiles(args), sms = multiprocessors();
     if (count < sms) return count;
-    // Sixteen neighbours have the same columns, and L2 answers those of them who ask at the same time with one read: whole sets of
-    // sixteen, where nobody gets a tile more for it. (Products of 4096: 1 to 10 %. With many rounds every CTA would have panels of
-    // the same ranks again and again, which is uneven where rows are.)
+    // Neighbours of a group have the same columns, and L2 answers those of them who ask at the same time with one read: whole sets
+    // of sixteen, where nobody gets a tile more for it. (Products of 4096: 1 to 10 %; of 8192 some lose as much.)
     const int64 sets = sms / kNeighbours * kNeighbours;
     return few_rounds(args) && sets && div_up(count, sets) == div_up(count, sms) ? sets : sms;
   }
