@@ -105,7 +105,7 @@ class Pattern:
         col: Tensor,
         traits: int | None = None,
     ) -> None:
-        if torch.is_inference_mode_enabled():
+        if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():
             # Training may use the pattern later, and cannot save tensors of inference.
             with torch.inference_mode(False):
                 crow, col = (each.clone() if each.is_inference() else each for each in (crow, col))

@@ -187,13 +187,13 @@ def extents(dtype: torch.dtype) -> tuple[tuple[int, int], int]:
 
 
 @pytest.mark.parametrize("block", [32, 64])
-def test_rounds_of_a_whole_set_of_neighbours(
+def test_rounds_of_whole_sets_of_neighbours(
     block: int, sources: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where panels change places after every second round: 51 tiles for 16 CTAs."""
-    for name, value in (("ROWS", 2104), ("COLS", 72), ("EXTENT", 152), ("BATCH", 1)):
+    """Where panels change places after 256 tiles, of 306 for 48 CTAs."""
+    for name, value in (("ROWS", 2104), ("COLS", 72), ("EXTENT", 152), ("BATCH", 6)):
         monkeypatch.setattr(sys.modules[__name__], name, value)
-    monkeypatch.setattr(Kernel.__call__, "__defaults__", (16,))
+    monkeypatch.setattr(Kernel.__call__, "__defaults__", (48,))
     check(Variant.parse(f"dsd.wgmma.sm90a.bf16.b{block}x{block}.lnn.t128x64x64"), sources)
 
 

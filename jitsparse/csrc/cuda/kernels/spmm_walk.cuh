@@ -49,21 +49,19 @@ struct SpmmTile {
     valid = number < Stages::tiles(params.args);
     const TileCoordinates tile = grouped_order(unsigned(number), unsigned(Stages::panels(params.args)),
                                                unsigned(Stages::column_tiles(params.args)), params.group);
-    rank = int(rotated(tile.row, Stages::panels(params.args), params.group, number));
+    rank = int(swapped(unsigned(tile.row), unsigned(number), params));
     column = int(tile.column);
     batch = int(tile.batch);
   }
 
   // Where a grid of whole sets of neighbours meets the same places of its sets in every round, it would meet panels of the same
-  // length: after every second round a set begins with its other half. (Power-law rows, 3 to 8 rounds: the busiest CTA would have
-  // up to 1.5 times as many steps.) Tiles of a column in a group, which are a set's, move together.
-  static __device__ __forceinline__ int64 rotated(int64 row, int64 panels, unsigned group, int64 number) {
-    constexpr int kSet = Stages::kNeighbours;
-    if (gridDim.x % kSet != 0) return row;
-    const unsigned first = unsigned(row) / group * group, in_group = unsigned(row) - first;
-    const unsigned rows = unsigned(panels) - first < group ? unsigned(panels) - first : group;
-    const unsigned turn = (unsigned(number) - in_group) / (2 * gridDim.x) * (kSet / 2);
-    return first + (in_group + turn) % rows;
+  // length: the halves of every full set change places after 256 tiles, two rounds of 128 CTAs. (Power-law rows, 3 to 8 rounds: the
+  // busiest CTA would have up to 1.5 times as many steps.) All tiles of a column in a group, which are a set's, move together.
+  static __device__ __forceinline__ unsigned swapped(unsigned row, unsigned number, const typename Stages::Params& params) {
+    constexpr unsigned kSet = Stages::kNeighbours;
+    const bool full = (row | (kSet - 1)) < unsigned(Stages::panels(params.args));
+    if (gridDim.x % kSet != 0 || params.group != kSet || !full) return row;
+    return row ^ ((number - row % kSet) / 256 % 2 * (kSet / 2));
   }
 };
 
