@@ -1,7 +1,8 @@
 """What the pickle of a pattern or a matrix calls, also in ``torch.load``, which reads no more than
 tensors and what it has been told is safe: these two judge all that a file brings.
 
-This module imports nothing, so that torch can be told as soon as the package is imported.
+This module imports neither torch nor others of the package, so that torch can be told as soon as
+the package is imported.
 """
 
 from __future__ import annotations

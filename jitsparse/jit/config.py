@@ -206,16 +206,8 @@ def override(**changes: Any) -> Iterator[Config]:
         ConfigError: an unknown name or an illegal value.
     """
     coerced = {name: _coerce(name, value) for name, value in changes.items()}
-    before = get()
-    former = {name: getattr(before, name) for name in coerced}
-    settings = _change(coerced)
-    try:
-        yield settings
-    finally:
-        if _current is settings:
-            _put_in_force(before)
-        else:  # somebody has changed other values meanwhile, which stay
-            _change(former)
+    with _until_the_end_of(_change(coerced)):
+        yield get()
 
 
 @contextmanager
@@ -253,41 +245,45 @@ def first_use(answer: str) -> AbstractContextManager[None]:
         >>> with js.first_use("fallback"):
         ...     y = js.random((64, 64), 32, 0.5) @ torch.ones(64, 8)
     """
-    setting = _FirstUse(get().first_use)
-    _change({"first_use": _choice("first_use", answer, FIRST_USES)})
-    return _until_the_end_of(setting)
+    return _until_the_end_of(_change({"first_use": _choice("first_use", answer, FIRST_USES)}))
 
 
 @dataclass(eq=False)
-class _FirstUse:
-    """A block of :func:`first_use`, and what is in force again at its end."""
+class _Change:
+    """Of some values: the configuration before, and what they are again at the end of its block."""
 
-    former: str
+    before: Config
+    former: dict[str, Any]
 
 
-_first_uses: list[_FirstUse] = []
-"""Blocks that have begun; those of several threads may end in any order."""
+_changes: list[_Change] = []
+"""Those whose blocks have begun; blocks of several threads may end in any order."""
+
+
+def _change(values: Mapping[str, Any]) -> _Change:
+    """Replace some values of the configuration in force."""
+    before = get()
+    _put_in_force(replace(before, **values))
+    return _Change(before, {name: getattr(before, name) for name in values})
 
 
 @contextmanager
-def _until_the_end_of(setting: _FirstUse) -> Iterator[None]:
-    _first_uses.append(setting)
+def _until_the_end_of(change: _Change) -> Iterator[None]:
+    """Undo a change at the end of the block, of its own values alone; one that a later block has
+    changed too is left to that block."""
+    _changes.append(change)
     try:
         yield
     finally:
-        place = _first_uses.index(setting)
-        del _first_uses[place]
-        if place < len(_first_uses):
-            _first_uses[place].former = setting.former
-        else:
-            _change({"first_use": setting.former})
-
-
-def _change(values: Mapping[str, Any]) -> Config:
-    """Replace some values of the configuration in force."""
-    settings = replace(get(), **values)
-    _put_in_force(settings)
-    return settings
+        place = _changes.index(change)
+        later = _changes[place + 1 :]
+        del _changes[place]
+        restored: dict[str, Any] = {}
+        for name, value in change.former.items():
+            heir = next((each for each in later if name in each.former), None)
+            (restored if heir is None else heir.former)[name] = value
+        settings = replace(get(), **restored)
+        _put_in_force(change.before if settings == change.before else settings)
 
 
 def _put_in_force(settings: Config | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
@@ -189,19 +189,16 @@ def float32_arithmetic() -> str:
 def float32_as(dtype: str) -> Iterator[None]:
     """Have torch multiply float32 on a GPU as the name of a dtype means it: ``"tf32"`` as TF32, any
     other in full precision."""
-    tf32 = dtype == "tf32"
+    ask: Callable[[str], None]
     if _fp32_precision is not None:
         matmul: Any = torch.backends.cuda.matmul
-        before = matmul.fp32_precision
-        matmul.fp32_precision = "tf32" if tf32 else "ieee"
-        try:
-            yield
-        finally:
-            matmul.fp32_precision = before
-        return
-    precision = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        ask, before = functools.partial(setattr, matmul, "fp32_precision"), matmul.fp32_precision
+        names = "tf32", "ieee"
+    else:
+        ask, before = torch.set_float32_matmul_precision, torch.get_float32_matmul_precision()
+        names = "high", "highest"
+    ask(names[0] if dtype == "tf32" else names[1])
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(precision)
+        ask(before)

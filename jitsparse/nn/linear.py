@@ -219,7 +219,7 @@ class BlockSparseLinear(nn.Module):
         self._pattern = pattern
         self.register_buffer("crow_indices", pattern.crow_indices)
         self.register_buffer("col_indices", pattern.col_indices)
-        self._marks = _marks(pattern.crow_indices), _marks(pattern.col_indices)
+        self._marks = _marks(pattern.crow_indices, pattern.col_indices)
 
     def _follow_buffers(self) -> None:
         """Take over what was written to the buffers, or put in their place, behind the layer's
@@ -239,7 +239,7 @@ class BlockSparseLinear(nn.Module):
                 "the indices of a BlockSparseLinear cannot be mapped over by torch.func: all "
                 "models of an ensemble have one pattern; pass functional_call the parameters only"
             )
-        if (others or self._marks != (_marks(crow), _marks(col))) and not hollow:
+        if (others or self._marks != _marks(crow, col)) and not hollow:
             traits = old.traits if col.shape == old.col_indices.shape else 0
             self._set_pattern(Pattern._trusted(old.shape, old.block_size, crow, col, traits))
 
@@ -248,7 +248,7 @@ class BlockSparseLinear(nn.Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if old.device.type == "meta":
             self._follow_buffers()
-        elif self._marks != (_marks(self.crow_indices), _marks(self.col_indices)):
+        elif self._marks != _marks(self.crow_indices, self.col_indices):
             # A move to another device is one of the pattern. Anything else is not for indices:
             # bfloat16 would round them, `to_empty` would leave whatever the memory held.
             self._set_pattern(old.to(self.crow_indices.device))
@@ -330,15 +330,17 @@ class BlockSparseLinear(nn.Module):
         )
 
 
-def _marks(buffer: Tensor) -> tuple[int, int]:
-    """What tells that a buffer was written to, or given other memory: ``buffer.data = ...`` counts
+def _marks(*buffers: Tensor) -> list[tuple[int, int]]:
+    """What tells that buffers were written to, or given other memory: ``buffer.data = ...`` counts
     no version, and is how FSDP moves buffers to a GPU."""
-    # Meta, fake and wrapped tensors have no memory of their own.
-    plain = type(buffer) is Tensor and not buffer.is_meta
-    return (
-        0 if buffer.is_inference() else buffer._version,
-        buffer.data_ptr() if plain else 0,
-    )
+    return [
+        (
+            0 if each.is_inference() else each._version,
+            # Meta, fake and wrapped tensors have no memory of their own.
+            each.data_ptr() if type(each) is Tensor and not each.is_meta else 0,
+        )
+        for each in buffers
+    ]
 
 
 def _not_empty(pattern: Pattern, density: float) -> Pattern:
