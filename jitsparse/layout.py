@@ -13,8 +13,8 @@ ccol_indices         C + 1       the same pattern by block columns (BSC)
 row_indices_t        Z           block row of each block, in column order
 perm                 Z           position in ``values`` of each block, in column order
 (padding to a multiple of 4)     so that the steps below are 16-byte aligned
-row_steps            4 Z         panels of rows: (block column, mask, first, 0) a step
-col_steps            4 Z         panels of columns, likewise (block row, mask, first, 0)
+row_steps            4 Z         panels of rows: (block column, mask, first, position) a step
+col_steps            4 Z         panels of columns, likewise (block row, mask, first, position)
 row_panel_ptr        P + 1       steps of row panel p: row_panel_ptr[p] .. row_panel_ptr[p + 1]
 col_panel_ptr        Q + 1
 row_panel_blocks     Z           positions in ``values``, ordered by (panel, column, row)
@@ -24,21 +24,23 @@ col_panel_blocks     Z           ordered by (panel, row, column)
 The parts below the padding exist on CUDA only. A *panel* is a group of 128 // block_rows block
 rows (at least one): the tile height of the tensor-core kernels. A *step* is one block column that
 any row of the panel stores: bit g of its mask says that row g does, and ``first`` is where the
-step's blocks begin in ``row_panel_blocks``, one for each set bit in rising order of g. Loading the
-dense operand once a step instead of once a block is what makes small blocks fast
-(docs/performance.md).
+step's blocks begin in ``row_panel_blocks``, one for each set bit in rising order of g; ``position``
+is what stands there, the place of the step's first block in ``values``. Loading the dense operand
+once a step instead of once a block is what makes small blocks fast (docs/performance.md). The steps
+of a panel come in rising order of their columns, or as :mod:`jitsparse.pace` says.
 
 Blocks of 16 and more have parts for the Hopper kernels too, 16-byte aligned but for positions:
 
 ===================  ==========  ===========================================================
-row_panels_sorted    4 P         (panel, first step, end, 0), panels with most steps first
-col_panels_sorted    4 Q
+row_panels_sorted    20 P        (panel, first step, end, 0), panels with most steps first, and
+col_panels_sorted    20 Q        after each its first four steps once more. Absent where steps are
+                                 less than 32 deep.
 row_gather_steps     4 G         like row_steps, of panels of 64 rows (128 if blocks are so high)
 row_gather_tiles     4 + 4 T     (tiles, most steps of one, 0, 0); (panel, first step, end, 0)
 col_gather_steps                 likewise of panels of columns
 col_gather_tiles
-row_slab_panels      4 P         as row_panels_sorted, where a step is a slab of 64 columns:
-col_slab_panels      4 Q         bit g * s + c of its mask says that row g stores the c-th of
+row_slab_panels      20 P        as row_panels_sorted, where a step is a slab of 64 columns:
+col_slab_panels      20 Q        bit g * s + c of its mask says that row g stores the c-th of
 row_slab_steps       4 min(Z,.)  its s block columns. Absent, with the other slab parts, where
 col_slab_steps       4 min(Z,.)  blocks are 64 or deeper: steps are slabs there.
 row_gather_blocks    Z           positions in ``values``, in the order of row_gather_steps
@@ -47,8 +49,8 @@ row_slab_blocks      Z
 col_slab_blocks      Z
 row_wide_tiles       4 + 4 T     as row_gather_tiles, all as wide as can be
 col_wide_tiles
-row_tall_panels      4 U         as the slab parts, of panels of 192 rows. Absent, with the other
-col_tall_panels      4 U         tall parts, where blocks are not 32 or 64 high and 16 to 64 deep.
+row_tall_panels      20 U        as the slab parts, of panels of 192 rows. Absent, with the other
+col_tall_panels      20 U        tall parts, where blocks are not 32 or 64 high and 16 to 64 deep.
 row_tall_steps       4 min(Z,.)
 col_tall_steps       4 min(Z,.)
 row_tall_blocks      Z
@@ -64,9 +66,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from jitsparse.panels import HOPPER_BLOCK, PANEL, SLAB, TALL_PANEL, has_tall
+from jitsparse.panels import HOPPER_BLOCK, PANEL, SHALLOWEST, SLAB, TALL_PANEL, has_tall
 
-__all__ = ["Gather", "IndexLayout", "Slabs", "div_up"]
+__all__ = ["FIRST_STEPS", "Gather", "IndexLayout", "PANEL_WORDS", "Slabs", "div_up"]
+
+FIRST_STEPS = 4
+"""Steps that stand beside their panel: as many as warps copy (csrc/cuda/kernels/spmm_stages.cuh)."""
+
+PANEL_WORDS = 4 + 4 * FIRST_STEPS
+"""Of a panel in a list of them."""
 
 
 def div_up(a: int, b: int) -> int:
@@ -195,8 +203,10 @@ class IndexLayout:
         if self.hopper:
             head = sum(lengths.values())
             lengths["hopper_padding"] = -head % 4
-            panels = {"row": lengths["row_panel_ptr"] - 1, "col": lengths["col_panel_ptr"] - 1}
-            lengths |= {f"{side}_panels_sorted": 4 * count for side, count in panels.items()}
+            for side, depth in (("row", self.block_size[1]), ("col", self.block_size[0])):
+                if depth >= SHALLOWEST:
+                    panels = lengths[f"{side}_panel_ptr"] - 1
+                    lengths[f"{side}_panels_sorted"] = PANEL_WORDS * panels
             gathers = self.gathers()
             most = {side: min(z, gather.panels * gather.minors) for side, gather in gathers.items()}
             for side, gather in gathers.items():
@@ -218,7 +228,7 @@ class IndexLayout:
 
     def _panels_and_steps(self, kind: str) -> dict[str, int]:
         slabs = self.slabs(kind)
-        panels = {f"{side}_{kind}_panels": 4 * each.panels for side, each in slabs.items()}
+        panels = {f"{side}_{kind}_panels": PANEL_WORDS * s.panels for side, s in slabs.items()}
         return panels | {f"{side}_{kind}_steps": 4 * each.most for side, each in slabs.items()}
 
     @property

@@ -6,7 +6,7 @@ this module does not import torch.
 
 from __future__ import annotations
 
-__all__ = ["HOPPER_BLOCK", "PANEL", "SLAB", "TALL_PANEL", "has_tall"]
+__all__ = ["HOPPER_BLOCK", "PANEL", "SHALLOWEST", "SLAB", "TALL_PANEL", "has_tall"]
 
 PANEL = 128
 """Rows (or columns) of a panel, in elements: the tile height of the tensor-core kernels."""
@@ -16,6 +16,9 @@ TALL_PANEL = 192
 
 SLAB = 64
 """Depth of a stage of the Hopper kernels, in elements."""
+
+SHALLOWEST = 32
+"""Depth of the shallowest stage: one block of 32, or 32 elements of TF32."""
 
 HOPPER_BLOCK = 16
 """Smallest side of a block that the Hopper kernels take."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from jitsparse.layout import Gather, IndexLayout
+from jitsparse.layout import FIRST_STEPS, Gather, IndexLayout
+from jitsparse.pace import Steps, in_step
 from jitsparse.panels import PANEL
 
 __all__ = ["build_index"]
@@ -76,25 +77,31 @@ def build_index(
     put("perm", perm)
     if not layout.panels:
         return index
-    for side, majors, major, minor, extent in (
-        ("row", rows, row_indices, col64, block_size[0]),
-        ("col", cols, col64, row_indices, block_size[1]),
+    walked: dict[tuple[str, str], Steps] = {}  # by the parts that hold the panels and the steps
+    for side, majors, minors, major, minor, (extent, depth) in (
+        ("row", rows, cols, row_indices, col64, block_size),
+        ("col", cols, rows, col64, row_indices, block_size[::-1]),
     ):
         group = max(1, PANEL // extent)
         steps, pointers, blocks = _panels(major, minor, majors, group, 1)
-        put(f"{side}_steps", steps.flatten())
         put(f"{side}_panel_ptr", pointers)
         put(f"{side}_panel_blocks", blocks)
+        if f"{side}_panels_sorted" in parts:
+            walked[f"{side}_panels_sorted", f"{side}_steps"] = Steps(
+                steps, pointers, _longest_first(pointers), minors, across=1, extent=extent
+            )
+        else:
+            put(f"{side}_steps", steps.flatten())
         if not layout.hopper:
             continue
-        put(f"{side}_panels_sorted", _longest_first(pointers).flatten())
         for kind in ("slab", "tall"):
             slabs = layout.slabs(kind).get(side)
             if slabs is not None:
                 steps, pointers, blocks = _panels(major, minor, majors, slabs.down, slabs.across)
-                put(f"{side}_{kind}_panels", _longest_first(pointers).flatten())
-                put_prefix(f"{side}_{kind}_steps", steps)
                 put(f"{side}_{kind}_blocks", blocks)
+                walked[f"{side}_{kind}_panels", f"{side}_{kind}_steps"] = Steps(
+                    steps, pointers, _longest_first(pointers), minors, slabs.across, extent
+                )
         gather = layout.gathers()[side]
         steps, pointers, blocks = _panels(major, minor, majors, gather.down, 1)
         put_prefix(f"{side}_gather_steps", steps)
@@ -102,6 +109,9 @@ def build_index(
         for tiles, fewest in (("gather", gather.fewest), ("wide", gather.most)):
             room = parts[f"{side}_{tiles}_tiles"][1] // 4 - 1
             put(f"{side}_{tiles}_tiles", _gathers(pointers, gather, fewest, room).flatten())
+    for (panels_part, steps_part), each in zip(walked, in_step([*walked.values()]), strict=True):
+        put(panels_part, _rows_of_panels(each).flatten())
+        put_prefix(steps_part, each.steps)
     return index
 
 
@@ -133,6 +143,8 @@ def _panels(
     steps[:, 1].scatter_add_(0, step, torch.ones_like(bit) << bit[order])
     steps[:, 1].sub_(steps[:, 1] >> 31 << 32)  # the same 32 bits as a signed number
     steps[:, 2].fill_(nnz).scatter_reduce_(0, step, position, "amin")
+    if nnz:
+        steps[:, 3] = order[steps[:, 2].clamp(max=nnz - 1)]
     pointers_in_blocks = _pointers(panel[order], -(-majors // down))
     # Step index of the first block of each panel; past the last block it is the number of steps.
     step_or_end = torch.cat([step, step[-1:] + 1]) if nnz else step.new_zeros(1)
@@ -145,10 +157,22 @@ def _div_up(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _longest_first(pointers: Tensor) -> Tensor:
-    """``(P, 4)``: (panel, first step, end, 0) of each panel, those with most steps first."""
-    begin, end = pointers[:-1], pointers[1:]
-    panel = torch.argsort(begin - end, stable=True)
-    return torch.stack([panel, begin[panel], end[panel], torch.zeros_like(panel)], 1)
+    """The panels, those with most steps first."""
+    return torch.argsort(pointers[:-1] - pointers[1:], stable=True)
+
+
+def _rows_of_panels(each: Steps) -> Tensor:
+    """``(P, PANEL_WORDS)``: (panel, first step, end, 0) of each panel, then its first steps.
+
+    These are there once more, so that a CTA knows what to copy first with one read.
+    """
+    panel, steps = each.panels, each.steps
+    begin, end = each.pointers[:-1][panel], each.pointers[1:][panel]
+    first = begin[:, None] + torch.arange(FIRST_STEPS, device=panel.device)
+    nothing = steps.shape[0]
+    first = torch.where(first < end[:, None], first, nothing)
+    head = torch.cat([steps, steps.new_zeros(1, 4)])[first]
+    return torch.cat([torch.stack([panel, begin, end, torch.zeros_like(panel)], 1), head.flatten(1)], 1)
 
 
 def _gathers(pointers: Tensor, gather: Gather, fewest: int, capacity: int) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from graphlib import TopologicalSorter
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 import jitsparse as js
 from jitsparse.layout import IndexLayout
-from jitsparse.panels import HOPPER_BLOCK, PANEL, SLAB, TALL_PANEL
+from jitsparse.panels import HOPPER_BLOCK, PANEL, SHALLOWEST, SLAB, TALL_PANEL
 from jitsparse.schedule import build_index
 
 Blocks = list[tuple[int, int]]
@@ -47,15 +48,38 @@ def naive_panels(
                 members.setdefault(minor // across, {})[bit] = z
         for slab, bits in sorted(members.items()):
             mask = sum(1 << bit for bit in bits)
-            steps.append([slab, mask - (mask >> 31 << 32), len(order), 0])
+            steps.append([slab, mask - (mask >> 31 << 32), len(order), bits[min(bits)]])
             order += [bits[bit] for bit in sorted(bits)]
         pointers.append(len(steps))
     return steps, pointers, order
 
 
-def longest_first(pointers: list[int]) -> list[list[int]]:
-    panels = [[panel, *bounds, 0] for panel, bounds in enumerate(itertools.pairwise(pointers))]
-    return sorted(panels, key=lambda words: words[1] - words[2])
+def check_walked(
+    layout: IndexLayout,
+    index: torch.Tensor,
+    parts: tuple[str, str],
+    steps: list[list[int]],
+    pointers: list[int],
+) -> None:
+    """The panels come longest first, with their first steps; their own steps come in any order that
+    sixteen of them share."""
+    panels_part, steps_part = parts
+    found = rows_of_four(layout, index, steps_part)
+    panels = list(enumerate(itertools.pairwise(pointers)))
+    panels.sort(key=lambda panel: panel[1][0] - panel[1][1])
+    rows = layout.view(index, panels_part).view(-1, 20).tolist()
+    assert len(rows) == len(panels)
+    for row, (panel, (begin, end)) in zip(rows, panels, strict=True):
+        assert row[:4] == [panel, begin, end, 0]
+        assert sorted(found[begin:end]) == steps[begin:end]
+        first = [*itertools.chain(*found[begin : min(end, begin + 4)])]
+        assert row[4:] == first + [0] * (16 - len(first))
+    for at in range(0, len(panels), 16):
+        after: dict[int, set[int]] = {}
+        for _, (begin, end) in panels[at : at + 16]:
+            for step, (slab, *_) in enumerate(found[begin:end], begin):
+                after.setdefault(slab, set()).update(each[0] for each in found[step + 1 : end])
+        TopologicalSorter(after).prepare()  # which raises where two panels disagree
 
 
 def rows_of_four(layout: IndexLayout, index: torch.Tensor, part: str) -> list[list[int]]:
@@ -119,14 +143,16 @@ def check(mask: torch.Tensor, block_size: tuple[int, int]) -> None:
     for side, (pairs, majors, extent, depth) in sides.items():
         down = max(1, PANEL // extent)
         steps, pointers, order = naive_panels(pairs, majors, down)
-        assert rows_of_four(layout, index, f"{side}_steps")[: len(steps)] == steps, side
         assert layout.view(index, f"{side}_panel_ptr").tolist() == pointers, side
         assert layout.view(index, f"{side}_panel_blocks").tolist() == order, side
+        walked = f"{side}_panels_sorted" in layout.parts()
+        assert walked == (min(block_size) >= HOPPER_BLOCK and depth >= SHALLOWEST)
+        if walked:
+            check_walked(layout, index, (f"{side}_panels_sorted", f"{side}_steps"), steps, pointers)
+        else:
+            assert rows_of_four(layout, index, f"{side}_steps")[: len(steps)] == steps, side
         if min(block_size) < HOPPER_BLOCK:
-            assert f"{side}_panels_sorted" not in layout.parts()
             continue
-        panels = rows_of_four(layout, index, f"{side}_panels_sorted")
-        assert panels == longest_first(pointers), side
         check_gathers(layout, index, side, pairs)
         slabs = {"slab": PANEL} if depth < SLAB else {}
         if (extent, depth) in TALL_BLOCKS:
@@ -135,9 +161,7 @@ def check(mask: torch.Tensor, block_size: tuple[int, int]) -> None:
             down, across = max(1, height // extent), max(1, SLAB // depth)
             steps, pointers, order = naive_panels(pairs, majors, down, across)
             name = f"{side}_{kind}"
-            assert rows_of_four(layout, index, f"{name}_steps")[: len(steps)] == steps, name
-            panels = rows_of_four(layout, index, f"{name}_panels")
-            assert panels == longest_first(pointers), name
+            check_walked(layout, index, (f"{name}_panels", f"{name}_steps"), steps, pointers)
             assert layout.view(index, f"{name}_blocks").tolist() == order, name
         assert (f"{side}_tall_panels" in layout.parts()) == ("tall" in slabs)
     # Without panels the index is the beginning of the same.
@@ -199,22 +223,22 @@ def test_parts_lie_where_the_header_says() -> None:
         "row_panel_blocks": (104, 7),
         "col_panel_blocks": (111, 7),
         "hopper_padding": (118, 2),
-        "row_panels_sorted": (120, 4),
-        "col_panels_sorted": (124, 20),
-        "row_gather_steps": (144, 28),
-        "row_gather_tiles": (172, 40),
-        "col_gather_steps": (212, 28),
-        "col_gather_tiles": (240, 28),
-        "col_slab_panels": (268, 20),
-        "col_slab_steps": (288, 28),
-        "row_gather_blocks": (316, 7),
-        "col_gather_blocks": (323, 7),
-        "col_slab_blocks": (330, 7),
-        "wide_padding": (337, 3),
-        "row_wide_tiles": (340, 16),
-        "col_wide_tiles": (356, 24),
+        "row_panels_sorted": (120, 20),
+        "col_panels_sorted": (140, 100),
+        "row_gather_steps": (240, 28),
+        "row_gather_tiles": (268, 40),
+        "col_gather_steps": (308, 28),
+        "col_gather_tiles": (336, 28),
+        "col_slab_panels": (364, 100),
+        "col_slab_steps": (464, 28),
+        "row_gather_blocks": (492, 7),
+        "col_gather_blocks": (499, 7),
+        "col_slab_blocks": (506, 7),
+        "wide_padding": (513, 3),
+        "row_wide_tiles": (516, 16),
+        "col_wide_tiles": (532, 24),
     }
-    assert layout.size == 380
+    assert layout.size == 556
 
 
 @pytest.mark.parametrize("panels", [False, True])

@@ -102,13 +102,15 @@ struct IndexView {
   JITSPARSE_HD const int32* col_panel_blocks() const { return row_panel_blocks() + Z; }              // Z
 
   // for Hopper (CUDA only, blocks of 16 and more); all but the last four are 16-byte aligned
-  JITSPARSE_HD const int32* row_panels_sorted() const { return base + align4(col_panel_blocks() + Z - base); }  // 4 row panels
-  JITSPARSE_HD const int32* col_panels_sorted() const { return row_panels_sorted() + 4 * row_panels(); }        // 4 column panels
+  // a panel: (panel, first step, end, 0), and its first four steps; lists of steps less than 32 deep nobody walks so
+  static constexpr int64 kPanelWords = 20, kRowSteps = BLOCK_COLS < 32 ? 0 : 1, kColSteps = BLOCK_ROWS < 32 ? 0 : 1;
+  JITSPARSE_HD const int32* row_panels_sorted() const { return base + align4(col_panel_blocks() + Z - base); }
+  JITSPARSE_HD const int32* col_panels_sorted() const { return row_panels_sorted() + kRowSteps * kPanelWords * row_panels(); }
 
   // what an sdd tile gathers: a panel of block rows, and so many block columns
   using RowGather = GatherShape<BLOCK_ROWS, BLOCK_COLS>;
   JITSPARSE_HD int64 row_gather_steps_capacity() const { return smaller(Z, RowGather::panels(R) * C); }
-  JITSPARSE_HD const int32* row_gather_steps() const { return col_panels_sorted() + 4 * col_panels(); }  // 4 each
+  JITSPARSE_HD const int32* row_gather_steps() const { return col_panels_sorted() + kColSteps * kPanelWords * col_panels(); }  // 4 each
   JITSPARSE_HD const int32* row_gather_tiles() const { return row_gather_steps() + 4 * row_gather_steps_capacity(); }
   // or a panel of block columns and block rows
   using ColGather = GatherShape<BLOCK_COLS, BLOCK_ROWS>;
@@ -125,8 +127,8 @@ struct IndexView {
   JITSPARSE_HD const int32* row_slab_panels() const {
     return col_gather_tiles() + ColGather::tiles_size(C, col_gather_steps_capacity());
   }
-  JITSPARSE_HD const int32* col_slab_panels() const { return row_slab_panels() + (kRowSlab ? 4 * row_panels() : 0); }
-  JITSPARSE_HD const int32* row_slab_steps() const { return col_slab_panels() + (kColSlab ? 4 * col_panels() : 0); }
+  JITSPARSE_HD const int32* col_slab_panels() const { return row_slab_panels() + (kRowSlab ? kPanelWords * row_panels() : 0); }
+  JITSPARSE_HD const int32* row_slab_steps() const { return col_slab_panels() + (kColSlab ? kPanelWords * col_panels() : 0); }
   JITSPARSE_HD const int32* col_slab_steps() const { return row_slab_steps() + 4 * row_slab_capacity(); }
 
   JITSPARSE_HD const int32* row_gather_blocks() const { return col_slab_steps() + 4 * col_slab_capacity(); }  // Z
@@ -145,8 +147,8 @@ struct IndexView {
   JITSPARSE_HD int64 row_tall_capacity() const { return smaller(Z, row_tall_count() * div_up(C, at_least_1(64 / BLOCK_COLS))); }
   JITSPARSE_HD int64 col_tall_capacity() const { return smaller(Z, col_tall_count() * div_up(R, at_least_1(64 / BLOCK_ROWS))); }
   JITSPARSE_HD const int32* row_tall_panels() const { return col_wide_tiles() + ColGather::wide_size(C, col_gather_steps_capacity()); }
-  JITSPARSE_HD const int32* col_tall_panels() const { return row_tall_panels() + 4 * row_tall_count(); }
-  JITSPARSE_HD const int32* row_tall_steps() const { return col_tall_panels() + 4 * col_tall_count(); }
+  JITSPARSE_HD const int32* col_tall_panels() const { return row_tall_panels() + kPanelWords * row_tall_count(); }
+  JITSPARSE_HD const int32* row_tall_steps() const { return col_tall_panels() + kPanelWords * col_tall_count(); }
   JITSPARSE_HD const int32* col_tall_steps() const { return row_tall_steps() + 4 * row_tall_capacity(); }
   JITSPARSE_HD const int32* row_tall_blocks() const { return col_tall_steps() + 4 * col_tall_capacity(); }  // Z or none
   JITSPARSE_HD const int32* col_tall_blocks() const { return row_tall_blocks() + (kRowTall ? Z : 0); }      // Z or none

@@ -102,6 +102,7 @@ struct SddWgmma {
     const int4* tiles;  // (panel, first step, end, 0)
     const int4* steps;  // (block column, mask of the panel's rows, first position, 0)
     const int* positions;
+    int4 first;  // of the CTA, if it has any
     int count;
     int stages, stage_bytes;  // of the ring
     int slabs_of_batch, slabs;  // of a sum
@@ -111,6 +112,8 @@ struct SddWgmma {
       const Index index(args.index, args.rows, args.cols, args.nnz);
       const int4* list = reinterpret_cast<const int4*>(list_of(index));
       const int4 head = __ldg(list);
+      // The list has room for a tile a CTA, so this does not have to wait until it is known how many there are.
+      if (!SPLIT) first = __ldg(list + 1 + blockIdx.x);
       count = head.x;
       stage_bytes = kPanelBytes + room(head.y) * kColumnBytes;
       stages = kRingBytes / stage_bytes < kMostStages ? kRingBytes / stage_bytes : kMostStages;
@@ -120,6 +123,17 @@ struct SddWgmma {
       slabs_of_batch = int(div_up(args.k, kSlab));
       slabs = slabs_of_batch * int(args.batch);
       parts = SPLIT ? parts_of_sums(count, gridDim.x, int(args.parts)) : 1;
+      if (SPLIT) first = tile(blockIdx.x);
+    }
+
+    // Of what is past the last one, nothing.
+    __device__ __forceinline__ int4 tile(int item) const {
+      return item < count * parts ? __ldg(tiles + item / parts) : make_int4(0, 0, 0, 0);
+    }
+
+    // Its n-th block column.
+    __device__ __forceinline__ int column(const int4& tile, int n) const {
+      return tile.y + n < tile.z ? __ldg(&steps[tile.y + n].x) : 0;
     }
 
     // The slabs of a part: the first, and the end.
@@ -154,16 +168,22 @@ struct SddWgmma {
                                                  const StageBarriers& barriers, int warp, int lane) {
     const int mine = lane * kProducers + warp;  // block column of the tile
     RingPosition ring;
-    for (int round = 0, item; (item = int(tile_of_round(round))) < tiles.count * tiles.parts; ++round) {
-      const int4 tile = __ldg(tiles.tiles + item / tiles.parts);
+    // What is needed of a tile is read while the one before it is copied.
+    int item = int(tile_of_round(0));
+    const int items = tiles.count * tiles.parts;
+    int4 tile = tiles.first;
+    int column = item < items ? tiles.column(tile, mine) : 0;
+    for (int round = 1; item < items; ++round) {
+      const int next_item = int(tile_of_round(round));
+      const int4 next = tiles.tile(next_item);
       const int2 slabs = tiles.slabs_of(item % tiles.parts);
       const int columns = tile.z - tile.y;
-      const int column = mine < columns ? __ldg(&tiles.steps[tile.y + mine].x) * kBlockG : 0;
       const int bytes = (warp == 0 ? kPanelBytes : 0) + (columns - warp + kProducers - 1) / kProducers * kColumnBytes;
       int batch = slabs.x / tiles.slabs_of_batch, in_batch = slabs.x % tiles.slabs_of_batch;
       for (int slab = slabs.x; slab < slabs.y; ++slab) {
         const unsigned stage = base + ring.stage * tiles.stage_bytes, copies = barriers.copies(ring.stage);
-        const int k = in_batch * kSlab;
+        const int k = in_batch * kSlab, first = column * kBlockG;
+        if (slab + 1 == slabs.y) column = tiles.column(next, mine);
         barriers.wait_empty(ring.stage, ring.round);
         // Every warp arrives, even with nothing to copy: so none falls behind by two rounds.
         if (lane == 0) ptx::mbarrier_arrive_expect(copies, bytes);
@@ -173,7 +193,7 @@ struct SddWgmma {
         }
         if (mine < columns) {
           const unsigned to = stage + kPanelBytes + mine * kColumnBytes;
-          load_operand<kGatheredAlongK, kBlockG, kSpan, kSpanBytes>(to, &params.gathered, copies, column, k, batch);
+          load_operand<kGatheredAlongK, kBlockG, kSpan, kSpanBytes>(to, &params.gathered, copies, first, k, batch);
         }
         ring.next(tiles.stages);
         if (++in_batch == tiles.slabs_of_batch) {
@@ -181,6 +201,8 @@ struct SddWgmma {
           ++batch;
         }
       }
+      item = next_item;
+      tile = next;
     }
   }
 
@@ -195,13 +217,13 @@ struct SddWgmma {
     // What is needed of a tile is read while the one before it is computed.
     const int items = tiles.count * tiles.parts;
     int next_item = int(tile_of_round(0));
-    int4 next = next_item < items ? __ldg(tiles.tiles + next_item / tiles.parts) : make_int4(0, 0, 0, 0);
+    int4 next = tiles.first;
     for (int round = 1; next_item < items; ++round) {
       const int4 tile = next;
       const int part = next_item % tiles.parts;
       const int2 slabs = tiles.slabs_of(part);
       next_item = int(tile_of_round(round));
-      if (next_item < items) next = __ldg(tiles.tiles + next_item / tiles.parts);
+      next = tiles.tile(next_item);
       // The warpgroup's steps.
       const int middle = tile.y + first_half(tile.z - tile.y);
       const int begin = group_n == 0 ? tile.y : middle, end = group_n == 0 ? middle : tile.z;

@@ -44,13 +44,16 @@ struct SpmmStages {
 
   static constexpr int kConsumers = PANEL / 64;  // warpgroups
   static constexpr int kNeighbours = 16;         // CTAs that compute panels of a group side by side
+  static constexpr int kManyRounds = 8;
   // Producer warps take turns: a stage is always filled by the same warp. That hides what a turn waits for, and no warp can be
   // two rounds of the ring ahead of another. A warp has its part of every kStride-th step.
   static constexpr int kProducers = kTall ? 3 : 4, kStride = kProducers / kParts;
   static_assert(kStages % kProducers == 0 && kProducers % kParts == 0);
   static constexpr int kThreads = 128 * (kConsumers + 1);  // registers are given back by a whole warpgroup
   static constexpr int kConsumerRegisters = kTall ? 160 : 216, kProducerRegisters = kTall ? 32 : 72;  // of a thread
-  static_assert(128 * (kConsumers * kConsumerRegisters + kProducerRegisters) <= 65536, "what an SM has");
+  // A CTA starts with as many for every thread as fit an SM, in eights, and never has more: who asks for more waits for ever.
+  static constexpr int kStartRegisters = 65536 / kThreads / 8 * 8;
+  static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= (kConsumers + 1) * kStartRegisters, "what a CTA has");
 
   // Shared memory. A slot is one block's part of a slab, its rows as stored, in boxes of at most kRowItems columns.
   static constexpr int kSlotColumns = FLIPPED ? kBlockM : kSlotK;
@@ -134,26 +137,30 @@ struct SpmmStages {
 
   // ---- host
 
-  // With few rounds small differences between CTAs count, and there is less of everything that hides a wait.
-  static bool few_rounds(const SpmmArgs& args) { return tiles(args) < 8 * multiprocessors(); }
-
   static int64 grid(const SpmmArgs& args) {
     const int64 count = tiles(args), sms = multiprocessors();
     if (count < sms) return count;
-    // Neighbours of a group have the same columns, and L2 answers those of them who ask at the same time with one read: whole sets
-    // of sixteen, where nobody gets a tile more for it. (Products of 4096: 1 to 10 %; of 8192 some lose as much.)
+    // Neighbours of a set have the same columns, and L2 answers those of them who ask at the same time with one read: whole sets,
+    // so that they stay neighbours, unless somebody gets a tile more for it. (4 SMs of 132 less, and 1 to 12 % faster. With many
+    // rounds a tile more is less than the SMs.)
     const int64 sets = sms / kNeighbours * kNeighbours;
-    return few_rounds(args) && sets && div_up(count, sets) == div_up(count, sms) ? sets : sms;
+    if (!sets) return sms;
+    const int64 rounds = div_up(count, sets);
+    return rounds > kManyRounds || rounds == div_up(count, sms) ? sets : sms;
+  }
+
+  // Whether tiles are done with the dense operand so soon that DRAM cannot follow, if L2 does not hold all of it: larger groups
+  // read it less often. (8192, density 0.1: blocks of 128 gain 5 %, those of 64, of which a panel needs twice as many, lose as much.)
+  static bool few_slabs(const SpmmArgs& args) {
+    const int64 needed = args.nnz * BLOCK_ROWS * BLOCK_COLS * kDown;  // by all panels, if none of their blocks share a slab
+    const int64 dense = args.n * k(args) * args.batch * kItemBytes;
+    return dense > (32 << 20) && needed * 7 < m(args) * k(args);
   }
 
   static cudaError_t prepare(const SpmmArgs& args, Params& params) {
     params.args = args;
     if (tiles(args) > 0x7fffffff) return cudaErrorInvalidConfiguration;
-    // Larger groups read the dense operand from DRAM less often, as long as their values stay in L2, and share it among panels
-    // of small blocks; with few rounds a group has to be small for CTAs to have equally much. (8 to 32 were measured.)
-    const int64 values_of_32_panels = args.nnz * BLOCK_ROWS * BLOCK_COLS * kItemBytes / panels(args) * 32;
-    const bool few = few_rounds(args), many_values = values_of_32_panels > (few ? 6 << 20 : 24 << 20);
-    params.group = many_values ? (kBlockM < 64 ? 16 : 8) : few ? kNeighbours : 32;
+    params.group = kNeighbours * (few_slabs(args) ? 2 : 1);
     const MatrixShape values = {BLOCK_COLS, args.nnz * BLOCK_ROWS, 1, BLOCK_COLS, 0};
     if (auto error = encode_map<Storage>(&params.values, args.values, values, {kSlotSpan, kSlotRows})) return error;
     const int64 inner = DENSE_K_CONTIGUOUS ? k(args) : args.n, outer = DENSE_K_CONTIGUOUS ? args.n : k(args);

@@ -11,8 +11,9 @@ namespace jitsparse {
 // The pattern as the kernel walks it.
 template <typename Stages>
 struct SpmmSteps {
-  const int4* panels;    // (panel, first step, end, 0), the longest first
-  const int4* steps;     // (slab or block column, mask of the blocks, first position, 0)
+  static constexpr int kFirstSteps = 4;
+  const int4* panels;    // (panel, first step, end, 0), the longest first; after each its first steps once more
+  const int4* steps;     // (slab or block column, mask of the blocks, first in positions, position of the first block)
   const int* positions;  // where a step's blocks lie in values
 
   __device__ __forceinline__ explicit SpmmSteps(const SpmmArgs& args) {
@@ -34,6 +35,9 @@ struct SpmmSteps {
     this->panels = reinterpret_cast<const int4*>(panels);
     this->steps = reinterpret_cast<const int4*>(steps);
   }
+
+  __device__ __forceinline__ int4 panel(int rank) const { return __ldg(panels + rank * (1 + kFirstSteps)); }
+  __device__ __forceinline__ int4 first_step(int rank, int n) const { return __ldg(panels + rank * (1 + kFirstSteps) + 1 + n); }
 };
 
 // The tile that a CTA computes in its n-th round. Tiles are listed in groups of panels, the longest panels first, and in a
@@ -54,13 +58,13 @@ struct SpmmTile {
     batch = int(tile.batch);
   }
 
-  // Where a grid of whole sets of neighbours meets the same places of its sets in every round, it would meet panels of the same
-  // length: the halves of every full set change places after 256 tiles, two rounds of 128 CTAs. (Power-law rows, 3 to 8 rounds: the
-  // busiest CTA would have up to 1.5 times as many steps.) All tiles of a column in a group, which are a set's, move together.
+  // A grid of whole sets of neighbours meets the same places of its sets in every round, so panels of the same length: the halves
+  // of every full set change places after 256 tiles, two rounds of 128 CTAs. (Power-law rows, 3 to 8 rounds: the busiest CTA would
+  // have up to 1.5 times as many steps.) All tiles of a column in a group, which are a set's, move together.
   static __device__ __forceinline__ unsigned swapped(unsigned row, unsigned number, const typename Stages::Params& params) {
     constexpr unsigned kSet = Stages::kNeighbours;
     const bool full = (row | (kSet - 1)) < unsigned(Stages::panels(params.args));
-    if (gridDim.x % kSet != 0 || params.group != kSet || !full) return row;
+    if (gridDim.x % kSet != 0 || !full) return row;
     return row ^ ((number - row % kSet) / 256 % 2 * (kSet / 2));
   }
 };
@@ -75,16 +79,22 @@ struct SpmmWalk {
   int4 next_panel;
   int at, end, first_n, batch;  // the warp's next step of its tile, and where the tile ends
   int number;                   // of that step among all of the CTA's
+  int4 words = {};              // of that step
 
   __device__ __forceinline__ SpmmWalk(const typename Stages::Params& params, int first)
       : params(params), index(params.args), round(0), next(params, 0), at(first), end(0), number(first) {
+    if (!next.valid) return;
+    // The kernel's first copies wait for one read from memory, since these two do not wait for each other.
+    static_assert(Stages::kStride <= SpmmSteps<Stages>::kFirstSteps, "each warp's first step stands beside the panel");
+    words = index.first_step(next.rank, first);
     ask();
-    while (at >= end && next.valid) enter();
+    enter();
+    if (at >= end) find();
   }
 
   // Asks for the steps of the next tile, which arrive while this one is walked.
   __device__ __forceinline__ void ask() {
-    if (next.valid) next_panel = __ldg(index.panels + next.rank);
+    if (next.valid) next_panel = index.panel(next.rank);
   }
 
   __device__ __forceinline__ void enter() {
@@ -96,24 +106,24 @@ struct SpmmWalk {
     ask();
   }
 
+  // Goes on to the tile that has the warp's next step, and asks for that.
+  __device__ __forceinline__ void find() {
+    while (at >= end && next.valid) enter();
+    if (at < end) words = __ldg(index.steps + at);
+  }
+
   struct Step {
     int4 words;
     int number, first_n, batch;
     bool valid;
   };
 
-  // The warp's next step; its words are on their way.
+  // The warp's next step; the words of the one after it are on their way.
   __device__ __forceinline__ Step take() {
-    Step step;
-    step.valid = at < end;
-    if (!step.valid) return step;
-    step.words = __ldg(index.steps + at);
-    step.number = number;
-    step.first_n = first_n;
-    step.batch = batch;
+    const Step step = {words, number, first_n, batch, at < end};
     at += Stages::kStride;
     number += Stages::kStride;
-    while (at >= end && next.valid) enter();
+    if (step.valid) find();
     return step;
   }
 
@@ -121,7 +131,8 @@ struct SpmmWalk {
   __device__ __forceinline__ int position(const Step& step, int lane) const {
     const unsigned mask = step.words.y;
     if (!step.valid || !(mask >> lane & 1)) return -1;
-    return __ldg(index.positions + step.words.z + __popc(mask & ((1u << lane) - 1)));
+    const int before = __popc(mask & ((1u << lane) - 1));
+    return before == 0 ? step.words.w : __ldg(index.positions + step.words.z + before);
   }
 };
 

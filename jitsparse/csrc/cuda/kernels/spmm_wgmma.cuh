@@ -79,13 +79,13 @@ struct SpmmWgmma {
     // What is needed of a tile is read while the one before it is computed.
     Tile next(params, 0);
     int4 next_panel = make_int4(0, 0, 0, 0);
-    if (next.valid) next_panel = __ldg(index.panels + next.rank);
+    if (next.valid) next_panel = index.panel(next.rank);
     if (kSlots > 1) masks.start(next_panel.y, next_panel.z);
     for (int round = 1; next.valid; ++round) {
       const Tile tile = next;
       const int panel = next_panel.x, steps = next_panel.z - next_panel.y;
       next = Tile(params, round);
-      if (next.valid) next_panel = __ldg(index.panels + next.rank);
+      if (next.valid) next_panel = index.panel(next.rank);
       const int first_m = panel * kPanel + group * kGroupM;
       float2 bias = {0.0f, 0.0f};  // of the thread's rows, where rows are not columns of the accumulators
       if (OUT_TRANSPOSED && !kTransposed && params.args.bias != nullptr) {

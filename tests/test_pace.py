@@ -1,0 +1,86 @@
+"""Panels that are computed side by side share an order of slabs in which they keep pace."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from jitsparse import pace
+from jitsparse.layout import IndexLayout
+from jitsparse.schedule import build_index
+
+BLOCK = 64
+PANELS, SLABS = 32, 64
+
+
+def random_mask(seed: int, density: float) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand((2 * PANELS, SLABS), generator=generator) < density
+
+
+def walked(mask: torch.Tensor) -> list[list[list[tuple[int, int]]]]:
+    """(slab, cost in blocks) of every step, by set of sixteen panels and panel, longest first."""
+    crow = torch.cat([torch.zeros(1, dtype=torch.int64), mask.sum(1).cumsum(0)]).to(torch.int32)
+    col = mask.nonzero()[:, 1].to(torch.int32)
+    rows, cols = mask.shape
+    layout = IndexLayout(rows, cols, col.numel(), (BLOCK, BLOCK), panels=True)
+    index = build_index(crow, col, cols, (BLOCK, BLOCK), panels=True)
+    steps = layout.view(index, "row_steps").view(-1, 4).tolist()
+    panels = layout.view(index, "row_panels_sorted").view(-1, 20).tolist()
+    found = [
+        [(slab, 4 + mask.bit_count()) for slab, mask, *_ in steps[begin:end]]
+        for _, begin, end, *_ in panels
+    ]
+    return [found[at : at + 16] for at in range(0, len(found), 16)]
+
+
+def herded(panels: list[list[tuple[int, int]]]) -> list[list[int]]:
+    """The order of the slabs of every panel by the rule, four slabs at a time, in whole numbers."""
+    costs = [[0] * len(panels) for _ in range(SLABS // 4)]
+    for p, panel in enumerate(panels):
+        for slab, cost in panel:
+            costs[slab // 4][p] += cost
+    centred = [[len(each) * cost - sum(each) for cost in each] for each in costs]
+    balance, order, left = [0] * len(panels), [], [*range(len(costs))]
+    while left:
+        best = min(left, key=lambda u: sum((b + c) ** 2 for b, c in zip(balance, centred[u])))
+        balance = [b + c for b, c in zip(balance, centred[best])]
+        order.append(best)
+        left.remove(best)
+    return [sorted((s for s, _ in p), key=lambda s: (order.index(s // 4), s)) for p in panels]
+
+
+@pytest.mark.parametrize("density", [0.05, 0.1, 0.25, 0.5, 1.0])
+def test_the_order_is_that_of_the_rule(density: float) -> None:
+    for panels in walked(random_mask(0, density)):
+        assert [[slab for slab, _ in panel] for panel in panels] == herded(panels)
+
+
+def spread(panels: list[list[tuple[int, int]]], order: list[int]) -> float:
+    """Mean difference, in blocks, between what panels have copied when they come to a slab."""
+    total = torch.zeros(len(panels), SLABS, dtype=torch.float64)
+    for p, panel in enumerate(panels):
+        for slab, cost in panel:
+            total[p, slab] = cost
+    return float(total[:, order].cumsum(1).std(0).mean())
+
+
+@pytest.mark.parametrize("density", [0.1, 0.25, 0.5])
+def test_panels_keep_pace(density: float) -> None:
+    """Better than in the order of k by a factor, which a shared order alone would not give."""
+    for panels in walked(random_mask(1, density)):
+        turns: dict[int, float] = {}
+        for panel in panels:
+            for turn, (slab, _) in enumerate(panel):
+                turns.setdefault(slab, turn / len(panel))
+        shared = sorted(range(SLABS), key=lambda slab: turns.get(slab, 0.0))
+        assert spread(panels, shared) < 0.6 * spread(panels, [*range(SLABS)])
+
+
+def test_patterns_that_would_take_long_keep_the_order_of_k() -> None:
+    deep = 64 * 4 * (pace._MOST_DECISIONS + 1)
+    mask = torch.zeros(32, deep // BLOCK, dtype=torch.bool)
+    mask[:, ::7] = True
+    for panels in walked(mask):
+        for panel in panels:
+            assert panel == sorted(panel)
