@@ -18,7 +18,8 @@ from jitsparse import functional, ops, reference
 from jitsparse.errors import ArgumentError
 from jitsparse.jit import Variant
 from jitsparse.kernels import dispatch, registry
-from jitsparse.kernels.choice import Key, float32_as, problem_of
+from jitsparse.kernels.choice import Key, problem_of
+from jitsparse.kernels.float32 import float32_as
 from jitsparse.layout import div_up
 from jitsparse.pattern import Pattern
 from jitsparse.sparse import BlockSparse

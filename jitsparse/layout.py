@@ -68,10 +68,10 @@ from torch import Tensor
 
 from jitsparse.panels import HOPPER_BLOCK, PANEL, SHALLOWEST, SLAB, TALL_PANEL, has_tall
 
-__all__ = ["FIRST_STEPS", "Gather", "IndexLayout", "PANEL_WORDS", "Slabs", "div_up"]
+__all__ = ["FIRST_STEPS", "PANEL_WORDS", "Gather", "IndexLayout", "Slabs", "div_up"]
 
 FIRST_STEPS = 4
-"""Steps that stand beside their panel: as many as warps copy (csrc/cuda/kernels/spmm_stages.cuh)."""
+"""Steps that stand beside their panel, as many as warps copy (csrc/cuda/kernels/spmm_walk.cuh)."""
 
 PANEL_WORDS = 4 + 4 * FIRST_STEPS
 """Of a panel in a list of them."""

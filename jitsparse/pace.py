@@ -7,8 +7,8 @@ share an order of the slabs, chosen so that after every few slabs all have copie
 bytes: the next slabs are those that leave the smallest differences. Products are up to 1.1 times as
 fast (docs/performance.md).
 
-That greedy rule is known as herding (Welling, "Herding Dynamical Weights to Learn", 2009; for orders
-of vectors Lu, Guo and De Sa, "GraB: Finding Provably Better Data Permutations than Random
+That greedy rule is known as herding (Welling, "Herding Dynamical Weights to Learn", 2009; for
+orders of vectors Lu, Guo and De Sa, "GraB: Finding Provably Better Data Permutations than Random
 Reshuffling", 2022).
 """
 
@@ -25,10 +25,10 @@ _NEIGHBOURS = 16
 """CTAs that compute panels side by side, see csrc/cuda/kernels/spmm_stages.cuh."""
 
 _TOGETHER = 4
-"""Slabs that stay side by side. One and two gain no more, and four times as much has to be decided."""
+"""Slabs that stay side by side. One and two gain no more, and ask for more decisions."""
 
 _MOST_DECISIONS = 256
-"""Deeper patterns keep the order of k: a decision takes some 30 us, however many panels there are."""
+"""Deeper patterns keep the order of k: a decision takes some 30 us of a GPU's host."""
 
 _MOST_PAIRS = 1 << 23
 """Likewise those where all sets have more pairs of slabs to compare, 8 bytes each."""

@@ -6,7 +6,7 @@ this module does not import torch.
 
 from __future__ import annotations
 
-__all__ = ["HOPPER_BLOCK", "PANEL", "SHALLOWEST", "SLAB", "TALL_PANEL", "has_tall"]
+__all__ = ["HOPPER_BLOCK", "PANEL", "SHALLOWEST", "SLAB", "SMS", "TALL_PANEL", "has_tall"]
 
 PANEL = 128
 """Rows (or columns) of a panel, in elements: the tile height of the tensor-core kernels."""
@@ -19,6 +19,9 @@ SLAB = 64
 
 SHALLOWEST = 32
 """Depth of the shallowest stage: one block of 32, or 32 elements of TF32."""
+
+SMS = 132
+"""Multiprocessors of the GPU that all of this is tuned for, an H100 or H200."""
 
 HOPPER_BLOCK = 16
 """Smallest side of a block that the Hopper kernels take."""

@@ -11,15 +11,14 @@ from torch import Tensor
 
 from jitsparse.layout import FIRST_STEPS, Gather, IndexLayout
 from jitsparse.pace import Steps, in_step
-from jitsparse.panels import PANEL
+from jitsparse.panels import PANEL, SMS
 
 __all__ = ["build_index"]
 
-_CTAS = 132
 _FIXED_COLUMNS = 400
 _FEW_ROUNDS = 4
-"""Tuned for Hopper: CTAs that run at once, what an sdd's tile costs beside its columns, in columns,
-and how many tiles a CTA has where they are few."""
+"""Tuned for Hopper: what an sdd's tile costs beside its columns, in columns, and how many tiles a
+CTA has where they are few."""
 
 _GROUP = 32
 _TILES_OF_A_PANEL = 16
@@ -78,9 +77,9 @@ def build_index(
     if not layout.panels:
         return index
     walked: dict[tuple[str, str], Steps] = {}  # by the parts that hold the panels and the steps
-    for side, majors, minors, major, minor, (extent, depth) in (
-        ("row", rows, cols, row_indices, col64, block_size),
-        ("col", cols, rows, col64, row_indices, block_size[::-1]),
+    for side, majors, minors, major, minor, extent in (
+        ("row", rows, cols, row_indices, col64, block_size[0]),
+        ("col", cols, rows, col64, row_indices, block_size[1]),
     ):
         group = max(1, PANEL // extent)
         steps, pointers, blocks = _panels(major, minor, majors, group, 1)
@@ -172,7 +171,8 @@ def _rows_of_panels(each: Steps) -> Tensor:
     nothing = steps.shape[0]
     first = torch.where(first < end[:, None], first, nothing)
     head = torch.cat([steps, steps.new_zeros(1, 4)])[first]
-    return torch.cat([torch.stack([panel, begin, end, torch.zeros_like(panel)], 1), head.flatten(1)], 1)
+    words = torch.stack([panel, begin, end, torch.zeros_like(panel)], 1)
+    return torch.cat([words, head.flatten(1)], 1)
 
 
 def _gathers(pointers: Tensor, gather: Gather, fewest: int, capacity: int) -> Tensor:
@@ -187,7 +187,7 @@ def _gathers(pointers: Tensor, gather: Gather, fewest: int, capacity: int) -> Te
     if not capacity:
         return torch.zeros(1, 4, dtype=torch.int64, device=device)
     widths = torch.arange(fewest, gather.most + 1, device=device)
-    rounds = (_div_up(count, widths[:, None]).sum(1) + (_CTAS - 1)) // _CTAS
+    rounds = (_div_up(count, widths[:, None]).sum(1) + (SMS - 1)) // SMS
     best = torch.argmin(rounds * (widths * gather.block + _FIXED_COLUMNS))
     width = widths.take(best)  # widths[best] would read `best` on the host
     parts = _div_up(count, width)
@@ -203,14 +203,14 @@ def _gathers(pointers: Tensor, gather: Gather, fewest: int, capacity: int) -> Te
     # the same time with one read: of columns where the panels of a group go through their parts
     # together; of a panel where its tiles are side by side, which is 1.01 to 1.3 times as fast if
     # it is half or a third of what they load, and up to 1.1 times if all tiles run at once.
-    side_by_side = _CTAS
+    side_by_side = SMS
     if gather.height > 64:
-        side_by_side = max(_CTAS, _TILES_OF_A_PANEL * gather.panels)
+        side_by_side = max(SMS, _TILES_OF_A_PANEL * gather.panels)
     group = torch.where(ends[-1] <= side_by_side, 1, _GROUP)
     key = (panel // group * capacity + part) * group + panel % group
     order = torch.argsort(key)
     # Where a CTA has a few tiles, balance counts for more, and the widest come first.
-    few = (ends[-1] > _CTAS) & (ends[-1] < _FEW_ROUNDS * _CTAS)
+    few = (ends[-1] > SMS) & (ends[-1] < _FEW_ROUNDS * SMS)
     narrowness = torch.where(few, gather.most - (end - first), 0)
     narrowness = torch.where(tile < ends[-1], narrowness, gather.most)
     order = order[torch.argsort(narrowness[order], stable=True)]

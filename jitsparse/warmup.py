@@ -284,11 +284,12 @@ def _tuned(
 def _targets(device: str | None, arch: str | Sequence[str] | None) -> list[str]:
     """Targets of a request: those named, as far as they run on the device, else this machine's."""
     from jitsparse.jit import config
+    from jitsparse.jit.environment import parse_arch
 
     if device not in (None, "cpu", "cuda"):
         raise ArgumentError(f"device {device!r} is not one of cpu, cuda")
     if arch is not None:
-        named = config.parse_arch(arch if isinstance(arch, str) else ";".join(arch), "arch")
+        named = parse_arch(arch if isinstance(arch, str) else ";".join(arch), "arch")
         targets = [t for t in named if device in (None, registry.device_of(t))]
         if not targets:
             asked = ", ".join(named) or repr(arch)

@@ -12,7 +12,8 @@ import torch
 
 import jitsparse as js
 from jitsparse.errors import ArgumentError
-from jitsparse.kernels.choice import float32_arithmetic, float32_as
+from jitsparse.kernels.float32 import float32_arithmetic, float32_as
+from jitsparse.kernels.roles import LAYOUTS
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def test_the_grid_covers_what_it_claims() -> None:
     for op in ("dsd", "dds", "sdd"):
         mine = [variant for variant in cases.VARIANTS if variant.op == op]
         assert {(v.dtype, v.layout) for v in mine} == {
-            (dtype, layout) for dtype in cases.DTYPES for layout in cases.LAYOUTS
+            (dtype, layout) for dtype in cases.DTYPES for layout in LAYOUTS
         }
         assert {v.block for v in mine} == set(cases.BLOCKS)
     assert {side for block in cases.BLOCKS for side in block} == set(js.checks.BLOCK_SIZES)

@@ -25,7 +25,7 @@ from jitsparse.cli import app, main
 from jitsparse.doctor.settings import check_variables
 from jitsparse.errors import ConfigError, PinError
 from jitsparse.jit import config
-from jitsparse.jit.config import VARIABLES, Config
+from jitsparse.jit.environment import VARIABLES, Config, legal_part
 from jitsparse.jit.selection import parse_pins
 
 # What has broken parsers before. None is an absolute path at which anything could be created.
@@ -164,7 +164,7 @@ def judge_variable(name: str, value: str) -> None:
     except (ConfigError, PinError) as error:
         if name not in str(error):
             raise
-    legal, errors = config.examine({name: value})
+    legal, errors = legal_part({name: value})
     findings = list(check_variables({name: value}, legal, errors))
     assert {each.status for each in findings} <= {"ok", "warn", "fail"}
 

@@ -13,6 +13,7 @@ import toykernel
 
 from jitsparse.errors import CompileError, ToolchainError
 from jitsparse.jit import cache, compile_only, config, load
+from jitsparse.jit.environment import Config
 
 NAMES = [
     "a blank, ünïcödé and 日本語",
@@ -87,7 +88,7 @@ def test_a_user_without_a_home(
     monkeypatch.setattr(config, "NO_HOME", tmp_path / "nonexistent")
     template = toykernel.write(tmp_path / "templates")
     before = sorted(os.listdir(tmp_path))
-    with config.use(config.Config.from_environment({"JITSPARSE_LOG": "info"})):
+    with config.use(Config.from_environment({"JITSPARSE_LOG": "info"})):
         with pytest.warns(RuntimeWarning, match=r"cannot be written.*JITSPARSE_CACHE_DIR"):
             kernel = load(template, toykernel.variant())
         assert cache.current().root != tmp_path / "nonexistent" / ".cache" / "jitsparse"

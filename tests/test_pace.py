@@ -43,8 +43,9 @@ def herded(panels: list[list[tuple[int, int]]]) -> list[list[int]]:
     centred = [[len(each) * cost - sum(each) for cost in each] for each in costs]
     balance, order, left = [0] * len(panels), [], [*range(len(costs))]
     while left:
-        best = min(left, key=lambda u: sum((b + c) ** 2 for b, c in zip(balance, centred[u])))
-        balance = [b + c for b, c in zip(balance, centred[best])]
+        sums = {u: [b + c for b, c in zip(balance, centred[u], strict=True)] for u in left}
+        best = min(left, key=lambda u: sum(each**2 for each in sums[u]))
+        balance = sums[best]
         order.append(best)
         left.remove(best)
     return [sorted((s for s, _ in p), key=lambda s: (order.index(s // 4), s)) for p in panels]

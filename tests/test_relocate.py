@@ -13,6 +13,7 @@ import toykernel
 
 from jitsparse.errors import CacheMiss, ToolchainError
 from jitsparse.jit import Template, compile_only, config, load, targets
+from jitsparse.jit.environment import LOG_LEVELS
 
 
 @pytest.fixture
@@ -116,7 +117,7 @@ def test_a_compiler_replaced_in_place_misses(built: Template, tmp_path: Path) ->
 
 
 def test_the_log_level_changes_nothing(built: Template) -> None:
-    for level in config.LOG_LEVELS:
+    for level in LOG_LEVELS:
         with config.override(log=level):
             assert hits(built)
 

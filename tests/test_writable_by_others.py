@@ -11,6 +11,7 @@ import toykernel
 
 from jitsparse.errors import UntrustedCache
 from jitsparse.jit import Template, cache_info, compile_only, config, load, trust, tuned
+from jitsparse.jit.environment import Config
 
 NOBODY = 65534
 
@@ -111,5 +112,5 @@ def test_a_lax_umask_makes_nothing_that_others_can_write(tmp_path: Path) -> None
 
 
 def test_the_variable_names_paths() -> None:
-    settings = config.Config.from_environment({"JITSPARSE_TRUST_CACHE": "/a/../b:/c:"})
+    settings = Config.from_environment({"JITSPARSE_TRUST_CACHE": "/a/../b:/c:"})
     assert settings.trust_cache == (Path("/b"), Path("/c"))

@@ -11,12 +11,12 @@ from torch import Tensor
 from jitsparse.bench.patterns import make_pattern
 from jitsparse.bench.timing import copies_beyond_l2
 from jitsparse.errors import ArgumentError
+from jitsparse.kernels.roles import LAYOUTS
 from jitsparse.pattern import Pattern
 from jitsparse.sparse import BlockSparse
 
 __all__ = [
     "DTYPES",
-    "LAYOUTS",
     "OPERATIONS",
     "Case",
     "Operands",
@@ -27,7 +27,6 @@ __all__ = [
 ]
 
 OPERATIONS = ("dsd", "dds", "sdd")
-LAYOUTS = ("nn", "nt", "tn", "tt")
 DTYPES = {
     "f64": torch.float64,
     "f32": torch.float32,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from jitsparse import calls
-from jitsparse.bench.cases import LAYOUTS, Case, make_operands
+from jitsparse.bench.cases import Case, make_operands
 from jitsparse.bench.extents import Extents
 from jitsparse.bench.report import Table
 from jitsparse.bench.section import Outcome, Section
@@ -20,8 +20,9 @@ from jitsparse.bench.timing import estimate, interleave
 from jitsparse.compilation import compile_variants
 from jitsparse.jit import load
 from jitsparse.kernels import cost
-from jitsparse.kernels.choice import float32_as
+from jitsparse.kernels.float32 import float32_as
 from jitsparse.kernels.problem import product_problem
+from jitsparse.kernels.roles import LAYOUTS
 from jitsparse.tune import HOPELESS, contestants
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from jitsparse.bench.layers import Call, LayerCase, copies, sparse_weights
 from jitsparse.bench.peers import DENSE, OURS, variant_of
 from jitsparse.bench.section import Outcome
 from jitsparse.bench.timing import interleave
-from jitsparse.kernels.choice import float32_as
+from jitsparse.kernels.float32 import float32_as
 from jitsparse.sparse import BlockSparse
 
 __all__ = ["epilogue_calls", "measure_epilogue", "measure_few_tokens"]

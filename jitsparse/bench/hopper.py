@@ -8,7 +8,7 @@ from itertools import product
 
 import torch
 
-from jitsparse.bench.cases import LAYOUTS, Case
+from jitsparse.bench.cases import Case
 from jitsparse.bench.choice import choice_section
 from jitsparse.bench.extents import H200, SMALL, Extents
 from jitsparse.bench.forward import measure_epilogue, measure_few_tokens
@@ -17,6 +17,7 @@ from jitsparse.bench.peers import BMM, DENSE, PEERS, STK, TORCH_TUNED
 from jitsparse.bench.products import measure, measure_beside
 from jitsparse.bench.section import Outcome, Section
 from jitsparse.bench.suites import RATIO_NOTE, Axes, cases, cube, products, rates_note, square
+from jitsparse.kernels.roles import LAYOUTS
 
 __all__ = ["hopper"]
 

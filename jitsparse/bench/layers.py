@@ -16,7 +16,7 @@ from jitsparse.bench.peers import DENSE, OURS, variant_of
 from jitsparse.bench.products import rate_scale
 from jitsparse.bench.section import Outcome
 from jitsparse.bench.timing import copies_beyond_l2, interleave
-from jitsparse.kernels.choice import float32_as
+from jitsparse.kernels.float32 import float32_as
 from jitsparse.pattern import Pattern
 from jitsparse.sparse import BlockSparse
 

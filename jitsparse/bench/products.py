@@ -21,7 +21,7 @@ from jitsparse.bench.peers import (
 )
 from jitsparse.bench.section import Outcome
 from jitsparse.bench.timing import Timing, interleave
-from jitsparse.kernels.choice import float32_as
+from jitsparse.kernels.float32 import float32_as
 
 __all__ = ["Measurement", "measure", "measure_beside", "rate_scale"]
 

@@ -59,11 +59,12 @@ def command(
     measure more than products, they select among its cases. That suite is one of large sizes on
     CUDA, and one of small sizes, which only shows that it works, on a CPU.
     """
-    from jitsparse.bench.cases import DTYPES, LAYOUTS, OPERATIONS
+    from jitsparse.bench.cases import DTYPES, OPERATIONS
     from jitsparse.bench.first_use import SECTIONS
     from jitsparse.bench.patterns import PATTERNS
     from jitsparse.bench.suites import GRIDS
     from jitsparse.kernels.registry import parse_block_size
+    from jitsparse.kernels.roles import LAYOUTS
 
     where = read_device(device)
     suites = (*GRIDS, "hopper", *_AROUND)

@@ -45,9 +45,9 @@ def one_of(legal: Sequence[str]) -> Callable[[str], str]:
 
 def read_arch(text: str) -> tuple[str, ...]:
     """``"9.0a"`` or ``"avx2"``, or several, as names of targets."""
-    from jitsparse.jit import config
+    from jitsparse.jit.environment import parse_arch
 
-    return config.parse_arch(text, "target")
+    return parse_arch(text, "target")
 
 
 def read_size(text: str) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from functools import partial
 from jitsparse.doctor import compilers, gpu, settings, smoke, software, storage
 from jitsparse.doctor.finding import Finding, guarded
 from jitsparse.jit import config
+from jitsparse.jit.environment import legal_part
 
 __all__ = ["Finding", "examine"]
 
@@ -27,11 +28,11 @@ def examine(*, smoke_compile: bool = True) -> list[Finding]:
         The findings, in an order that depends on nothing but what there is to look at.
 
     Example:
-        >>> from jitsparse.doctor import examine
+        >>> from jitsparse.doctor import legal_part
         >>> examine(smoke_compile=False)[0].name
         'python'
     """
-    chosen, errors = config.examine(os.environ)
+    chosen, errors = legal_part(os.environ)
     with config.use(chosen):
         torch = software.probe_torch()
         driver = gpu.driver_version()

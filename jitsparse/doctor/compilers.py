@@ -13,7 +13,7 @@ from jitsparse.doctor.finding import Finding, Status
 from jitsparse.doctor.software import Torch
 from jitsparse.errors import ToolchainError
 from jitsparse.jit import toolchain
-from jitsparse.jit.config import Config
+from jitsparse.jit.environment import Config
 from jitsparse.jit.targets import link_flags
 
 __all__ = ["check_cxx", "check_ninja", "check_nvcc", "toolkit_version"]

@@ -11,7 +11,7 @@ from jitsparse.doctor.finding import Finding
 from jitsparse.doctor.software import Torch
 from jitsparse.errors import JitsparseError
 from jitsparse.jit import targets
-from jitsparse.jit.config import CPU_TARGETS, Config
+from jitsparse.jit.environment import CPU_TARGETS, Config
 
 __all__ = ["check_driver", "check_gpu", "check_targets", "driver_version"]
 

@@ -10,7 +10,7 @@ from jitsparse.doctor.finding import Finding
 from jitsparse.errors import ConfigError, PinError
 from jitsparse.jit import selection
 from jitsparse.jit.cache import Cache
-from jitsparse.jit.config import VARIABLES, Config
+from jitsparse.jit.environment import VARIABLES, Config
 
 __all__ = ["check_jit", "check_rank", "check_variables"]
 

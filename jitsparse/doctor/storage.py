@@ -21,8 +21,8 @@ from pathlib import Path
 from jitsparse.doctor.finding import Finding
 from jitsparse.jit import private
 from jitsparse.jit.cache import VERSION, Cache
-from jitsparse.jit.config import Config
 from jitsparse.jit.entry import LIBRARY
+from jitsparse.jit.environment import Config
 
 __all__ = ["check_layer", "check_root", "mount_of"]
 

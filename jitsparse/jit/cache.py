@@ -30,6 +30,7 @@ from typing import Any
 from jitsparse.errors import UnwritableCache
 from jitsparse.jit import builders, config, private, progress, trust
 from jitsparse.jit.entry import LIBRARY, META, Entry, sha256, sync
+from jitsparse.jit.environment import Config
 from jitsparse.jit.lookup import VERSION, Lookup
 
 __all__ = ["VERSION", "Cache", "current"]
@@ -331,7 +332,7 @@ def current() -> Cache:
     return cache
 
 
-def _identity(settings: config.Config) -> tuple[tuple[Path, ...], ...]:
+def _identity(settings: Config) -> tuple[tuple[Path, ...], ...]:
     return (settings.cache_dir,), settings.cache_path, settings.trust_cache
 
 

@@ -1,9 +1,4 @@
-"""Everything jitsparse reads from the environment, in one place, once.
-
-============================  ===================  =========================================
-The cache is ``$XDG_CACHE_HOME/jitsparse``, else ``~/.cache/jitsparse``, unless it is named.
-Honoured, not redefined: ``CUDA_HOME``, ``CUDA_PATH``, ``CXX``, ``CC``, ``MAX_JOBS``,
-``XDG_CACHE_HOME``, ``NO_COLOR``, ``TERM``, and ``RANK`` / ``LOCAL_RANK`` as torchrun sets them.
+"""The settings in force: the environment's, read once, and what replaces them.
 
 Values are parsed at the first :func:`get` and kept. :func:`reload` reads the environment again and
 :func:`override` replaces values for the length of a ``with`` block. Each change moves
@@ -13,159 +8,19 @@ Values are parsed at the first :func:`get` and kept. :func:`reload` reads the en
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from jitsparse.errors import ConfigError
-from jitsparse.jit import jobs
-from jitsparse.jit.units import parse_bytes
+from jitsparse.jit.environment import FIRST_USES, Config, choice, coerce
 
-__all__ = [
-    "VARIABLES",
-    "Config",
-    "bump",
-    "examine",
-    "first_use",
-    "generation",
-    "get",
-    "override",
-    "parse_arch",
-    "reload",
-    "use",
-]
-
-FIRST_USES = ("wait", "fallback")
-LOG_LEVELS = ("debug", "info", "warning", "quiet")
-CPU_TARGETS = ("generic", "avx2", "avx512", "amx")
-CACHE_MAX_SIZE = 2 * 1024**3
-NO_HOME = Path("/nonexistent")
-# ASCII: other scripts have digits too, and no compiler knows them.
-_CAPABILITY = re.compile(r"(?:sm_?)?(\d{1,2})\.?(\d)([af]?)", re.ASCII)
-_MAX_DIGITS = 9
-_MAX_PATH, _MAX_NAME = 3500, 255
-
-VARIABLES = (
-    "JITSPARSE_CACHE_DIR",
-    "JITSPARSE_CACHE_PATH",
-    "JITSPARSE_PIN",
-    "JITSPARSE_JIT",
-    "JITSPARSE_FIRST_USE",
-    "JITSPARSE_LOG",
-    "JITSPARSE_ARCH",
-    "JITSPARSE_RECORD",
-    "JITSPARSE_CACHE_MAX_SIZE",
-    "JITSPARSE_TRUST_CACHE",
-    "CUDA_HOME",
-    "CUDA_PATH",
-    "CXX",
-    "CC",
-    "MAX_JOBS",
-    "XDG_CACHE_HOME",
-    "NO_COLOR",
-    "TERM",
-    "RANK",
-    "LOCAL_RANK",
-)
-"""Every variable that :meth:`Config.from_environment` reads; each is judged by itself."""
+__all__ = ["bump", "first_use", "generation", "get", "override", "reload", "use"]
 
 generation = 0
 """Moves on at every change of configuration or pin. Read it as ``config.generation``."""
 
 _current: Config | None = None
-
-
-@dataclass(frozen=True)
-class Config:
-    """One reading of the environment.
-
-    Attributes:
-        cache_dir: root of the cache that is written to.
-        cache_path: read-only roots, searched in order before ``cache_dir``.
-        cache_max_size: bytes that the entries in ``cache_dir`` may take; None for any number.
-        trust_cache: roots that are used although other users can write to them.
-        pin: pins as written, not yet parsed.
-        jit: whether compiling is allowed.
-        first_use: ``wait`` or ``fallback``: what a call does whose kernel has to be compiled.
-        log: one of ``debug``, ``info``, ``warning``, ``quiet``.
-        arch: targets to build for; empty means what this machine has.
-        record: file to which used variants are appended, or None.
-        cuda_home: candidate toolkit roots from the environment, best first.
-        cxx: the C++ compiler asked for, or None.
-        cc: the host compiler that torch hands to nvcc, or None.
-        max_jobs: how many compilers may run at once, or None.
-        color: whether colour is welcome on a terminal.
-        live: whether a terminal can redraw a line.
-        rank: rank of this process under torchrun, else 0.
-    """
-
-    cache_dir: Path
-    cache_path: tuple[Path, ...] = ()
-    cache_max_size: int | None = CACHE_MAX_SIZE
-    trust_cache: tuple[Path, ...] = ()
-    pin: str = ""
-    jit: bool = True
-    first_use: str = "wait"
-    log: str = "info"
-    arch: tuple[str, ...] = ()
-    record: Path | None = None
-    cuda_home: tuple[Path, ...] = ()
-    cxx: str | None = None
-    cc: str | None = None
-    max_jobs: int | None = None
-    color: bool = True
-    live: bool = True
-    rank: int = 0
-
-    @property
-    def jobs(self) -> int:
-        """How many compilers run at a time: ``MAX_JOBS``, else :func:`jitsparse.jit.jobs.limit`."""
-        return self.max_jobs or jobs.limit()
-
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str]) -> Config:
-        """Parse an environment.
-
-        Raises:
-            ConfigError: a variable has a value outside its legal set; the message lists the set.
-        """
-
-        def variable(name: str) -> str:
-            return environment.get(name, "").strip()
-
-        def paths(name: str, separator: str | None = None) -> tuple[Path, ...]:
-            parts = variable(name).split(separator) if separator else [variable(name)]
-            return tuple(_path(name, part) for part in parts if part)
-
-        cache_home = paths("XDG_CACHE_HOME") or (_home() / ".cache",)
-        return cls(
-            cache_dir=next(iter(paths("JITSPARSE_CACHE_DIR")), cache_home[0] / "jitsparse"),
-            cache_path=paths("JITSPARSE_CACHE_PATH", ":"),
-            cache_max_size=_max_size(
-                "JITSPARSE_CACHE_MAX_SIZE", variable("JITSPARSE_CACHE_MAX_SIZE")
-            ),
-            trust_cache=paths("JITSPARSE_TRUST_CACHE", ":"),
-            pin=variable("JITSPARSE_PIN"),
-            jit=_choice("JITSPARSE_JIT", variable("JITSPARSE_JIT") or "on", ("on", "off")) == "on",
-            first_use=_choice(
-                "JITSPARSE_FIRST_USE", variable("JITSPARSE_FIRST_USE") or "wait", FIRST_USES
-            ),
-            log=_choice("JITSPARSE_LOG", variable("JITSPARSE_LOG") or "info", LOG_LEVELS),
-            arch=parse_arch(variable("JITSPARSE_ARCH")),
-            record=next(iter(paths("JITSPARSE_RECORD")), None),
-            cuda_home=(*paths("CUDA_HOME"), *paths("CUDA_PATH")),
-            cxx=variable("CXX") or None,
-            cc=variable("CC") or None,
-            max_jobs=_count("MAX_JOBS", variable("MAX_JOBS")),
-            color=not environment.get("NO_COLOR"),
-            live=variable("TERM") != "dumb",
-            rank=_count("RANK", variable("RANK"))
-            or _count("LOCAL_RANK", "" if variable("RANK") else variable("LOCAL_RANK"))
-            or 0,
-        )
 
 
 def get() -> Config:
@@ -205,7 +60,7 @@ def override(**changes: Any) -> Iterator[Config]:
     Raises:
         ConfigError: an unknown name or an illegal value.
     """
-    coerced = {name: _coerce(name, value) for name, value in changes.items()}
+    coerced = {name: coerce(name, value) for name, value in changes.items()}
     with _until_the_end_of(_change(coerced)):
         yield get()
 
@@ -245,7 +100,7 @@ def first_use(answer: str) -> AbstractContextManager[None]:
         >>> with js.first_use("fallback"):
         ...     y = js.random((64, 64), 32, 0.5) @ torch.ones(64, 8)
     """
-    return _until_the_end_of(_change({"first_use": _choice("first_use", answer, FIRST_USES)}))
+    return _until_the_end_of(_change({"first_use": choice("first_use", answer, FIRST_USES)}))
 
 
 @dataclass(eq=False)
@@ -290,129 +145,3 @@ def _put_in_force(settings: Config | None) -> None:
     global _current
     _current = settings
     bump()
-
-
-def examine(environment: Mapping[str, str]) -> tuple[Config, dict[str, ConfigError]]:
-    """The configuration of an environment without its illegal values, and what is wrong with these.
-
-    For a report that has to go on where a call would stop.
-    """
-    errors: dict[str, ConfigError] = {}
-    for name in VARIABLES:
-        if name in environment:
-            try:
-                Config.from_environment({name: environment[name]})
-            except ConfigError as error:
-                errors[name] = error
-    legal = {name: value for name, value in environment.items() if name not in errors}
-    return Config.from_environment(legal), errors
-
-
-def parse_arch(text: str, name: str = "JITSPARSE_ARCH") -> tuple[str, ...]:
-    """Target names of an architecture list.
-
-    Args:
-        text: entries separated by ``;``, ``,`` or blanks, each a compute capability (``9.0a``), a
-            CUDA target (``sm90a``) or a CPU target (``avx2``).
-        name: what the text is the value of, for the error message.
-
-    Returns:
-        Target names in the order given, e.g. ``("sm90a", "sm80")``.
-
-    Raises:
-        ConfigError: an entry is neither.
-    """
-    targets = []
-    for entry in re.split(r"[;,\s]+", text.strip()):
-        if not entry:
-            continue
-        capability = _CAPABILITY.fullmatch(entry.lower())
-        if capability:
-            targets.append("sm" + "".join(capability.groups()))
-        elif entry.lower() in CPU_TARGETS:
-            targets.append(entry.lower())
-        else:
-            raise ConfigError(
-                f"{name}: {entry!r} is not a target. Write compute capabilities such as "
-                f"9.0a or 8.0, or CPU targets ({', '.join(CPU_TARGETS)}), separated by ';'."
-            )
-    return tuple(dict.fromkeys(targets))
-
-
-def _coerce(name: str, value: Any) -> Any:
-    if name not in Config.__dataclass_fields__:
-        raise ConfigError(
-            f"there is no setting {name!r}; settings are {', '.join(Config.__dataclass_fields__)}."
-        )
-    if name == "jit" and isinstance(value, str):
-        return _choice("jit", value, ("on", "off")) == "on"
-    if name == "first_use":
-        return _choice("first_use", value, FIRST_USES)
-    if name == "log":
-        return _choice("log", value, LOG_LEVELS)
-    if name == "arch" and isinstance(value, str):
-        return parse_arch(value)
-    if name in ("cache_dir", "record") and value is not None:
-        return _absolute(value)
-    if name == "cache_max_size" and isinstance(value, str):
-        return _max_size("cache_max_size", value)
-    if name in ("cache_path", "trust_cache", "cuda_home"):
-        return tuple(_absolute(part) for part in value)
-    return value
-
-
-def _home() -> Path:
-    """The user's home. One who has none, as in many containers, has that of Debian's policy.
-
-    It does not exist, so that what is to be written there goes to a temporary directory.
-    """
-    home = os.path.expanduser("~")
-    return NO_HOME if home == "~" else Path(os.path.abspath(home))
-
-
-def _absolute(path: str | os.PathLike[str]) -> Path:
-    return Path(os.path.abspath(os.path.expanduser(path)))
-
-
-def _path(name: str, text: str) -> Path:
-    """The path in a variable, if the system could have it.
-
-    Below a cache there are names of its own, so less than what the system allows is left.
-    """
-    path = _absolute(text)
-    if len(os.fsencode(path)) > _MAX_PATH or any(
-        len(os.fsencode(part)) > _MAX_NAME for part in path.parts
-    ):
-        raise ConfigError(
-            f"{name} is not a usable path: it has {len(os.fsencode(path))} bytes. At most "
-            f"{_MAX_PATH} are possible, and {_MAX_NAME} between two slashes."
-        )
-    return path
-
-
-def _max_size(name: str, value: str) -> int | None:
-    if not value:
-        return CACHE_MAX_SIZE
-    if value.lower() == "unlimited":
-        return None
-    try:
-        return parse_bytes(value) or None
-    except ValueError as error:
-        raise ConfigError(f"{name}={value!r}: {error}; 0 or unlimited for no limit.") from None
-
-
-def _choice(name: str, value: object, legal: tuple[str, ...]) -> str:
-    choice = str(value).lower()
-    if choice not in legal:
-        raise ConfigError(f"{name}={value!r} is not one of {', '.join(legal)}.")
-    return choice
-
-
-def _count(name: str, value: str) -> int | None:
-    if not value:
-        return None
-    if not (value.isascii() and value.isdigit() and len(value) <= _MAX_DIGITS):
-        raise ConfigError(
-            f"{name}={value!r} is not a whole number of 0 or more, of at most {_MAX_DIGITS} digits."
-        )
-    return int(value)

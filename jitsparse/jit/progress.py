@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jitsparse.jit import config, live
+from jitsparse.jit.environment import LOG_LEVELS
 from jitsparse.jit.live import Work
 
 __all__ = ["compiling", "say", "use_plain_lines", "waiting", "warn"]
@@ -159,7 +160,7 @@ class _Announcement:
 
 
 def _admits(log: str, level: str) -> bool:
-    order = config.LOG_LEVELS
+    order = LOG_LEVELS
     return order.index(level) >= order.index(log)
 
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from jitsparse.errors import PinError, UnsupportedProblem
 from jitsparse.jit import config, tuned
+from jitsparse.jit.environment import CPU_TARGETS
 from jitsparse.jit.targets import cpu_name
 from jitsparse.jit.template import Template
 from jitsparse.jit.variant import Variant
@@ -235,7 +236,7 @@ def parse_pins(text: str, origin: str = "") -> tuple[Pin, ...]:
                 "dsd:bf16:b32=mma.t128x128x32."
             )
         for each in filters:
-            if not (each in DTYPES or each in config.CPU_TARGETS or _TARGET.fullmatch(each)):
+            if not (each in DTYPES or each in CPU_TARGETS or _TARGET.fullmatch(each)):
                 if not _BLOCK.fullmatch(each):
                     raise PinError(
                         f"{origin}{each!r} in pin {part!r} is not a filter: use a dtype "

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +13,7 @@ import torch
 from jitsparse.errors import CacheMiss, ToolchainError
 from jitsparse.jit import config, progress
 from jitsparse.kernels import registry
+from jitsparse.kernels.float32 import float32_arithmetic
 from jitsparse.kernels.problem import Problem
 from jitsparse.traits import profile_of, sizes_of, without_profile
 
@@ -26,8 +25,6 @@ __all__ = [
     "Key",
     "choose",
     "choosing",
-    "float32_arithmetic",
-    "float32_as",
     "moved",
     "problem_of",
     "select",
@@ -171,34 +168,3 @@ def moved(key: Key, device: int, float32: str | None = None) -> Key:
     if dtype in ("f32", "tf32"):
         dtype = "f32" if device < 0 else float32 or float32_arithmetic()
     return choosing((op, device, dtype, *others))
-
-
-# torch 2.9 and later; of the two ways to set it the older one refuses to answer once the newer one
-# has been used. The public property takes 0.9 us a call, this 0.1.
-_fp32_precision = getattr(torch._C, "_get_fp32_precision_getter", None)
-
-
-def float32_arithmetic() -> str:
-    """Name of the arithmetic that torch's float32 matmul precision asks for on a GPU."""
-    if _fp32_precision is not None:
-        return "tf32" if _fp32_precision("cuda", "matmul") == "tf32" else "f32"
-    return "f32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
-
-
-@contextmanager
-def float32_as(dtype: str) -> Iterator[None]:
-    """Have torch multiply float32 on a GPU as the name of a dtype means it: ``"tf32"`` as TF32, any
-    other in full precision."""
-    ask: Callable[[str], None]
-    if _fp32_precision is not None:
-        matmul: Any = torch.backends.cuda.matmul
-        ask, before = functools.partial(setattr, matmul, "fp32_precision"), matmul.fp32_precision
-        names = "tf32", "ieee"
-    else:
-        ask, before = torch.set_float32_matmul_precision, torch.get_float32_matmul_precision()
-        names = "high", "highest"
-    ask(names[0] if dtype == "tf32" else names[1])
-    try:
-        yield
-    finally:
-        ask(before)

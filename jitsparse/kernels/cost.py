@@ -35,8 +35,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jitsparse.kernels.cuda import SMS, is_flipped, is_k_contiguous, op_block
-from jitsparse.panels import PANEL
+from jitsparse.kernels.roles import is_flipped, is_k_contiguous, op_block
+from jitsparse.panels import PANEL, SMS
 from jitsparse.traits import Steps, density, places, random_steps, side_of, slab_columns
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from jitsparse.jit import Candidate, Template, Variant
 from jitsparse.jit.template import Context
 from jitsparse.kernels import abi
 from jitsparse.kernels.problem import Place, Problem, typical_problem
+from jitsparse.kernels.roles import LAYOUTS, op_block, operand_context
 
 __all__ = ["candidates", "default_variants", "place", "template"]
 
@@ -42,7 +43,6 @@ _ELEMENTS = {"f64": "double", "f32": "float", "f16": "Float16", "bf16": "BFloat1
 """The C++ element type of each dtype (``csrc/cpu/vec.h``)."""
 
 _BLOCKS = (16, 32, 64, 128)
-_LAYOUTS = ("nn", "nt", "tn", "tt")
 
 
 def place(problem: Problem) -> Place:
@@ -57,7 +57,7 @@ def candidates(problem: Problem, target: str) -> list[Candidate]:
         problem: the facts of a call. Its ``aligned`` makes no difference on a CPU.
         target: the best instruction set to consider.
     """
-    height = _height(problem.op, problem.block, problem.layout)
+    height = _height(problem)
     return [*_amx(problem, target, height), *_vec(problem, target, height)]
 
 
@@ -106,7 +106,7 @@ def default_variants(target: str) -> Iterator[Variant]:
     for dtype in _ELEMENTS:
         for op in ("dsd", "dds", "sdd"):
             for block in _BLOCKS:
-                for layout in _LAYOUTS:
+                for layout in LAYOUTS:
                     problem = typical_problem(op, "cpu", dtype, block, layout)
                     yield next(c.variant for c in candidates(problem, target) if not c.refused)
 
@@ -126,43 +126,13 @@ def template(variant: Variant) -> Template:
 
 def _context(variant: Variant) -> Context:
     """The names that a template may use."""
-    block_rows, block_cols = variant.ints("b")
     tile_rows, tile_cols = variant.ints("r")
-    layout = variant.knob("l")
-    context: dict[str, str | int | bool] = {
-        "name": variant.name,
-        "element": _ELEMENTS[variant.dtype],
-        "block_rows": block_rows,
-        "block_cols": block_cols,
-        "tile_rows": tile_rows,
-        "tile_cols": tile_cols,
-    }
-    if variant.op == "sdd":
-        return context | {
-            "left_k_contiguous": _cpp(layout[0] == "n"),
-            "right_k_contiguous": _cpp(layout[1] == "t"),
-        }
-    k_contiguous = layout[1] == "t" if variant.op == "dsd" else layout[0] == "n"
-    return context | {
-        "flipped": _cpp(_is_flipped(variant.op, layout)),
-        "dense_k_contiguous": _cpp(k_contiguous),
-        "out_transposed": _cpp(variant.op == "dds"),
-    }
+    tiles = {"tile_rows": tile_rows, "tile_cols": tile_cols}
+    return {**operand_context(variant, _ELEMENTS), **tiles}
 
 
-def _is_flipped(op: str, layout: str) -> bool:
-    """Whether rows of the sparse operand, in the role that a kernel sees it in, are stored columns.
-
-    Kernels compute sparse x dense. dds is that product transposed, so it flips its sparse operand
-    where dsd does not. For sdd the sparse operand is the output, never flipped.
-    """
-    return {"dsd": layout[0] == "t", "dds": layout[1] == "n", "sdd": False}[op]
-
-
-def _height(op: str, block: tuple[int, int], layout: str) -> int:
-    """Height of a block in the role that a kernel sees it in."""
-    return block[1] if _is_flipped(op, layout) else block[0]
-
-
-def _cpp(value: bool) -> str:
-    return "true" if value else "false"
+def _height(problem: Problem) -> int:
+    """Height of a block in the role that a kernel sees it in; that of sdd's output is its own."""
+    if problem.op == "sdd":
+        return problem.block[0]
+    return op_block(problem.op, problem.block, problem.layout)[0]

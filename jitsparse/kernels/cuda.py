@@ -9,21 +9,16 @@ from pathlib import Path
 
 from jitsparse.jit import Template, Variant
 from jitsparse.jit.template import Context
-from jitsparse.kernels import abi
+from jitsparse.kernels import abi, roles
 from jitsparse.kernels.problem import Problem, typical_problem
+from jitsparse.panels import SMS
 
 __all__ = [
     "CSRC",
-    "LAYOUTS",
-    "SMS",
     "TEMPLATES",
     "Tile",
-    "cpp_bool",
     "cuda_template",
-    "is_flipped",
-    "is_k_contiguous",
     "knobs",
-    "op_block",
     "operand_context",
     "ranked",
     "shared_memory_limit",
@@ -34,8 +29,6 @@ __all__ = [
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
 TEMPLATES = ROOT / "templates"
-
-LAYOUTS = ("nn", "nt", "tn", "tt")
 
 ELEMENTS = {"f64": "F64", "f32": "F32", "tf32": "Tf32", "f16": "F16", "bf16": "Bf16"}
 """The C++ element type of each dtype (``csrc/cuda/tile/element.cuh``)."""
@@ -57,50 +50,9 @@ def shared_memory_limit(target: str) -> int:
     return _SHARED_MEMORY.get(target.rstrip("af"), 232448)
 
 
-def is_flipped(op: str, layout: str) -> bool:
-    """Whether a product walks the sparse operand by block columns, its blocks transposed.
-
-    Kernels compute sparse x dense. dds is that product transposed, so it flips its sparse operand
-    where dsd does not.
-    """
-    return layout[0] == "t" if op == "dsd" else layout[1] == "n"
-
-
-def is_k_contiguous(op: str, layout: str) -> bool:
-    """Whether the dense operand of a dsd or dds lies along the axis that the product sums over."""
-    return layout[1] == "t" if op == "dsd" else layout[0] == "n"
-
-
-def op_block(op: str, block: tuple[int, int], layout: str) -> tuple[int, int]:
-    """Height and depth of a block in the role that a dsd or dds kernel sees it."""
-    return (block[1], block[0]) if is_flipped(op, layout) else block
-
-
 def operand_context(variant: Variant) -> dict[str, str | int | bool]:
     """The template names that follow from op, dtype, block and layout."""
-    layout = variant.knob("l")
-    block_rows, block_cols = variant.ints("b")
-    context: dict[str, str | int | bool] = {
-        "name": variant.name,
-        "element": ELEMENTS[variant.dtype],
-        "block_rows": block_rows,
-        "block_cols": block_cols,
-    }
-    if variant.op == "sdd":
-        return context | {
-            "left_k_contiguous": cpp_bool(layout[0] == "n"),
-            "right_k_contiguous": cpp_bool(layout[1] == "t"),
-        }
-    return context | {
-        "flipped": cpp_bool(is_flipped(variant.op, layout)),
-        "dense_k_contiguous": cpp_bool(is_k_contiguous(variant.op, layout)),
-        "out_transposed": cpp_bool(variant.op == "dds"),
-    }
-
-
-def cpp_bool(value: bool) -> str:
-    """A template argument."""
-    return "true" if value else "false"
+    return roles.operand_context(variant, ELEMENTS)
 
 
 def cuda_template(family: str, op: str, context: Callable[[Variant], Context]) -> Template:
@@ -153,9 +105,6 @@ def tile_context(variant: Variant) -> Context:
     }
 
 
-SMS = 132
-"""Of the GPU that choices are tuned for. The kernels themselves run on any number."""
-
 _FIXED_COLUMNS = 96
 """What a CTA spends on its sparse operand and its barriers, in columns of its dense one."""
 
@@ -173,7 +122,7 @@ def _relative_time(problem: Problem, tile: Tile) -> float:
         together = tile_n / block_cols
         tiles = problem.rows / tile_m * (merged / together + (together - 1) / (2 * together))
         return float(math.ceil(tiles / at_once) * work)
-    rows = problem.cols if is_flipped(problem.op, problem.layout) else problem.rows
+    rows = problem.cols if roles.is_flipped(problem.op, problem.layout) else problem.rows
     waves = -(-(-(-rows // tile_m) * -(-problem.extent // tile_n) * problem.batch) // at_once)
     return float(waves * work)
 

@@ -22,7 +22,8 @@ from jitsparse import reference
 from jitsparse.errors import CacheMiss
 from jitsparse.jit import config
 from jitsparse.kernels import threads
-from jitsparse.kernels.choice import REFERENCE, Key, choosing, float32_arithmetic, select
+from jitsparse.kernels.choice import REFERENCE, Key, choosing, select
+from jitsparse.kernels.float32 import float32_arithmetic
 from jitsparse.kernels.split import MOST_ELEMENTS, most_parts, splits
 from jitsparse.traits import TRAITS, pack
 

@@ -12,14 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from jitsparse.jit import Candidate, Template, Variant
-from jitsparse.kernels.cuda import (
-    Tile,
-    cuda_template,
-    op_block,
-    ranked,
-    tile_context,
-    typical_problems,
-)
+from jitsparse.kernels.cuda import Tile, cuda_template, ranked, tile_context, typical_problems
 from jitsparse.kernels.legality import (
     before_ampere,
     capability,
@@ -29,6 +22,7 @@ from jitsparse.kernels.legality import (
     too_much_shared_memory,
 )
 from jitsparse.kernels.problem import Place, Problem
+from jitsparse.kernels.roles import op_block
 
 __all__ = ["candidates", "default_variants", "place", "template"]
 

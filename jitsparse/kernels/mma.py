@@ -13,15 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from jitsparse.jit import Candidate, Template, Variant
-from jitsparse.kernels.cuda import (
-    Tile,
-    cuda_template,
-    is_k_contiguous,
-    op_block,
-    ranked,
-    tile_context,
-    typical_problems,
-)
+from jitsparse.kernels.cuda import Tile, cuda_template, ranked, tile_context, typical_problems
 from jitsparse.kernels.legality import (
     before_ampere,
     first_legal,
@@ -30,6 +22,7 @@ from jitsparse.kernels.legality import (
     too_much_shared_memory,
 )
 from jitsparse.kernels.problem import Place, Problem
+from jitsparse.kernels.roles import is_k_contiguous, op_block
 
 __all__ = ["candidates", "default_variants", "place", "template"]
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from jitsparse.checks import BLOCK_SIZES, as_block_size
 from jitsparse.errors import ArgumentError, UnsupportedProblem
-from jitsparse.jit import Variant, config
+from jitsparse.jit import Variant
+from jitsparse.jit.environment import parse_arch
 from jitsparse.jit.selection import declare_ops, declare_values
 from jitsparse.kernels import cost, cpu, fma, mma, simt, thin, wgmma
 
@@ -226,7 +227,7 @@ def variant_named(name: str) -> Variant:
         ArgumentError: it is no variant's name, or no call can have that variant.
     """
     variant = Variant.parse(name)
-    config.parse_arch(variant.target, "target")
+    parse_arch(variant.target, "target")
     _check_names([variant.op], [variant.dtype])
     problems = _typical_problems(
         device_of(variant.target),

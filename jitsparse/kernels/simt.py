@@ -11,14 +11,9 @@ from collections.abc import Iterator
 
 from jitsparse.jit import Candidate, Template, Variant
 from jitsparse.jit.template import Context
-from jitsparse.kernels.cuda import (
-    cuda_template,
-    knobs,
-    op_block,
-    operand_context,
-    typical_problems,
-)
+from jitsparse.kernels.cuda import cuda_template, knobs, operand_context, typical_problems
 from jitsparse.kernels.problem import Place, Problem
+from jitsparse.kernels.roles import op_block
 
 __all__ = ["candidates", "default_variants", "place", "template"]
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jitsparse.jit import Variant
-from jitsparse.kernels.cuda import SMS
-from jitsparse.panels import SLAB
+from jitsparse.panels import SLAB, SMS
 
 if TYPE_CHECKING:
     from jitsparse.kernels.problem import Problem

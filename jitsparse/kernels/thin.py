@@ -13,14 +13,7 @@ from collections.abc import Iterator
 
 from jitsparse.jit import Candidate, Template, Variant
 from jitsparse.jit.template import Context
-from jitsparse.kernels.cuda import (
-    cuda_template,
-    is_flipped,
-    is_k_contiguous,
-    knobs,
-    operand_context,
-    typical_problems,
-)
+from jitsparse.kernels.cuda import cuda_template, knobs, operand_context, typical_problems
 from jitsparse.kernels.legality import (
     before_ampere,
     first_legal,
@@ -28,6 +21,7 @@ from jitsparse.kernels.legality import (
     misaligned,
 )
 from jitsparse.kernels.problem import Place, Problem
+from jitsparse.kernels.roles import is_flipped, is_k_contiguous
 
 __all__ = ["candidates", "default_variants", "place", "template"]
 

@@ -16,18 +16,10 @@ from collections.abc import Iterator
 from jitsparse.jit import Candidate, Template, Variant
 from jitsparse.jit.template import Context
 from jitsparse.kernels import cost, split
-from jitsparse.kernels.cuda import (
-    cpp_bool,
-    cuda_template,
-    is_flipped,
-    is_k_contiguous,
-    knobs,
-    op_block,
-    operand_context,
-    typical_problems,
-)
+from jitsparse.kernels.cuda import cuda_template, knobs, operand_context, typical_problems
 from jitsparse.kernels.legality import first_legal, low_blocks, misaligned
 from jitsparse.kernels.problem import Place, Problem
+from jitsparse.kernels.roles import cpp_bool, is_flipped, is_k_contiguous, op_block
 from jitsparse.panels import PANEL, SLAB, TALL_PANEL, has_tall
 from jitsparse.traits import side_of
 

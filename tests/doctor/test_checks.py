@@ -14,7 +14,7 @@ from jitsparse.doctor.finding import Finding, guarded
 from jitsparse.doctor.software import Torch
 from jitsparse.errors import ToolchainError
 from jitsparse.jit import config, toolchain
-from jitsparse.jit.config import Config
+from jitsparse.jit.environment import Config
 
 H200 = ("NVIDIA H200", 9, 0)
 CPU_TORCH = Torch("2.13.0+cpu", "/torch")

@@ -12,7 +12,7 @@ import pytest
 
 from jitsparse.doctor import storage
 from jitsparse.doctor.finding import Finding
-from jitsparse.jit.config import Config
+from jitsparse.jit.environment import Config
 
 TABLE = """\
 /dev/vda / ext4 rw,relatime 0 0

@@ -22,7 +22,7 @@ from test_cuda_kernels import DTYPES, grid, problem
 import jitsparse as js
 from jitsparse.compilation import compile_variants
 from jitsparse.kernels import registry
-from jitsparse.kernels.cuda import LAYOUTS
+from jitsparse.kernels.roles import LAYOUTS
 from jitsparse.kernels.split import splits
 
 ROWS, COLS, EXTENT, LONG = 200, 328, 136, 1032

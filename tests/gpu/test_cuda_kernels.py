@@ -17,8 +17,8 @@ import jitsparse as js
 from jitsparse.bench.cases import DTYPES
 from jitsparse.compilation import compile_variants
 from jitsparse.kernels import registry
-from jitsparse.kernels.cuda import LAYOUTS
 from jitsparse.kernels.problem import Problem
+from jitsparse.kernels.roles import LAYOUTS
 
 pytestmark = pytest.mark.gpu
 

@@ -9,8 +9,8 @@ import torch
 import jitsparse as js
 from jitsparse.bench.cases import DTYPES
 from jitsparse.kernels import registry
-from jitsparse.kernels.cuda import LAYOUTS
 from jitsparse.kernels.problem import Problem
+from jitsparse.kernels.roles import LAYOUTS
 from jitsparse.kernels.split import most_parts, splits
 
 pytestmark = pytest.mark.gpu

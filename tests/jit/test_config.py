@@ -8,7 +8,7 @@ import pytest
 
 from jitsparse.errors import ConfigError
 from jitsparse.jit import config
-from jitsparse.jit.config import Config
+from jitsparse.jit.environment import Config, parse_arch
 
 
 def test_defaults() -> None:
@@ -99,7 +99,7 @@ def test_an_illegal_value_lists_the_legal_ones(name: str, value: str, legal: str
     ],
 )
 def test_architectures(text: str, targets: tuple[str, ...]) -> None:
-    assert config.parse_arch(text) == targets
+    assert parse_arch(text) == targets
 
 
 def test_override_is_undone_and_every_change_is_seen() -> None:

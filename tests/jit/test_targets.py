@@ -7,6 +7,7 @@ import torch
 
 from jitsparse.errors import ConfigError, ToolchainError, UnsupportedProblem
 from jitsparse.jit import config, cpu_target, cuda_target, targets
+from jitsparse.jit.environment import CPU_TARGETS
 from jitsparse.jit.targets import compile_flags
 
 FEATURES = {
@@ -29,7 +30,7 @@ def test_the_best_cpu_target_is_found(name: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_this_processor_has_a_target() -> None:
-    assert cpu_target() in config.CPU_TARGETS
+    assert cpu_target() in CPU_TARGETS
 
 
 def test_arch_limits_the_cpu_target(monkeypatch: pytest.MonkeyPatch) -> None:

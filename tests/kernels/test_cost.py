@@ -14,8 +14,8 @@ from jitsparse.bench import fitting
 from jitsparse.bench.choice import FITTED, HELD_OUT
 from jitsparse.jit import Variant
 from jitsparse.kernels import cost, registry
-from jitsparse.kernels.cuda import LAYOUTS
 from jitsparse.kernels.problem import Problem, product_problem, typical_problem
+from jitsparse.kernels.roles import LAYOUTS
 
 
 def tensor_core_variants(problem: Problem) -> list[Variant]:

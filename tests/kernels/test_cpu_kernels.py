@@ -21,6 +21,7 @@ from torch import Tensor
 from jitsparse import jit
 from jitsparse.kernels import abi, cpu
 from jitsparse.kernels.problem import Problem
+from jitsparse.kernels.roles import LAYOUTS
 from jitsparse.schedule import build_index
 
 EMULATION = Path(__file__).parent / "emulation"
@@ -33,7 +34,7 @@ DTYPES = {
     "bf16": torch.bfloat16,
 }
 BLOCKS = (8, 16, 32, 64, 128)
-LAYOUTS = ("nn", "nt", "tn", "tt")
+
 TARGETS = ("amx", "avx512", "avx2", "generic")
 
 

@@ -30,8 +30,9 @@ from jitsparse.bench.cases import DTYPES
 from jitsparse.jit import Variant
 from jitsparse.jit.template import render
 from jitsparse.kernels import abi, registry
-from jitsparse.kernels.cuda import CSRC, LAYOUTS
+from jitsparse.kernels.cuda import CSRC
 from jitsparse.kernels.problem import Problem
+from jitsparse.kernels.roles import LAYOUTS
 from jitsparse.kernels.split import splits
 from jitsparse.schedule import build_index
 
