@@ -27,10 +27,10 @@ from jitsparse import jit
 from jitsparse.compilation import compile_variants
 from jitsparse.kernels import dispatch, registry
 from jitsparse.kernels.choice import Key, choose, problem_of
+from jitsparse.kernels.roles import LAYOUTS
 from jitsparse.reference import ACTIVATIONS, activate
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-LAYOUTS = ("nn", "nt", "tn", "tt")
 BLOCKS = (
     *((32, 32), (64, 64), (16, 16), (128, 128), (8, 8), (8, 128), (64, 32), (16, 64)),
     *((128, 8), (32, 8), (16, 32), (128, 64), (8, 16), (64, 16), (32, 128), (8, 64)),
