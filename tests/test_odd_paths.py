@@ -12,7 +12,7 @@ import pytest
 import toykernel
 
 from jitsparse.errors import CompileError, ToolchainError
-from jitsparse.jit import cache, compile_only, config, load
+from jitsparse.jit import cache, compile_only, config, environment, load
 from jitsparse.jit.environment import Config
 
 NAMES = [
@@ -85,7 +85,7 @@ def test_a_user_without_a_home(
     monkeypatch.chdir(tmp_path)
     # A file, so that not even root can create the directory.
     (tmp_path / "nonexistent").touch()
-    monkeypatch.setattr(config, "NO_HOME", tmp_path / "nonexistent")
+    monkeypatch.setattr(environment, "NO_HOME", tmp_path / "nonexistent")
     template = toykernel.write(tmp_path / "templates")
     before = sorted(os.listdir(tmp_path))
     with config.use(Config.from_environment({"JITSPARSE_LOG": "info"})):

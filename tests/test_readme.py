@@ -12,7 +12,7 @@ import pytest
 
 import jitsparse as js
 from jitsparse.cli import main
-from jitsparse.jit import config
+from jitsparse.jit import environment
 from jitsparse.kernels import registry
 from jitsparse.kernels.problem import Problem
 
@@ -51,7 +51,7 @@ def test_command(line: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_lists_the_variables_that_are_read() -> None:
     table = set(re.findall(r"^\| `(JITSPARSE_\w+)`", README, re.MULTILINE))
-    source = Path(config.__file__).read_text(encoding="utf-8")
+    source = Path(environment.__file__).read_text(encoding="utf-8")
     assert table == set(re.findall(r'"(JITSPARSE_[A-Z_]+)"', source))
 
 
