@@ -64,7 +64,7 @@ struct SpmmTile {
   static __device__ __forceinline__ unsigned swapped(unsigned row, unsigned number, const typename Stages::Params& params) {
     constexpr unsigned kSet = Stages::kNeighbours;
     const bool full = (row | (kSet - 1)) < unsigned(Stages::panels(params.args));
-    if (gridDim.x % kSet != 0 || !full) return row;
+    if (gridDim.x % kSet != 0 || params.group % kSet != 0 || !full) return row;
     return row ^ ((number - row % kSet) / 256 % 2 * (kSet / 2));
   }
 };
