@@ -268,13 +268,20 @@ def check_sdd(
         for each in (exact, allowed)
     ]
     _judge(got.values, *blocks)
-    past_edge = got.values[
-        js.BlockSparse.from_dense(
-            torch.ones_like(exact), got.pattern.block_size, got.pattern.to_mask()
-        ).values
-        == 0
-    ]
-    assert not past_edge.any(), "sdd must write zeros past the edge of the matrix"
+    check_past_edge(got)
+
+
+def infinite(x: Tensor, axis: int) -> Tensor:
+    """``x`` with one entry of the axis infinite throughout, lying in memory as ``x`` does."""
+    entry = torch.arange(x.shape[axis], device=x.device) == x.shape[axis] // 2
+    return x.masked_fill_(entry.view(-1, *[1] * (-1 - axis)), float("inf"))
+
+
+def check_past_edge(got: js.BlockSparse) -> None:
+    """An sdd writes zeros past the edge of the matrix, whatever its operands hold."""
+    whole = torch.ones(got.shape, dtype=got.dtype, device=got.device)
+    inside = js.BlockSparse.from_dense(whole, got.pattern.block_size, got.pattern.to_mask())
+    assert not got.values[inside.values == 0].any(), "zeros past the edge of the matrix"
 
 
 def _judge(got: Tensor, exact: Tensor, allowed: Tensor) -> None:

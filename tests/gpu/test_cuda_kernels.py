@@ -133,6 +133,8 @@ def call(
         a = cases.dense((BATCH, ROWS, EXTENT), layout[0], **make)
         b = cases.dense((BATCH, EXTENT, COLS), layout[1], **make)
         cases.check_sdd(js.sdd(a, b, stored.pattern), a, b, products=products)
+        cases.check_past_edge(js.sdd(cases.infinite(a, -1), b, stored.pattern))
+        cases.check_past_edge(js.sdd(a, cases.infinite(b, -2), stored.pattern))
 
 
 MANY_TILES = [

@@ -229,6 +229,10 @@ def check(variant: Variant, sources: Path) -> None:
         kernel(words, [left, right, index], multiprocessors)
         assert bool(sums.isfinite().any()) == (parts > 1), "sums are divided where they may be"
         cases.check_sdd(js.BlockSparse(out, pattern), left, right, products=products)
+        cases.infinite(left, -1)
+        cases.infinite(right, -2)
+        kernel(words, [left, right, index], multiprocessors)
+        cases.check_past_edge(js.BlockSparse(out, pattern))
         return
     values = torch.randn((pattern.nnz_blocks, rows, cols), generator=generator).to(dtype)
     stored = js.BlockSparse(values, pattern)

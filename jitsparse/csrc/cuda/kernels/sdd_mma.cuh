@@ -120,7 +120,10 @@ struct SddMma {
 #pragma unroll
       for (int u = 0; u < kWarpColumns; ++u) {
         if (!(masks[u] >> g & 1)) continue;
-        auto* out = Pipeline::block_of(args, columns[first_column + u], first_group + g) + in_block;
+        const int4 column = columns[first_column + u];
+        auto* out = Pipeline::block_of(args, column, first_group + g) + in_block;
+        keep_inside(c[g][u], args.rows - tile.row * TILE_M - (warp_m * WARP_M + g * kPartM),
+                    args.cols - int64(column.x) * BLOCK_COLS - warp_n * WARP_N % BLOCK_COLS, lane);
         __syncwarp();
         Staged::write(staged, c[g][u], lane);
         __syncwarp();

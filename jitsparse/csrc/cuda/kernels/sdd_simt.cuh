@@ -51,7 +51,9 @@ struct SddSimt {
     }
     Storage* out = static_cast<Storage*>(args.out) + position * (BLOCK_ROWS * BLOCK_COLS);
     product.for_each([&](int i, int j, Accumulator x) {
-      out[(row_in_block + i) * BLOCK_COLS + column_in_block + j] = Element::store(x);
+      // Infinity times the zeros that are loaded past the edge is not zero.
+      const bool inside = first_row + i < args.rows && first_column + j < args.cols;
+      out[(row_in_block + i) * BLOCK_COLS + column_in_block + j] = Element::store(inside ? x : Accumulator(0));
     });
   }
 

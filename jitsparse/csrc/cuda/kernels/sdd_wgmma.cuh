@@ -226,40 +226,60 @@ struct SddWgmma {
       next = tiles.tile(next_item);
       // The warpgroup's steps.
       const int middle = tile.y + first_half(tile.z - tile.y);
-      const int begin = group_n == 0 ? tile.y : middle, end = group_n == 0 ? middle : tile.z;
+      const int begin = group_n == 0 ? tile.y : middle, columns = (group_n == 0 ? middle : tile.z) - begin;
       // Where the block that the warp has a part of lies in values, in each gathered column; a lane knows one.
       int position = -1;
-      if (begin + lane < end) {
-        const int4 column = __ldg(tiles.steps + begin + lane);
+      int4 column = make_int4(0, 0, 0, 0);
+      if (lane < columns) {
+        column = __ldg(tiles.steps + begin + lane);
         if (column.y >> down & 1) position = __ldg(tiles.positions + column.z + __popc(column.y & ((1 << down) - 1)));
       }
       Accumulators c = {};
-      if ((end - begin) * kBlockG > kHalf) {
+      if (columns * kBlockG > kHalf) {
         accumulate<kGroupN>(c, tiles, base, barriers, ring, slabs.y - slabs.x, group_m, begin - tile.y, warp % 4, lane);
-      } else if (begin < end) {
+      } else if (columns > 0) {
         accumulate<kHalf>(c, tiles, base, barriers, ring, slabs.y - slabs.x, group_m, begin - tile.y, warp % 4, lane);
       } else {
         accumulate<0>(c, tiles, base, barriers, ring, slabs.y - slabs.x, group_m, 0, warp % 4, lane);
       }
       ptx::keep_in_order(c);
+      const int last = __shfl_sync(~0u, column.x, columns > 0 ? columns - 1 : 0);
+      keep_inside(params.args, c, tile.x * kTileM + group_m * 64, columns, last, warp % 4, lane);
       const int in_block = row % kBlockP;
       if constexpr (SPLIT) {
         if (tiles.parts > 1) {
           float* sums = static_cast<float*>(params.args.workspace) + part * params.args.nnz * (BLOCK_ROWS * BLOCK_COLS);
-          store_floats(sums, end - begin, position, c, in_block, lane);
+          store_floats(sums, columns, position, c, in_block, lane);
           continue;
         }
       }
       if constexpr (kTf32) {
-        store_floats(static_cast<float*>(params.args.out), end - begin, position, c, in_block, lane);
+        store_floats(static_cast<float*>(params.args.out), columns, position, c, in_block, lane);
       } else if constexpr (kBulkStores) {
-        store_bulk(params, end - begin, position, c, base + kStagedAt + warp * kStagedBytes, buffer, row, lane);
+        store_bulk(params, columns, position, c, base + kStagedAt + warp * kStagedBytes, buffer, row, lane);
       } else {
         auto* staged = reinterpret_cast<Storage*>(shared + kStagedAt + warp * kStagedBytes);
-        store(params.args, end - begin, position, c, staged, in_block, lane);
+        store(params.args, columns, position, c, staged, in_block, lane);
       }
     }
     if (kBulkStores && lane == 0) ptx::bulk_wait_read<0>();
+  }
+
+  // Makes zero what lies past the edges of the matrix: infinity times the zeros that are copied there is not. `first`: of the
+  // warpgroup's rows; `last`: of its gathered columns, the only one that an edge can cut.
+  static __device__ __forceinline__ void keep_inside(const SddArgs& args, Accumulators& c, int first, int columns, int last, int warp,
+                                                     int lane) {
+    const int64 rows = (GATHER_ROWS ? args.cols : args.rows) - first;
+    const int64 cut = int64(last + 1) * kBlockG - (GATHER_ROWS ? args.rows : args.cols);
+    const int64 inside = columns * kBlockG - (cut > 0 ? cut : 0);
+    if (rows >= 64 && cut <= 0) return;
+#pragma unroll
+    for (int j = 0; j < kGroupN / 8; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        if (Order::element(warp, lane, 0, e / 2) >= rows || j * 8 + lane % 4 * 2 + e % 2 >= inside) c[j][e] = 0.0f;
+      }
+    }
   }
 
   // c += panel x gathered over all of k, for the first COLUMNS of the warpgroup's columns. A loop for each width, since a branch
