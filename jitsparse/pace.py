@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Steps", "in_step"]
+__all__ = ["Steps", "keep_pace"]
 
 _NEIGHBOURS = 16
 """CTAs that compute panels side by side, see csrc/cuda/kernels/spmm_stages.cuh."""
@@ -28,10 +28,10 @@ _TOGETHER = 4
 """Slabs that stay side by side. One and two gain no more, and ask for more decisions."""
 
 _MOST_DECISIONS = 256
-"""Deeper patterns keep the order of k: a decision takes some 30 us of a GPU's host."""
+"""Deeper patterns keep the order of k: every decision is three launches."""
 
 _MOST_PAIRS = 1 << 23
-"""Likewise those where all sets have more pairs of slabs to compare, 8 bytes each."""
+"""Likewise those that would have to compare more pairs of slabs in all sets, 8 bytes each."""
 
 _TILE_COLUMNS = 256
 """Of the dense operand, in the widest tile."""
@@ -41,10 +41,11 @@ class Steps(NamedTuple):
     """Panels and their steps, as :mod:`jitsparse.schedule` lists them.
 
     Attributes:
-        steps: ``(Z, 4)``: (slab, mask, first position, position of the first block), of which
-            those before ``pointers[-1]`` are steps.
+        steps: ``(capacity, 4)``: (slab, mask, first position, position of the first block), of
+            which those before ``pointers[-1]`` are steps.
         pointers: ``(P + 1,)``: where the steps of each panel begin.
         panels: ``(P,)``: the panels in the order in which CTAs take them.
+        blocks: of all panels.
         minors: blocks along k.
         across: of these in a slab.
         extent: of a block in the panel, in elements.
@@ -53,6 +54,7 @@ class Steps(NamedTuple):
     steps: Tensor
     pointers: Tensor
     panels: Tensor
+    blocks: int
     minors: int
     across: int
     extent: int
@@ -68,29 +70,28 @@ class Steps(NamedTuple):
         return -(-self.panels.numel() // _NEIGHBOURS)
 
 
-def in_step(everything: list[Steps]) -> list[Steps]:
-    """The same with steps in their new order; those of a panel stay where that panel's were.
+def keep_pace(everything: list[Steps]) -> None:
+    """Bring the steps of each, in place, into an order that sets share; a panel's stay its own.
 
-    Everything is decided at once, by torch operations that read nothing back to the host.
+    Everything is decided at once, by torch operations that read nothing back to the host. While a
+    graph is compiled the order of k stays: it would hold every decision as an operation.
     """
-    chosen = [i for i, each in enumerate(everything) if _worth_ordering(each)]
-    if not chosen:
-        return everything
-    most = max(everything[i].decisions for i in chosen)
-    panels = [_panels(everything[i]) for i in chosen]
-    ranks = [_ranks(everything[i], panel) for i, panel in zip(chosen, panels, strict=True)]
-    costs = [_costs(everything[i], rank, most) for i, rank in zip(chosen, ranks, strict=True)]
-    turns = _herd(torch.cat(costs)).split([everything[i].sets for i in chosen])
-    ordered = list(everything)
-    for i, panel, rank, turn in zip(chosen, panels, ranks, turns, strict=True):
-        ordered[i] = everything[i]._replace(steps=_sorted(everything[i].steps, panel, rank, turn))
-    return ordered
+    chosen = [each for each in everything if _worth_ordering(each)]
+    if not chosen or torch.compiler.is_compiling():
+        return
+    most = max(each.decisions for each in chosen)
+    panels = [_panels(each) for each in chosen]
+    ranks = [_ranks(each, panel) for each, panel in zip(chosen, panels, strict=True)]
+    costs = [_costs(each, rank, most) for each, rank in zip(chosen, ranks, strict=True)]
+    turns = _herd(torch.cat(costs)).split([each.sets for each in chosen])
+    for each, panel, rank, turn in zip(chosen, panels, ranks, turns, strict=True):
+        each.steps.copy_(_sorted(each.steps, panel, rank, turn))
 
 
 def _worth_ordering(each: Steps) -> bool:
-    decisions, panels = each.decisions, each.panels.numel()
-    few = decisions <= _MOST_DECISIONS and each.sets * decisions**2 <= _MOST_PAIRS
-    return few and decisions > 1 and panels > 1
+    """Blocks of 128 gain nothing: a panel of one block row needs too few slabs."""
+    few = each.decisions <= _MOST_DECISIONS and each.sets * each.decisions**2 <= _MOST_PAIRS
+    return few and each.extent < 128 and each.decisions > 1 and each.panels.numel() > 1
 
 
 def _panels(each: Steps) -> Tensor:
@@ -108,19 +109,23 @@ def _ranks(each: Steps, panel: Tensor) -> Tensor:
 
 
 def _costs(each: Steps, rank: Tensor, decisions: int) -> Tensor:
-    """``(sets, 16, decisions)``: what each panel copies of each few slabs, less the set's mean."""
+    """``(sets, 16, decisions)``: by how much more each panel copies of each few slabs than the mean
+    of its set does, times the panels of the set.
+
+    In blocks: whole numbers, so that no sum here or of their products depends on its order.
+    """
     steps, count, sets = each.steps, each.panels.numel(), each.sets
-    ends = torch.cat([steps[1:, 2], steps.new_full((1,), steps.shape[0])])
-    # In blocks. Whole numbers and powers of two: sums do not depend on their order. What is no step
-    # adds to a panel that is not there.
-    cost = (ends - steps[:, 2]).double() + each.across * _TILE_COLUMNS / each.extent
+    ends = torch.cat([steps[1:, 2], steps.new_full((1,), each.blocks)])
+    cost = (ends - steps[:, 2]).double() + each.across * _TILE_COLUMNS // each.extent
+    # What is no step adds to a panel that is not there.
     costs = cost.new_zeros((sets + 1) * _NEIGHBOURS * decisions)
     costs.scatter_add_(0, rank * decisions + steps[:, 0] // _TOGETHER, cost)
     costs = costs.view(sets + 1, _NEIGHBOURS, decisions)[:sets]
     places = torch.arange(sets * _NEIGHBOURS, device=costs.device)
     there = (places < count).view(sets, _NEIGHBOURS, 1)
-    mean = torch.where(there, costs, 0.0).sum(1, keepdim=True) / there.sum(1, keepdim=True)
-    return torch.where(there, costs - mean, 0.0)
+    costs = torch.where(there, costs, 0.0)
+    whole = costs * there.sum(1, keepdim=True) - costs.sum(1, keepdim=True)
+    return torch.where(there, whole, 0.0)
 
 
 def _herd(costs: Tensor) -> Tensor:
@@ -130,7 +135,9 @@ def _herd(costs: Tensor) -> Tensor:
     |c|^2 + 2 b c is.
     """
     sets, _, decisions = costs.shape
-    products = torch.bmm(costs.mT, costs)
+    products = costs.new_zeros(sets, decisions, decisions)
+    for each in costs.unbind(1):  # no bmm: cuBLAS may refuse where determinism is asked for
+        products.addcmul_(each.unsqueeze(2), each.unsqueeze(1))
     added = products.diagonal(dim1=1, dim2=2).unsqueeze(1).clone()
     products.mul_(2).diagonal(dim1=1, dim2=2).fill_(float("inf"))  # each has one turn
     order = []

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from jitsparse.layout import FIRST_STEPS, Gather, IndexLayout
-from jitsparse.pace import Steps, in_step
+from jitsparse.layout import FIRST_STEPS, PANEL_WORDS, Gather, IndexLayout
+from jitsparse.pace import Steps, keep_pace
 from jitsparse.panels import PANEL, SMS
 
 __all__ = ["build_index"]
@@ -76,7 +76,16 @@ def build_index(
     put("perm", perm)
     if not layout.panels:
         return index
-    walked: dict[tuple[str, str], Steps] = {}  # by the parts that hold the panels and the steps
+    walked: dict[str, Steps] = {}  # by the part that holds the panels
+
+    def walk(
+        panels: str, steps: str, pointers: Tensor, minors: int, across: int, extent: int
+    ) -> None:
+        """Note steps that are in the index, of panels that are not yet."""
+        listed = layout.view(index, steps).view(-1, 4)
+        order = _longest_first(pointers)
+        walked[panels] = Steps(listed, pointers, order, nnz, minors, across, extent)
+
     for side, majors, minors, major, minor, extent in (
         ("row", rows, cols, row_indices, col64, block_size[0]),
         ("col", cols, rows, col64, row_indices, block_size[1]),
@@ -85,22 +94,19 @@ def build_index(
         steps, pointers, blocks = _panels(major, minor, majors, group, 1)
         put(f"{side}_panel_ptr", pointers)
         put(f"{side}_panel_blocks", blocks)
-        if f"{side}_panels_sorted" in parts:
-            walked[f"{side}_panels_sorted", f"{side}_steps"] = Steps(
-                steps, pointers, _longest_first(pointers), minors, across=1, extent=extent
-            )
-        else:
-            put(f"{side}_steps", steps.flatten())
+        put(f"{side}_steps", steps.flatten())
         if not layout.hopper:
             continue
+        if f"{side}_panels_sorted" in parts:
+            walk(f"{side}_panels_sorted", f"{side}_steps", pointers, minors, 1, extent)
         for kind in ("slab", "tall"):
             slabs = layout.slabs(kind).get(side)
             if slabs is not None:
                 steps, pointers, blocks = _panels(major, minor, majors, slabs.down, slabs.across)
+                put_prefix(f"{side}_{kind}_steps", steps)
                 put(f"{side}_{kind}_blocks", blocks)
-                walked[f"{side}_{kind}_panels", f"{side}_{kind}_steps"] = Steps(
-                    steps, pointers, _longest_first(pointers), minors, slabs.across, extent
-                )
+                kinds = f"{side}_{kind}_panels", f"{side}_{kind}_steps"
+                walk(*kinds, pointers, minors, slabs.across, extent)
         gather = layout.gathers()[side]
         steps, pointers, blocks = _panels(major, minor, majors, gather.down, 1)
         put_prefix(f"{side}_gather_steps", steps)
@@ -108,9 +114,9 @@ def build_index(
         for tiles, fewest in (("gather", gather.fewest), ("wide", gather.most)):
             room = parts[f"{side}_{tiles}_tiles"][1] // 4 - 1
             put(f"{side}_{tiles}_tiles", _gathers(pointers, gather, fewest, room).flatten())
-    for (panels_part, steps_part), each in zip(walked, in_step([*walked.values()]), strict=True):
-        put(panels_part, _rows_of_panels(each).flatten())
-        put_prefix(steps_part, each.steps)
+    keep_pace([*walked.values()])
+    for part, each in walked.items():
+        put(part, _rows_of_panels(each).flatten())
     return index
 
 
@@ -167,12 +173,13 @@ def _rows_of_panels(each: Steps) -> Tensor:
     """
     panel, steps = each.panels, each.steps
     begin, end = each.pointers[:-1][panel], each.pointers[1:][panel]
-    first = begin[:, None] + torch.arange(FIRST_STEPS, device=panel.device)
-    nothing = steps.shape[0]
-    first = torch.where(first < end[:, None], first, nothing)
-    head = torch.cat([steps, steps.new_zeros(1, 4)])[first]
     words = torch.stack([panel, begin, end, torch.zeros_like(panel)], 1)
-    return torch.cat([words, head.flatten(1)], 1)
+    if not steps.shape[0]:
+        return torch.cat([words, words.new_zeros(panel.numel(), PANEL_WORDS - 4)], 1)
+    step = begin[:, None] + torch.arange(FIRST_STEPS, device=panel.device)
+    there = (step < end[:, None])[:, :, None]
+    first = torch.where(there, steps[step.clamp(max=steps.shape[0] - 1)], 0)
+    return torch.cat([words, first.flatten(1)], 1)
 
 
 def _gathers(pointers: Tensor, gather: Gather, fewest: int, capacity: int) -> Tensor:

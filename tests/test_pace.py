@@ -13,9 +13,11 @@ BLOCK = 64
 PANELS, SLABS = 32, 64
 
 
-def random_mask(seed: int, density: float) -> torch.Tensor:
+def random_mask(
+    seed: int, density: float, panels: int = PANELS, slabs: int = SLABS
+) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.rand((2 * PANELS, SLABS), generator=generator) < density
+    return torch.rand((2 * panels, slabs), generator=generator) < density
 
 
 def walked(mask: torch.Tensor) -> list[list[list[tuple[int, int]]]]:
@@ -52,8 +54,10 @@ def herded(panels: list[list[tuple[int, int]]]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("density", [0.05, 0.1, 0.25, 0.5, 1.0])
-def test_the_order_is_that_of_the_rule(density: float) -> None:
-    for panels in walked(random_mask(0, density)):
+@pytest.mark.parametrize("count", [2, 3, 7, 16, 27, PANELS])
+def test_the_order_is_that_of_the_rule(count: int, density: float) -> None:
+    """In full sets and in others, whose means are no whole numbers."""
+    for panels in walked(random_mask(count, density, count)):
         assert [[slab for slab, _ in panel] for panel in panels] == herded(panels)
 
 
@@ -78,10 +82,17 @@ def test_panels_keep_pace(density: float) -> None:
         assert spread(panels, shared) < 0.6 * spread(panels, [*range(SLABS)])
 
 
-def test_patterns_that_would_take_long_keep_the_order_of_k() -> None:
-    deep = 64 * 4 * (pace._MOST_DECISIONS + 1)
-    mask = torch.zeros(32, deep // BLOCK, dtype=torch.bool)
-    mask[:, ::7] = True
-    for panels in walked(mask):
-        for panel in panels:
-            assert panel == sorted(panel)
+@pytest.mark.parametrize("slabs", [4 * pace._MOST_DECISIONS, 4 * pace._MOST_DECISIONS + 1])
+def test_patterns_that_would_take_long_keep_the_order_of_k(slabs: int) -> None:
+    sets = walked(random_mask(0, 0.02, 16, slabs))
+    natural = all(panel == sorted(panel) for panels in sets for panel in panels)
+    assert natural == (slabs > 4 * pace._MOST_DECISIONS)
+
+
+def test_blocks_that_gain_nothing_keep_the_order_of_k() -> None:
+    mask = random_mask(0, 0.1)
+    layout = IndexLayout(*mask.shape, int(mask.sum()), (128, 128), panels=True)
+    crow = torch.cat([torch.zeros(1, dtype=torch.int64), mask.sum(1).cumsum(0)]).to(torch.int32)
+    col = mask.nonzero()[:, 1].to(torch.int32)
+    index = build_index(crow, col, mask.shape[1], (128, 128), panels=True)
+    assert torch.equal(layout.view(index, "row_steps").view(-1, 4)[:, 0], col)

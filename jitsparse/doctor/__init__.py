@@ -28,7 +28,7 @@ def examine(*, smoke_compile: bool = True) -> list[Finding]:
         The findings, in an order that depends on nothing but what there is to look at.
 
     Example:
-        >>> from jitsparse.doctor import legal_part
+        >>> from jitsparse.doctor import examine
         >>> examine(smoke_compile=False)[0].name
         'python'
     """

@@ -1,4 +1,4 @@
-"""The settings of jitsparse, as an environment spells them: every variable is read here.
+"""The settings of jitsparse, as an environment spells them.
 
 The cache is ``$XDG_CACHE_HOME/jitsparse``, else ``~/.cache/jitsparse``, unless it is named.
 Honoured, not redefined: ``CUDA_HOME``, ``CUDA_PATH``, ``CXX``, ``CC``, ``MAX_JOBS``,
@@ -20,9 +20,11 @@ from jitsparse.jit import jobs
 from jitsparse.jit.units import parse_bytes
 
 __all__ = [
+    "CACHE_MAX_SIZE",
     "CPU_TARGETS",
     "FIRST_USES",
     "LOG_LEVELS",
+    "NO_HOME",
     "VARIABLES",
     "Config",
     "choice",

@@ -18,7 +18,7 @@ from jitsparse.jit import Candidate, Template, Variant
 from jitsparse.jit.template import Context
 from jitsparse.kernels import abi
 from jitsparse.kernels.problem import Place, Problem, typical_problem
-from jitsparse.kernels.roles import LAYOUTS, op_block, operand_context
+from jitsparse.kernels.roles import LAYOUTS, op_block, operand_names
 
 __all__ = ["candidates", "default_variants", "place", "template"]
 
@@ -128,7 +128,7 @@ def _context(variant: Variant) -> Context:
     """The names that a template may use."""
     tile_rows, tile_cols = variant.ints("r")
     tiles = {"tile_rows": tile_rows, "tile_cols": tile_cols}
-    return {**operand_context(variant, _ELEMENTS), **tiles}
+    return {**operand_names(variant, _ELEMENTS), **tiles}
 
 
 def _height(problem: Problem) -> int:

@@ -52,7 +52,7 @@ def shared_memory_limit(target: str) -> int:
 
 def operand_context(variant: Variant) -> dict[str, str | int | bool]:
     """The template names that follow from op, dtype, block and layout."""
-    return roles.operand_context(variant, ELEMENTS)
+    return roles.operand_names(variant, ELEMENTS)
 
 
 def cuda_template(family: str, op: str, context: Callable[[Variant], Context]) -> Template:

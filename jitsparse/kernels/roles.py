@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from jitsparse.jit import Variant
 
-__all__ = ["LAYOUTS", "cpp_bool", "is_flipped", "is_k_contiguous", "op_block", "operand_context"]
+__all__ = ["LAYOUTS", "cpp_bool", "is_flipped", "is_k_contiguous", "op_block", "operand_names"]
 
 LAYOUTS = ("nn", "nt", "tn", "tt")
 """A letter an operand, left then right: ``t`` for a transposed view."""
@@ -31,7 +31,7 @@ def op_block(op: str, block: tuple[int, int], layout: str) -> tuple[int, int]:
     return (block[1], block[0]) if is_flipped(op, layout) else block
 
 
-def operand_context(variant: Variant, elements: Mapping[str, str]) -> dict[str, str | int | bool]:
+def operand_names(variant: Variant, elements: Mapping[str, str]) -> dict[str, str | int | bool]:
     """The template names that follow from op, dtype, block and layout.
 
     Args:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from jitsparse.bench import peers
-from jitsparse.bench.cases import LAYOUTS, Case, make_operands
+from jitsparse.bench.cases import Case, make_operands
 from jitsparse.bench.peers import (
     BMM,
     DENSE,
@@ -25,6 +25,7 @@ from jitsparse.bench.report import Table, cell, header
 from jitsparse.bench.suites import GRIDS, Axes, cases, products
 from jitsparse.bench.timing import Timing
 from jitsparse.errors import ArgumentError
+from jitsparse.kernels.roles import LAYOUTS
 from jitsparse.sparse import BlockSparse
 
 CPU = torch.device("cpu")

@@ -104,7 +104,12 @@ def test_first_and_second_derivatives(flip_sparse: bool, flip_dense: bool) -> No
 
 
 def test_the_index_is_the_one_that_the_cpu_builds() -> None:
-    for shape, block in [((300, 500), (16, 32)), ((128, 128), 128), ((40, 0), 8), ((999, 77), 8)]:
+    for shape, block in [
+        ((300, 500), (16, 32)),
+        ((128, 128), 128),
+        ((40, 0), 8),
+        ((3000, 2504), 32),
+    ]:
         here = js.Pattern.random(shape, block, 0.3)
         there = here.to("cuda")
         crow, col = here.crow_indices, here.col_indices

@@ -34,7 +34,6 @@ DTYPES = {
     "bf16": torch.bfloat16,
 }
 BLOCKS = (8, 16, 32, 64, 128)
-
 TARGETS = ("amx", "avx512", "avx2", "generic")
 
 

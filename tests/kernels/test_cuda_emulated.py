@@ -187,15 +187,38 @@ def extents(dtype: torch.dtype) -> tuple[tuple[int, int], int]:
     return (ROWS + more, COLS + more), EXTENT + more
 
 
+@pytest.mark.parametrize("panels", [8, 16, 32])
 @pytest.mark.parametrize("block", [32, 64])
 def test_rounds_of_whole_sets_of_neighbours(
-    block: int, sources: Path, monkeypatch: pytest.MonkeyPatch
+    block: int, panels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where panels change places after 256 tiles, of 306 for 48 CTAs."""
+    """Where panels of a group change places after 256 tiles, of 306 for 48 CTAs."""
+    sources = emulated_sources(tmp_path)
+    path = sources / "csrc" / "cuda" / "kernels" / "spmm_stages.cuh"
+    text = path.read_text()
+    assert text.count("params.group = group(args);") == 1
+    path.write_text(text.replace("params.group = group(args);", f"params.group = {panels};"))
     for name, value in (("ROWS", 2104), ("COLS", 72), ("EXTENT", 152), ("BATCH", 6)):
         monkeypatch.setattr(sys.modules[__name__], name, value)
     monkeypatch.setattr(Kernel.__call__, "__defaults__", (48,))
     check(Variant.parse(f"dsd.wgmma.sm90a.bf16.b{block}x{block}.lnn.t128x64x64"), sources)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "dsd.wgmma.sm90a.bf16.b64x64.lnn.t128x256x64",
+        "dds.wgmma.sm90a.bf16.b32x32.lnt.t128x256x32",
+        "dsd.wgmma.sm90a.bf16.b32x32.ltn.t192x256x64",
+        "dsd.wgmma.sm90a.tf32.b64x64.lnn.t128x256x32",
+        "dsd.mma.sm90a.bf16.b32x64.lnn.t128x32x64.w4x1.s3.c2",
+    ],
+)
+def test_panels_that_keep_pace(name: str, sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More slabs than stay side by side: those of a panel do not come in the order of k."""
+    monkeypatch.setattr(sys.modules[__name__], "ROWS", 1000)
+    monkeypatch.setattr(sys.modules[__name__], "COLS", 1304)
+    check(Variant.parse(name), sources)
 
 
 def check(variant: Variant, sources: Path) -> None:

@@ -43,7 +43,7 @@ struct SddPipeline {
   }
   static int64 grid(const SddArgs& args) { return panels(args) * column_tiles(args); }
 
-  // Puts the block columns of a tile into `columns` as (block column, mask of its rows, first position, 0), with mask
+  // Puts the block columns of a tile into `columns` as (block column, mask of its rows, first position, -), with mask
   // 0 past the panel's last; false where there is none at all.
   static __device__ __forceinline__ bool find_columns(const SddArgs& args, int64 panel, int64 tile, int4* columns, int thread) {
     const Index index(args.index, args.rows, args.cols, args.nnz);

@@ -100,7 +100,7 @@ struct SddWgmma {
 
   struct Tiles {
     const int4* tiles;  // (panel, first step, end, 0)
-    const int4* steps;  // (block column, mask of the panel's rows, first position, 0)
+    const int4* steps;  // (block column, mask of the panel's rows, first position, position of the first block)
     const int* positions;
     int4 first;  // of the CTA, if it has any
     int count;

@@ -59,7 +59,7 @@ struct SpmmPipeline {
   struct Steps {
     const int* minor;      // kGroup == 1: block column of each step
     const int* positions;  // where each block lies in values; null: in this very order
-    const int4* merged;    // kGroup > 1: (block column, mask, first position, 0)
+    const int4* merged;    // kGroup > 1: (block column, mask, first position, position of the first block)
     int begin, end;
 
     __device__ __forceinline__ Steps(const SpmmArgs& args, int64 panel) {

@@ -79,11 +79,10 @@ struct SpmmWalk {
   int4 next_panel;
   int at, end, first_n, batch;  // the warp's next step of its tile, and where the tile ends
   int number;                   // of that step among all of the CTA's
-  int4 words = {};              // of that step
+  int4 words;                   // of that step
 
   __device__ __forceinline__ SpmmWalk(const typename Stages::Params& params, int first)
       : params(params), index(params.args), round(0), next(params, 0), at(first), end(0), number(first) {
-    if (!next.valid) return;
     // The kernel's first copies wait for one read from memory, since these two do not wait for each other.
     static_assert(Stages::kStride <= SpmmSteps<Stages>::kFirstSteps, "each warp's first step stands beside the panel");
     words = index.first_step(next.rank, first);
