@@ -240,6 +240,19 @@ class BlockSparse:
         """This matrix on the same values without their history."""
         return self._with(self.values.detach(), self.pattern)
 
+    def clone(self) -> BlockSparse:
+        """This matrix on a copy of its values, differentiable; the pattern never changes and is
+        the same."""
+        return self._with(self.values.clone(), self.pattern)
+
+    def cpu(self) -> BlockSparse:
+        """As ``to("cpu")``."""
+        return self.to("cpu")
+
+    def cuda(self, device: torch.device | str | int | None = None) -> BlockSparse:
+        """As ``to(device)``, by default the current GPU."""
+        return self.to("cuda" if device is None else device)
+
     def to(self, *args: Any, **kwargs: Any) -> BlockSparse:
         """As ``Tensor.to``: another device, another dtype or both; differentiable."""
         values = self.values.to(*args, **kwargs)

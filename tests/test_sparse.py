@@ -202,7 +202,25 @@ def test_what_a_tensor_has() -> None:
     assert wide.transposed
     assert wide.pattern is a.pattern
     assert a.to("cpu") is a
+    assert a.cpu() is a
     assert a.to("meta", torch.float16).pattern.device.type == "meta"
+    copy = a.T.clone()
+    assert copy.transposed
+    assert copy.pattern is a.pattern
+    assert torch.equal(copy.values, a.values)
+    assert copy.values.data_ptr() != a.values.data_ptr()
+    (gradient,) = torch.autograd.grad(copy.values.sum(), a.values)
+    assert torch.equal(gradient, torch.ones_like(a.values))
+
+
+@pytest.mark.gpu
+def test_matrices_move_to_a_gpu_and_back() -> None:
+    a = js.random((20, 30), (8, 16), 0.5).T
+    there = a.cuda()
+    assert there.device == a.cuda(0).device == torch.device("cuda", 0)
+    assert there.transposed
+    assert there.pattern.device == there.device
+    assert torch.equal(there.cpu().values, a.values)
 
 
 def test_transposing_shares_the_values() -> None:
