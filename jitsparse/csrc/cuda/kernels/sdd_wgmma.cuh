@@ -65,6 +65,7 @@ struct SddWgmma {
   // On their way out, a warp's 16 rows are staged in parts: of large blocks in parts of kPartN columns that the copy engine takes
   // away, 64 where there is room; of small ones 16 x 16 at once. TF32 goes out as it is.
   static constexpr bool kBulkStores = !kTf32 && BLOCK_ROWS >= 64 && BLOCK_COLS >= 64;
+  static_assert(!kBulkStores || !GATHER_ROWS, "the copy engine takes rows of blocks as the accumulators have them");
   static constexpr int kPartN = !kBulkStores ? 16 : kGroupsM > 1 ? 64 : 32, kPartBuffers = kGroupsM > 1 ? 2 : 1;
   using Staged = StagedTile<Element, 16, 16, GATHER_ROWS>;
   static constexpr int kPartBytes = 16 * kPartN * 2;
