@@ -40,12 +40,16 @@ struct SddFma {
   static __device__ __forceinline__ void run(const SddArgs& args) {
     extern __shared__ __align__(128) unsigned char shared[];
     int4* columns = reinterpret_cast<int4*>(shared + Pipeline::kBytes);
-    const TileCoordinates tile =
-        grouped_order<int>(ptx::block_index(), int(Pipeline::panels(args)), int(Pipeline::column_tiles(args)), kGroupedPanels);
+    const TileCoordinates tile = coordinates(args);
     if (!Pipeline::find_columns(args, tile.row, tile.column, columns, ptx::thread_index())) return;
     typename Product::Accumulators c = {};
     accumulate(args, tile.row, columns, shared, c);
-    store(args, tile.row, columns, c);
+    store(args, columns, c);
+    Pipeline::clear_past_edge(args, coordinates(args).row, columns, ptx::thread_index());  // rather than keeping the row in a register
+  }
+
+  static __device__ __forceinline__ TileCoordinates coordinates(const SddArgs& args) {
+    return grouped_order<int>(ptx::block_index(), int(Pipeline::panels(args)), int(Pipeline::column_tiles(args)), kGroupedPanels);
   }
 
   static __device__ __forceinline__ void accumulate(const SddArgs& args, int64 panel, const int4* columns, unsigned char* shared,
@@ -68,16 +72,13 @@ struct SddFma {
     }
   }
 
-  static __device__ __forceinline__ void store(const SddArgs& args, int64 panel, const int4* columns,
-                                               const typename Product::Accumulators& c) {
+  static __device__ __forceinline__ void store(const SddArgs& args, const int4* columns, const typename Product::Accumulators& c) {
     const Part part;
-    const int64 rows = args.rows - panel * BLOCK_ROWS - part.warp_m;  // of the warp's that lie inside the matrix
-    Product::template for_each_run<false>(c, part.lane_m, part.lane_n, [&](int m, int n, auto& run) {
+    Product::template for_each_run<false>(c, part.lane_m, part.lane_n, [&](int m, int n, const auto& run) {
       const int4 column = columns[(part.warp_n + n) / BLOCK_COLS];
       if (!column.y) return;
-      const int column_in_block = (part.warp_n + n) % BLOCK_COLS;
-      keep_inside(run, m < rows ? args.cols - int64(column.x) * BLOCK_COLS - column_in_block : 0);
-      store_run(Pipeline::block_of(args, column, 0) + (part.warp_m + m) * BLOCK_COLS + column_in_block, run);
+      const int in_block = (part.warp_m + m) * BLOCK_COLS + (part.warp_n + n) % BLOCK_COLS;
+      store_run(Pipeline::block_of(args, column, 0) + in_block, run);
     });
   }
 

@@ -120,16 +120,14 @@ struct SddMma {
 #pragma unroll
       for (int u = 0; u < kWarpColumns; ++u) {
         if (!(masks[u] >> g & 1)) continue;
-        const int4 column = columns[first_column + u];
-        auto* out = Pipeline::block_of(args, column, first_group + g) + in_block;
-        keep_inside(c[g][u], args.rows - tile.row * TILE_M - (warp_m * WARP_M + g * kPartM),
-                    args.cols - int64(column.x) * BLOCK_COLS - warp_n * WARP_N % BLOCK_COLS, lane);
+        auto* out = Pipeline::block_of(args, columns[first_column + u], first_group + g) + in_block;
         __syncwarp();
         Staged::write(staged, c[g][u], lane);
         __syncwarp();
         Staged::copy_out(staged, out, BLOCK_COLS, kPartM, kPartN, lane);
       }
     }
+    Pipeline::clear_past_edge(args, tile.row, columns, thread);
   }
 
   static int64 grid(const SddArgs& args) { return Pipeline::grid(args); }

@@ -71,6 +71,25 @@ struct SddPipeline {
     return static_cast<Storage*>(args.out) + position * (BLOCK_ROWS * BLOCK_COLS);
   }
 
+  // Makes zero what the tile's blocks, which have been stored, have past the edges of the matrix: infinity times the zeros that were
+  // loaded there is not. (In registers, before storing, it costs more of them than there are.)
+  static __device__ __forceinline__ void clear_past_edge(const SddArgs& args, int64 panel, const int4* columns, int thread) {
+    const int64 rows = args.rows - panel * TILE_M;
+    for (int u = 0; u < kColumns; ++u) {
+      const int4 column = columns[u];
+      const int64 cols = args.cols - int64(column.x) * BLOCK_COLS;
+      if (!column.y || (rows >= TILE_M && cols >= BLOCK_COLS)) continue;
+      __syncthreads();
+      for (int g = 0; g < kGroup; ++g) {
+        if (!(column.y >> g & 1)) continue;
+        Storage* block = block_of(args, column, g);
+        for (int e = thread; e < BLOCK_ROWS * BLOCK_COLS; e += THREADS) {
+          if (g * BLOCK_ROWS + e / BLOCK_COLS >= rows || e % BLOCK_COLS >= cols) block[e] = Element::store(0.0f);
+        }
+      }
+    }
+  }
+
   using LeftCopy = TileCopy<LeftTile, 1, THREADS>;
   using RightCopy = TileCopy<RightTile, kRightTiles, THREADS>;
   static constexpr int kSize = sizeof(Storage);

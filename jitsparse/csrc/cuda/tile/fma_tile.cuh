@@ -99,14 +99,6 @@ struct FmaTile {
   }
 };
 
-// Of a run of which so many elements lie inside the matrix the others become zero: infinity times the zeros that are loaded there is
-// not.
-template <int N>
-__device__ __forceinline__ void keep_inside(float (&run)[N], int64 inside) {
-#pragma unroll
-  for (int e = 0; e < N; ++e) run[e] = e < inside ? run[e] : 0.0f;
-}
-
 template <int N>
 __device__ __forceinline__ void store_run(float* to, const float (&run)[N]) {
   if constexpr (N == 4) {

@@ -7,23 +7,6 @@
 
 namespace jitsparse {
 
-// Of a warp's mma accumulators, of which so many rows and columns lie inside the matrix, the others become zero: infinity times the
-// zeros that are loaded there is not.
-template <int TILES_M, int TILES_N>
-__device__ __forceinline__ void keep_inside(float (&c)[TILES_M][TILES_N][4], int64 rows, int64 columns, int lane) {
-  if (rows >= TILES_M * 16 && columns >= TILES_N * 8) return;
-#pragma unroll
-  for (int i = 0; i < TILES_M; ++i) {
-#pragma unroll
-    for (int j = 0; j < TILES_N; ++j) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        if (i * 16 + e / 2 * 8 + lane / 4 >= rows || j * 8 + lane % 4 * 2 + e % 2 >= columns) c[i][j][e] = 0.0f;
-      }
-    }
-  }
-}
-
 // A warp's M x N part of the output, held as mma accumulators c[M / 16][N / 8][4], staged in `shared`.
 // TRANSPOSED stages it as N rows of M elements.
 template <typename Element, int M, int N, bool TRANSPOSED>
