@@ -221,9 +221,11 @@ class _Job:
     on_outcome: Callable[[Outcome], None] | None
 
     def __call__(self) -> Outcome:
-        from jitsparse.jit import progress
+        from jitsparse.jit import build, progress
 
         outcome = _compile(self.variant, position=self.position, show_progress=True)
+        if build.is_interrupted():
+            return outcome  # that a compiler was ended with the program is no news
         if outcome.error is not None:
             text = str(outcome.error)
             named = text if self.variant.name in text else f"{self.variant.name}: {text}"

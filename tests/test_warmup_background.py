@@ -149,6 +149,13 @@ def test_the_end_of_a_program_waits_for_no_compiler(when: str, tmp_path: Path) -
         assert toykernel.staged(tmp_path / "cache") == []
 
 
+def test_the_end_of_a_program_interrupts_what_asks_a_compiler(tmp_path: Path) -> None:
+    held = toykernel.Held(tmp_path)
+    held.cxx.write_text(f"#!/bin/sh\necho asked >> {held.notes}\nexec sleep 60\n")
+    done = program("held(); sys.exit(7)", held, tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (7, "", "")
+
+
 def test_a_forked_child_waits_for_builds_of_its_own(tmp_path: Path) -> None:
     held = toykernel.Held(tmp_path)
     code = f"""

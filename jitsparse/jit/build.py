@@ -28,7 +28,7 @@ from jitsparse.jit.targets import compile_flags, link_flags
 from jitsparse.jit.template import Template, render
 from jitsparse.jit.variant import Variant
 
-__all__ = ["BuildFailure", "build", "check_backend", "interrupt"]
+__all__ = ["BuildFailure", "build", "check_backend", "interrupt", "is_interrupted"]
 
 
 class BuildFailure(Exception):
@@ -126,6 +126,11 @@ def interrupt(thread: threading.Thread) -> bool:
     return bool(children)
 
 
+def is_interrupted() -> bool:
+    """Whether what this thread builds has been told to end."""
+    return threading.get_ident() in _interrupted
+
+
 def _load(
     template: Template, variant: Variant, tools: toolchain.Toolchain, staging: Path, source: Path
 ) -> tuple[str, bool]:
@@ -165,7 +170,7 @@ def _load(
                 raise
             said.append(f"not mapped here: {error}")
         except RuntimeError as error:
-            if threading.get_ident() in _interrupted:
+            if is_interrupted():
                 raise KeyboardInterrupt from None
             return "\n".join([*said, _compiler_output(str(error), staging)]), True
         finally:
