@@ -19,6 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from jitsparse.layout import div_up
+
 __all__ = ["Steps", "keep_pace"]
 
 _NEIGHBOURS = 16
@@ -62,12 +64,12 @@ class Steps(NamedTuple):
     @property
     def decisions(self) -> int:
         """What has to be ordered: :data:`_TOGETHER` slabs each."""
-        return -(-self.minors // (self.across * _TOGETHER))
+        return div_up(self.minors, self.across * _TOGETHER)
 
     @property
     def sets(self) -> int:
         """Of panels that are computed side by side."""
-        return -(-self.panels.numel() // _NEIGHBOURS)
+        return div_up(self.panels.numel(), _NEIGHBOURS)
 
 
 def keep_pace(everything: list[Steps]) -> None:

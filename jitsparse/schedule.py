@@ -105,8 +105,8 @@ def build_index(
                 steps, pointers, blocks = _panels(major, minor, majors, slabs.down, slabs.across)
                 put_prefix(f"{side}_{kind}_steps", steps)
                 put(f"{side}_{kind}_blocks", blocks)
-                kinds = f"{side}_{kind}_panels", f"{side}_{kind}_steps"
-                walk(*kinds, pointers, minors, slabs.across, extent)
+                names = f"{side}_{kind}_panels", f"{side}_{kind}_steps"
+                walk(*names, pointers, minors, slabs.across, extent)
         gather = layout.gathers()[side]
         steps, pointers, blocks = _panels(major, minor, majors, gather.down, 1)
         put_prefix(f"{side}_gather_steps", steps)

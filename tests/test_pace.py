@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import jitsparse as js
 from jitsparse import pace
 from jitsparse.layout import IndexLayout
 from jitsparse.schedule import build_index
@@ -20,13 +21,17 @@ def random_mask(
     return torch.rand((2 * panels, slabs), generator=generator) < density
 
 
+def built(mask: torch.Tensor, block: int = BLOCK) -> tuple[IndexLayout, torch.Tensor]:
+    """The index of a mask, as it is on a GPU."""
+    pattern = js.Pattern.from_mask(mask, block)
+    crow, col = pattern.crow_indices, pattern.col_indices
+    layout = IndexLayout(*pattern.grid, pattern.nnz_blocks, pattern.block_size, panels=True)
+    return layout, build_index(crow, col, pattern.grid[1], pattern.block_size, panels=True)
+
+
 def walked(mask: torch.Tensor) -> list[list[list[tuple[int, int]]]]:
     """(slab, cost in blocks) of every step, by set of sixteen panels and panel, longest first."""
-    crow = torch.cat([torch.zeros(1, dtype=torch.int64), mask.sum(1).cumsum(0)]).to(torch.int32)
-    col = mask.nonzero()[:, 1].to(torch.int32)
-    rows, cols = mask.shape
-    layout = IndexLayout(rows, cols, col.numel(), (BLOCK, BLOCK), panels=True)
-    index = build_index(crow, col, cols, (BLOCK, BLOCK), panels=True)
+    layout, index = built(mask)
     steps = layout.view(index, "row_steps").view(-1, 4).tolist()
     panels = layout.view(index, "row_panels_sorted").view(-1, 20).tolist()
     found = [
@@ -91,8 +96,6 @@ def test_patterns_that_would_take_long_keep_the_order_of_k(slabs: int) -> None:
 
 def test_blocks_that_gain_nothing_keep_the_order_of_k() -> None:
     mask = random_mask(0, 0.1)
-    layout = IndexLayout(*mask.shape, int(mask.sum()), (128, 128), panels=True)
-    crow = torch.cat([torch.zeros(1, dtype=torch.int64), mask.sum(1).cumsum(0)]).to(torch.int32)
-    col = mask.nonzero()[:, 1].to(torch.int32)
-    index = build_index(crow, col, mask.shape[1], (128, 128), panels=True)
-    assert torch.equal(layout.view(index, "row_steps").view(-1, 4)[:, 0], col)
+    layout, index = built(mask, 128)
+    steps = layout.view(index, "row_steps").view(-1, 4)
+    assert torch.equal(steps[:, 0], mask.nonzero()[:, 1].to(torch.int32))
