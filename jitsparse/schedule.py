@@ -187,17 +187,18 @@ def _gathers(pointers: Tensor, gather: Gather, fewest: int, capacity: int) -> Te
 
     The first row is (tiles, most steps of one, 0, 0). Each other is (panel, first step, end, 0).
     A panel's steps are dealt out evenly to as few tiles of a width as can hold them; the width, of
-    ``fewest`` steps at least, is the one whose tiles, a CTA each, are done first.
+    ``fewest`` steps at least, is the one whose tiles, a CTA each, are done first. A width may end
+    with half a step, as a mean of tiles.
     """
     device = pointers.device
     count = pointers[1:] - pointers[:-1]
     if not capacity:
         return torch.zeros(1, 4, dtype=torch.int64, device=device)
-    widths = torch.arange(fewest, gather.most + 1, device=device)
-    rounds = (_div_up(count, widths[:, None]).sum(1) + (SMS - 1)) // SMS
-    best = torch.argmin(rounds * (widths * gather.block + _FIXED_COLUMNS))
-    width = widths.take(best)  # widths[best] would read `best` on the host
-    parts = _div_up(count, width)
+    halves = torch.arange(2 * fewest, 2 * gather.most + 1, device=device)  # of a step, in a width
+    rounds = (_div_up(2 * count, halves[:, None]).sum(1) + (SMS - 1)) // SMS
+    best = torch.argmin(rounds * (halves * gather.block + 2 * _FIXED_COLUMNS))
+    width = halves.take(best)  # halves[best] would read `best` on the host
+    parts = _div_up(2 * count, width)
     ends = torch.cumsum(parts, 0)
     tile = torch.arange(capacity, device=device)
     panel = torch.searchsorted(ends, tile, right=True).clamp_(max=parts.numel() - 1)
