@@ -23,9 +23,8 @@
 #include "../tile/load_operand.cuh"
 #include "../tile/order.cuh"
 #include "../tile/ring.cuh"
-#include "../tile/staged_part.cuh"
-#include "../tile/store_fragments.cuh"
-#include "../tile/store_tile.cuh"
+#include "../tile/row_order.cuh"
+#include "sdd_store.cuh"
 #include "sdd_sum.cuh"
 
 namespace jitsparse {
@@ -49,10 +48,11 @@ struct SddWgmma {
   using Panel = RegisterOperand<1, kPanelAlongK>;  // of TF32
   using Order = RowOrder<1, kTf32 && !kPanelAlongK>;
   using Sum = SddSum<Element>;
+  using Store = SddStore<Element, BLOCK_ROWS, BLOCK_COLS, GATHER_ROWS, Order>;
 
   // Two warpgroups, of 64 rows and up to 256 columns each: one below the other if blocks are 128 high, else side by side.
   static constexpr int kConsumers = 2, kGroupsM = kTileM / 64, kGroupsN = kConsumers / kGroupsM;
-  static constexpr int kGroupN = 256, kHalf = 128;  // kHalf: columns of one wgmma
+  static constexpr int kGroupN = Store::kGroupN, kHalf = 128;  // kHalf: columns of one wgmma
   static constexpr int kProducers = 4;  // warps, each with its share of the block columns
   static constexpr int kThreads = 128 * (kConsumers + 1);
 
@@ -62,18 +62,10 @@ struct SddWgmma {
   static constexpr int kGatheredRowBytes = kGatheredAlongK ? 128 : kSpan * kItemBytes;
   static constexpr int kSpanBytes = kSpan * 128;
 
-  // On their way out, a warp's 16 rows are staged in parts: of large blocks in parts of kPartN columns that the copy engine takes
-  // away, 64 where there is room; of small ones 16 x 16 at once. TF32 goes out as it is.
-  static constexpr bool kBulkStores = !kTf32 && BLOCK_ROWS >= 64 && BLOCK_COLS >= 64;
-  static_assert(!kBulkStores || !GATHER_ROWS, "the copy engine takes rows of blocks as the accumulators have them");
-  static constexpr int kPartN = !kBulkStores ? 16 : kGroupsM > 1 ? 64 : 32, kPartBuffers = kGroupsM > 1 ? 2 : 1;
-  using Staged = StagedTile<Element, 16, 16, GATHER_ROWS>;
-  static constexpr int kPartBytes = 16 * kPartN * 2;
-  static constexpr int kStagedBytes = kTf32 ? 0 : kBulkStores ? kPartBuffers * kPartBytes : Staged::kBytes;
   // The widest tile of the pattern decides how many stages there are.
   static constexpr int kRingBytes = (kGroupsM > 1 ? 4 : 3) * (kPanelBytes + Shape::kMost * kColumnBytes), kMostStages = 8;
   static constexpr int kStagedAt = kRingBytes;
-  static constexpr int kBarriersAt = kStagedAt + kConsumers * 4 * kStagedBytes;
+  static constexpr int kBarriersAt = kStagedAt + kConsumers * 4 * Store::kBytes;
   static constexpr int kSharedBytes = kBarriersAt + kMostStages * 16 + 1024;  // to begin at a multiple of 1024
   static_assert(kSharedBytes <= 232448, "fits an SM");
 
@@ -207,13 +199,13 @@ struct SddWgmma {
     }
   }
 
-  using Accumulators = float[kGroupN / 8][4];
+  using Accumulators = typename Store::Accumulators;
 
   static __device__ __forceinline__ void consume(const Params& params, const Tiles& tiles, unsigned char* shared, unsigned base,
                                                  const StageBarriers& barriers, int warp, int lane) {
     const int group = warp / 4, group_m = group / kGroupsN, group_n = group % kGroupsN;
     const int row = group_m * 64 + warp % 4 * 16, down = row / kBlockP;  // the warp's first
-    int buffer = 0;
+    Store way_out = {params.args, &params.out, shared + kStagedAt + warp * Store::kBytes, row, lane};
     RingPosition ring;
     // What is needed of a tile is read while the one before it is computed.
     const int items = tiles.count * tiles.parts;
@@ -245,42 +237,17 @@ struct SddWgmma {
       }
       ptx::keep_in_order(c);
       const int last = __shfl_sync(~0u, column.x, columns > 0 ? columns - 1 : 0);
-      keep_inside(params.args, c, tile.x * kTileM + group_m * 64, columns, last, warp % 4, lane);
-      const int in_block = row % kBlockP;
+      way_out.keep_inside(c, tile.x * kTileM, columns, last);
       if constexpr (SPLIT) {
         if (tiles.parts > 1) {
           float* sums = static_cast<float*>(params.args.workspace) + part * params.args.nnz * (BLOCK_ROWS * BLOCK_COLS);
-          store_floats(sums, columns, position, c, in_block, lane);
+          way_out.store_floats(sums, c, columns, position);
           continue;
         }
       }
-      if constexpr (kTf32) {
-        store_floats(static_cast<float*>(params.args.out), columns, position, c, in_block, lane);
-      } else if constexpr (kBulkStores) {
-        store_bulk(params, columns, position, c, base + kStagedAt + warp * kStagedBytes, buffer, row, lane);
-      } else {
-        auto* staged = reinterpret_cast<Storage*>(shared + kStagedAt + warp * kStagedBytes);
-        store(params.args, columns, position, c, staged, in_block, lane);
-      }
+      way_out.store(c, columns, position);
     }
-    if (kBulkStores && lane == 0) ptx::bulk_wait_read<0>();
-  }
-
-  // Makes zero what lies past the edges of the matrix: infinity times the zeros that are copied there is not. `first`: of the
-  // warpgroup's rows; `last`: of its gathered columns, the only one that an edge can cut.
-  static __device__ __forceinline__ void keep_inside(const SddArgs& args, Accumulators& c, int first, int columns, int last, int warp,
-                                                     int lane) {
-    const int64 rows = (GATHER_ROWS ? args.cols : args.rows) - first;
-    const int64 cut = int64(last + 1) * kBlockG - (GATHER_ROWS ? args.rows : args.cols);
-    const int64 inside = columns * kBlockG - (cut > 0 ? cut : 0);
-    if (rows >= 64 && cut <= 0) return;
-#pragma unroll
-    for (int j = 0; j < kGroupN / 8; ++j) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        if (Order::element(warp, lane, 0, e / 2) >= rows || j * 8 + lane % 4 * 2 + e % 2 >= inside) c[j][e] = 0.0f;
-      }
-    }
+    way_out.finish();
   }
 
   // c += panel x gathered over all of k, for the first COLUMNS of the warpgroup's columns. A loop for each width, since a branch
@@ -343,64 +310,6 @@ struct SddWgmma {
     }
   }
 
-  // A warp has 16 rows of every gathered column: a part of one block of each. With GATHER_ROWS they are 16 columns of the block.
-  static __device__ __forceinline__ void store(const SddArgs& args, int columns, int position, Accumulators& c, Storage* staged,
-                                               int in_block, int lane) {
-#pragma unroll
-    for (int u = 0; u < kGroupN / kBlockG; ++u) {
-      if (u >= columns) break;
-      const int64 at = __shfl_sync(~0u, position, u);
-      if (at < 0) continue;
-      Storage* block = static_cast<Storage*>(args.out) + at * (BLOCK_ROWS * BLOCK_COLS);
-#pragma unroll
-      for (int n = 0; n < kBlockG; n += 16) {
-        __syncwarp();
-        Staged::write(staged, reinterpret_cast<float(&)[1][2][4]>(c[(u * kBlockG + n) / 8]), lane);
-        __syncwarp();
-        Staged::copy_out(staged, block + (GATHER_ROWS ? n * BLOCK_COLS + in_block : in_block * BLOCK_COLS + n), BLOCK_COLS, 16, 16,
-                         lane);
-      }
-    }
-  }
-
-  // The same by the copy engine; a panel of 64 or 128 rows is one block here, so every gathered column has one.
-  static __device__ __forceinline__ void store_bulk(const Params& params, int columns, int position, Accumulators& c, unsigned staged,
-                                                    int& buffer, int row, int lane) {
-#pragma unroll
-    for (int u = 0; u < kGroupN / kBlockG; ++u) {
-      if (u >= columns) break;
-      const int first_row = __shfl_sync(~0u, position, u) * BLOCK_ROWS + row;
-#pragma unroll
-      for (int n = 0; n < kBlockG; n += kPartN) {
-        const unsigned to = staged + buffer * kPartBytes;
-        buffer = (buffer + 1) % kPartBuffers;
-        if (lane == 0) ptx::bulk_wait_read<kPartBuffers - 1>();
-        __syncwarp();
-        stage_rows<Element, kPartN>(reinterpret_cast<float(&)[kPartN / 8][4]>(c[(u * kBlockG + n) / 8]), to, lane);
-        ptx::fence_proxy_async();
-        __syncwarp();
-        if (lane == 0) {
-          ptx::tma_store_3d(&params.out, to, n, first_row, 0);
-          ptx::bulk_commit();
-        }
-      }
-    }
-  }
-
-  // The same of float32, see store_fragments.cuh; `in_block` is the warp's first row there.
-  static __device__ __forceinline__ void store_floats(float* blocks, int columns, int position, const Accumulators& c, int in_block,
-                                                      int lane) {
-#pragma unroll
-    for (int u = 0; u < kGroupN / kBlockG; ++u) {
-      if (u >= columns) break;
-      const int64 at = __shfl_sync(~0u, position, u);
-      if (at < 0) continue;
-      store_fragments<Order, GATHER_ROWS>(reinterpret_cast<const float(&)[1][kBlockG / 8][4]>(c[u * kBlockG / 8]),
-                                          blocks + at * (BLOCK_ROWS * BLOCK_COLS), BLOCK_COLS, in_block, kBlockP, 0, kBlockG,
-                                          /*warp=*/0, lane);
-    }
-  }
-
   static int64 grid(const SddArgs& args) {
     const Index index(args.index, args.rows, args.cols, args.nnz);
     const int64 most = GATHER_ROWS ? Shape::tiles(index.C, index.col_gather_steps_capacity())
@@ -423,10 +332,7 @@ struct SddWgmma {
     const MatrixShape right =
         RIGHT_K_CONTIGUOUS ? MatrixShape{args.k, args.cols, args.batch, args.right_ld, args.right_batch_stride}
                            : MatrixShape{args.cols, args.k, args.batch, args.right_ld, args.right_batch_stride};
-    if (kBulkStores) {
-      const MatrixShape out = {BLOCK_COLS, args.nnz * BLOCK_ROWS, 1, BLOCK_COLS, 0};
-      if (auto error = encode_map<Storage>(&params.out, args.out, out, {kPartN, 16})) return error;
-    }
+    if (auto error = Store::encode(args, &params.out)) return error;
     const Box panel_box = kPanelAlongK ? Box{kSlab, kTileM} : Box{kRowItems, kSlab};
     const Box gathered_box = kGatheredAlongK ? Box{kSlab, kBlockG} : Box{kSpan, kSlab};
     if (auto error = encode_map<Storage>(&params.panel, GATHER_ROWS ? args.right : args.left, GATHER_ROWS ? right : left, panel_box)) {

@@ -1,0 +1,138 @@
+// The way out of a tile of sdd_wgmma.cuh: from a warp's accumulators to the blocks that they are parts of.
+//
+// A warp has 16 rows of every gathered column, which are rows of one block of each; with GATHER_ROWS they are 16 columns of it. Large
+// blocks are staged in shared memory, from where the copy engine takes them; small ones are stored 16 x 16 at a time, float32 as it
+// is.
+#pragma once
+
+#include "../../abi.h"
+#include "../ptx/mbarrier.cuh"
+#include "../ptx/tma.cuh"
+#include "../ptx/wgmma.cuh"
+#include "../tensor_map.cuh"
+#include "../tile/staged_part.cuh"
+#include "../tile/store_fragments.cuh"
+#include "../tile/store_tile.cuh"
+
+namespace jitsparse {
+
+// Order: which elements of the panel the accumulators' rows are.
+template <typename Element, int BLOCK_ROWS, int BLOCK_COLS, bool GATHER_ROWS, typename Order>
+struct SddStore {
+  using Storage = typename Element::Storage;
+  // Along the panel and across it.
+  static constexpr int kBlockP = GATHER_ROWS ? BLOCK_COLS : BLOCK_ROWS, kBlockG = GATHER_ROWS ? BLOCK_ROWS : BLOCK_COLS;
+  static constexpr int kGroupN = 256;  // columns of a warpgroup
+  using Accumulators = float[kGroupN / 8][4];
+
+  static constexpr bool kFloats = sizeof(Storage) == 4;
+  static constexpr bool kBulk = !kFloats && BLOCK_ROWS >= 64 && BLOCK_COLS >= 64;
+  static_assert(!kBulk || !GATHER_ROWS, "the copy engine takes rows of blocks as the accumulators have them");
+  // The copy engine's parts have 16 rows and kPartN columns; 64 where there is room, which is where panels have 128 rows.
+  static constexpr int kPartN = kBlockP > 64 ? 64 : 32, kPartBuffers = kBlockP > 64 ? 2 : 1, kPartBytes = 16 * kPartN * 2;
+  using Staged = StagedTile<Element, 16, 16, GATHER_ROWS>;
+  static constexpr int kBytes = kFloats ? 0 : kBulk ? kPartBuffers * kPartBytes : Staged::kBytes;  // of a warp
+
+  const SddArgs& args;
+  const CUtensorMap* out;  // of what the copy engine takes
+  unsigned char* staged;   // the warp's shared memory, of kBytes
+  int row, lane;           // the warp's first row of the panel
+  int buffer = 0;
+
+  static cudaError_t encode(const SddArgs& args, CUtensorMap* out) {
+    if (!kBulk) return cudaSuccess;
+    const MatrixShape blocks = {BLOCK_COLS, args.nnz * BLOCK_ROWS, 1, BLOCK_COLS, 0};
+    return encode_map<Storage>(out, args.out, blocks, {kPartN, 16});
+  }
+
+  // Makes zero what lies past the edges of the matrix: infinity times the zeros that are copied there is not. `first_row`: of the
+  // tile; `last`: of the warpgroup's gathered columns, the only one that an edge can cut.
+  __device__ __forceinline__ void keep_inside(Accumulators& c, int first_row, int columns, int last) const {
+    const int warp = row / 16 % 4;
+    const int64 rows = (GATHER_ROWS ? args.cols : args.rows) - (first_row + row / 64 * 64);
+    const int64 cut = int64(last + 1) * kBlockG - (GATHER_ROWS ? args.rows : args.cols);
+    const int64 inside = columns * kBlockG - (cut > 0 ? cut : 0);
+    if (rows >= 64 && cut <= 0) return;
+#pragma unroll
+    for (int j = 0; j < kGroupN / 8; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        if (Order::element(warp, lane, 0, e / 2) >= rows || j * 8 + lane % 4 * 2 + e % 2 >= inside) c[j][e] = 0.0f;
+      }
+    }
+  }
+
+  // Lane n knows where the block of the n-th gathered column lies in values, or that none is stored: a negative number.
+  __device__ __forceinline__ void store(Accumulators& c, int columns, int position) {
+    if constexpr (kFloats) {
+      store_floats(static_cast<float*>(args.out), c, columns, position);
+    } else if constexpr (kBulk) {
+      store_bulk(c, columns, position);
+    } else {
+      store_small(c, columns, position);
+    }
+  }
+
+  // Float32, see store_fragments.cuh: the result, or a part of the sums that it will be.
+  __device__ __forceinline__ void store_floats(float* blocks, const Accumulators& c, int columns, int position) const {
+#pragma unroll
+    for (int u = 0; u < kGroupN / kBlockG; ++u) {
+      if (u >= columns) break;
+      const int64 at = __shfl_sync(~0u, position, u);
+      if (at < 0) continue;
+      store_fragments<Order, GATHER_ROWS>(reinterpret_cast<const float(&)[1][kBlockG / 8][4]>(c[u * kBlockG / 8]),
+                                          blocks + at * (BLOCK_ROWS * BLOCK_COLS), BLOCK_COLS, row % kBlockP, kBlockP, 0, kBlockG,
+                                          /*warp=*/0, lane);
+    }
+  }
+
+  __device__ __forceinline__ void store_small(Accumulators& c, int columns, int position) const {
+    auto* tile = reinterpret_cast<Storage*>(staged);
+    const int in_block = row % kBlockP;
+#pragma unroll
+    for (int u = 0; u < kGroupN / kBlockG; ++u) {
+      if (u >= columns) break;
+      const int64 at = __shfl_sync(~0u, position, u);
+      if (at < 0) continue;
+      Storage* block = static_cast<Storage*>(args.out) + at * (BLOCK_ROWS * BLOCK_COLS);
+#pragma unroll
+      for (int n = 0; n < kBlockG; n += 16) {
+        __syncwarp();
+        Staged::write(tile, reinterpret_cast<float(&)[1][2][4]>(c[(u * kBlockG + n) / 8]), lane);
+        __syncwarp();
+        Staged::copy_out(tile, block + (GATHER_ROWS ? n * BLOCK_COLS + in_block : in_block * BLOCK_COLS + n), BLOCK_COLS, 16, 16,
+                         lane);
+      }
+    }
+  }
+
+  // A panel of 64 or 128 rows is one block here, so every gathered column has one.
+  __device__ __forceinline__ void store_bulk(Accumulators& c, int columns, int position) {
+#pragma unroll
+    for (int u = 0; u < kGroupN / kBlockG; ++u) {
+      if (u >= columns) break;
+      const int first_row = __shfl_sync(~0u, position, u) * BLOCK_ROWS + row;
+#pragma unroll
+      for (int n = 0; n < kBlockG; n += kPartN) {
+        const unsigned to = unsigned(__cvta_generic_to_shared(staged)) + buffer * kPartBytes;
+        buffer = (buffer + 1) % kPartBuffers;
+        if (lane == 0) ptx::bulk_wait_read<kPartBuffers - 1>();
+        __syncwarp();
+        stage_rows<Element, kPartN>(reinterpret_cast<float(&)[kPartN / 8][4]>(c[(u * kBlockG + n) / 8]), to, lane);
+        ptx::fence_proxy_async();
+        __syncwarp();
+        if (lane == 0) {
+          ptx::tma_store_3d(out, to, n, first_row, 0);
+          ptx::bulk_commit();
+        }
+      }
+    }
+  }
+
+  // Waits until the copy engine has read everything.
+  __device__ __forceinline__ void finish() const {
+    if (kBulk && lane == 0) ptx::bulk_wait_read<0>();
+  }
+};
+
+}  // namespace jitsparse
