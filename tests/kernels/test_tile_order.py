@@ -1,0 +1,119 @@
+"""The tiles of dsd and dds are dealt out to persistent CTAs so that each is computed once, that all
+CTAs have about as much to do, and that neighbours have panels of one column."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from jitsparse.kernels.cuda import CSRC
+
+NEIGHBOURS = 16
+
+SOURCE = """
+#define __device__
+#define __forceinline__ inline
+struct int4 { int x, y, z, w; };
+struct Dim { unsigned x; };
+static Dim gridDim, blockIdx;
+template <typename T> T __ldg(const T* from) { return *from; }
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+
+#include "cuda/kernels/spmm_walk.cuh"
+
+struct Stages {
+  struct Args { int64 panels, columns, batch; };
+  struct Params { Args args; unsigned group; };
+  static constexpr int kNeighbours = 16;
+  static int64 panels(const Args& args) { return args.panels; }
+  static int64 column_tiles(const Args& args) { return args.columns; }
+  static int64 tiles(const Args& args) { return args.panels * args.columns * args.batch; }
+};
+
+extern "C" void deal(int panels, int columns, int batch, int group, int grid, int* times, int* ctas,
+                     int* rounds) {
+  const Stages::Params params = {{panels, columns, batch}, unsigned(group)};
+  gridDim.x = grid;
+  for (int cta = 0; cta < grid; ++cta) {
+    blockIdx.x = cta;
+    for (int round = 0;; ++round) {
+      const jitsparse::SpmmTile<Stages> tile(params, round);
+      if (!tile.valid) break;
+      const int at = (tile.batch * columns + tile.column) * panels + tile.rank;
+      ++times[at];
+      ctas[at] = cta;
+      rounds[at] = round;
+    }
+  }
+}
+"""
+
+Deal = Callable[..., tuple[Tensor, Tensor, Tensor]]
+
+
+@pytest.fixture(scope="module")
+def deal(tmp_path_factory: pytest.TempPathFactory) -> Deal:
+    """Of every tile, ``(batch, columns, panels)``: how often it is computed, by whom and when."""
+    source = tmp_path_factory.mktemp("order") / "deal.cpp"
+    source.write_text(SOURCE)
+    library = source.with_suffix(".so")
+    command = ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-I", CSRC, source, "-o", library]
+    subprocess.run([*map(str, command)], check=True)
+    function = ctypes.CDLL(str(library)).deal
+
+    def dealt(
+        panels: int, columns: int, batch: int, group: int, grid: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        found = torch.zeros(3, batch, columns, panels, dtype=torch.int32)
+        pointers = (ctypes.c_void_p(each.data_ptr()) for each in found)
+        function(panels, columns, batch, group, grid, *pointers)
+        times, ctas, rounds = found
+        return times, ctas, rounds
+
+    return dealt
+
+
+@given(
+    panels=st.integers(1, 150),
+    columns=st.integers(1, 70),
+    batch=st.integers(1, 3),
+    group=st.sampled_from([8, 16, 32]),
+    grid=st.one_of(st.integers(1, 132), st.sampled_from([16, 48, 128])),
+)
+@example(panels=64, columns=32, batch=1, group=32, grid=128)
+@example(panels=79, columns=70, batch=3, group=32, grid=128)
+def test_every_tile_is_computed_once(
+    deal: Deal, panels: int, columns: int, batch: int, group: int, grid: int
+) -> None:
+    times, _, _ = deal(panels, columns, batch, group, min(grid, panels * columns * batch))
+    assert bool((times == 1).all())
+
+
+@pytest.mark.parametrize("columns", [8, 32, 43])
+@pytest.mark.parametrize("group", [16, 32])
+def test_neighbours_have_sixteen_panels_of_one_column(deal: Deal, group: int, columns: int) -> None:
+    _, ctas, rounds = deal(64, columns, 1, group, 128)
+    for each in (ctas // NEIGHBOURS, rounds):
+        sets = each.view(columns, 64 // NEIGHBOURS, NEIGHBOURS)
+        assert bool((sets == sets[:, :, :1]).all())
+
+
+@pytest.mark.parametrize("group", [16, 32])
+@pytest.mark.parametrize(("power", "most"), [(0.0, 1.0), (0.25, 1.03), (0.5, 1.1), (1.0, 1.4)])
+def test_all_ctas_have_about_as_much_to_do(
+    deal: Deal, power: float, most: float, group: int
+) -> None:
+    """64 panels, the r-th longest in proportion to r^-power, and 32 columns of tiles: the busiest
+    CTA over the mean. Were panels not to change places it would be 1.07 to 3.6."""
+    _, ctas, _ = deal(64, 32, 1, group, 128)
+    length = torch.arange(1, 65).double() ** -power
+    loads = torch.zeros(128).double()
+    loads.scatter_add_(0, ctas.flatten().long(), length.expand(32, 64).flatten())
+    assert float(loads.max() / loads.mean()) <= most + 1e-9
