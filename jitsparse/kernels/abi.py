@@ -7,11 +7,9 @@ warm path agree, and so that a test can hold this list against the header.
 
 from __future__ import annotations
 
-from typing import Literal
-
 from jitsparse.errors import UnsupportedProblem
 
-__all__ = ["ACTIVATIONS", "SDD_WORDS", "SPMM_WORDS", "words_of"]
+__all__ = ["SDD_WORDS", "SPMM_WORDS", "words_of"]
 
 SPMM_WORDS = (
     "values",
@@ -52,11 +50,6 @@ SDD_WORDS = (
     "context",
 )
 """Members of ``SddArgs``: what an ``sdd`` kernel is called with."""
-
-Activation = Literal["identity", "relu", "gelu", "silu"]
-
-ACTIVATIONS: dict[Activation, int] = {"identity": 0, "relu": 1, "gelu": 2, "silu": 3}
-"""Name to value of ``enum Activation``; gelu is the exact one, with erf."""
 
 
 def words_of(op: str) -> tuple[str, ...]:

@@ -29,11 +29,12 @@ import jitsparse as js
 from jitsparse.bench.cases import DTYPES
 from jitsparse.jit import Variant
 from jitsparse.jit.template import render
-from jitsparse.kernels import abi, registry
+from jitsparse.kernels import registry
 from jitsparse.kernels.cuda import CSRC
 from jitsparse.kernels.problem import Problem
 from jitsparse.kernels.roles import LAYOUTS
 from jitsparse.kernels.split import splits
+from jitsparse.reference import ACTIVATIONS
 from jitsparse.schedule import build_index
 
 EMULATION = Path(__file__).parent / "emulation" / "cuda" / "cuda"
@@ -43,6 +44,8 @@ FAMILIES = ("wgmma", "thin", "mma", "fma", "simt")
 ROWS, COLS, EXTENT, BATCH = 200, 152, 72, 2
 # Few multiprocessors, so that a CTA takes tile after tile; more where sums are divided.
 FEW, MANY, PARTS = 2, 24, 3
+# Of dds, by layout: each of the three somewhere.
+ACTIVATION = {"nn": "gelu", "nt": "silu", "tn": "relu", "tt": "gelu"}
 ALL = os.environ.get("JITSPARSE_TEST_EMULATION") == "all"
 
 
@@ -262,16 +265,16 @@ def check(variant: Variant, sources: Path) -> None:
         whole = whole.T if layout[0] == "t" else whole
         dense = cases.dense((BATCH, whole.shape[1], extent), layout[1], **make)
         out = torch.full((BATCH, whole.shape[0], extent), float("nan"), dtype=dtype)
-        ld, bias_at, activation = letter(dense, layout[1]), 0, "identity"
+        ld, bias_at, activation = letter(dense, layout[1]), 0, None
     else:
         whole = whole.T if layout[1] == "t" else whole
         dense = cases.dense((BATCH, extent, whole.shape[0]), layout[0], **make)
         out = torch.full((BATCH, extent, whole.shape[1]), float("nan"), dtype=dtype)
-        ld, bias_at, activation = letter(dense, layout[0]), bias.data_ptr(), "gelu"
+        ld, bias_at, activation = letter(dense, layout[0]), bias.data_ptr(), ACTIVATION[layout]
     pointers = (values.data_ptr(), index.data_ptr(), dense.data_ptr(), out.data_ptr(), bias_at)
-    strides = (*ld, out.stride(-2), out.stride(0), BATCH, abi.ACTIVATIONS[activation], 0)
+    strides = (*ld, out.stride(-2), out.stride(0), BATCH, ACTIVATIONS.index(activation), 0)
     kernel((*pointers, *sizes, extent, *strides), [values, dense, index])
     if op == "dsd":
         cases.check_product(out, whole, dense, products=products)
     else:
-        cases.check_product(out, dense, whole, bias, "gelu", products=products)
+        cases.check_product(out, dense, whole, bias, activation, products=products)
