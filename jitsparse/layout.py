@@ -27,14 +27,16 @@ any row of the panel stores: bit g of its mask says that row g does, and ``first
 step's blocks begin in ``row_panel_blocks``, one for each set bit in rising order of g; ``position``
 is what stands there, the place of the step's first block in ``values``. Loading the dense operand
 once a step instead of once a block is what makes small blocks fast (docs/performance.md). The steps
-of a panel come in rising order of their columns, or as :mod:`jitsparse.pace` says.
+of a panel come in rising order of their columns, or as :mod:`jitsparse.pace` says. Where blocks are
+64 high and 16 or more deep, a panel is any two block rows, those that :mod:`jitsparse.pairs` says;
+panels of 192 rows are not.
 
 Blocks of 16 and more have parts for the Hopper kernels too, 16-byte aligned but for positions:
 
 ===================  ==========  ===========================================================
-row_panels_sorted    20 P        (panel, first step, end, 0), panels with most steps first, and
-col_panels_sorted    20 Q        after each its first four steps once more. Absent where steps are
-                                 less than 32 deep.
+row_panels_sorted    20 P        (first rows, first step, end, second rows), panels with most steps
+col_panels_sorted    20 Q        first, and after each its first four steps once more; 64 rows each,
+                                 counted in 64s. Absent where steps are less than 32 deep.
 row_gather_steps     4 G         like row_steps, of panels of 64 rows (128 if blocks are so high)
 row_gather_tiles     4 + 4 T     (tiles, most steps of one, 0, 0); (panel, first step, end, 0)
 col_gather_steps                 likewise of panels of columns

@@ -47,6 +47,7 @@ class Steps(NamedTuple):
             which those before ``pointers[-1]`` are steps.
         pointers: ``(P + 1,)``: where the steps of each panel begin.
         panels: ``(P,)``: the panels in the order in which CTAs take them.
+        starts: ``(P, 2)``: where a panel's first and second 64 rows begin, in units of 64.
         blocks: of all panels.
         minors: blocks along k.
         across: of these in a slab.
@@ -56,6 +57,7 @@ class Steps(NamedTuple):
     steps: Tensor
     pointers: Tensor
     panels: Tensor
+    starts: Tensor
     blocks: int
     minors: int
     across: int

@@ -6,13 +6,30 @@ this module does not import torch.
 
 from __future__ import annotations
 
-__all__ = ["HOPPER_BLOCK", "PANEL", "SHALLOWEST", "SLAB", "SMS", "TALL_PANEL", "has_tall"]
+__all__ = [
+    "HOPPER_BLOCK",
+    "PAIRED",
+    "PAIRED_AMONG",
+    "PANEL",
+    "SHALLOWEST",
+    "SLAB",
+    "SMS",
+    "TALL_PANEL",
+    "has_tall",
+]
 
 PANEL = 128
 """Rows (or columns) of a panel, in elements: the tile height of the tensor-core kernels."""
 
 TALL_PANEL = 192
 """Likewise of the Hopper kernels with three warpgroups."""
+
+PAIRED = 64
+"""Height of blocks of which a panel of :data:`PANEL` rows is any two rows (:mod:`jitsparse.pairs`):
+as high as what a warpgroup multiplies."""
+
+PAIRED_AMONG = 128
+"""Rows of blocks that follow on one another and may be paired."""
 
 SLAB = 64
 """Depth of a stage of the Hopper kernels, in elements."""

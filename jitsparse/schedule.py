@@ -9,9 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from jitsparse.layout import FIRST_STEPS, PANEL_WORDS, Gather, IndexLayout
+from jitsparse.layout import FIRST_STEPS, PANEL_WORDS, Gather, IndexLayout, div_up
 from jitsparse.pace import Steps, keep_pace
-from jitsparse.panels import PANEL, SMS
+from jitsparse.pairs import pair_rows
+from jitsparse.panels import PAIRED, PANEL, SMS, TALL_PANEL
 
 __all__ = ["build_index"]
 
@@ -79,34 +80,48 @@ def build_index(
     walked: dict[str, Steps] = {}  # by the part that holds the panels
 
     def walk(
-        panels: str, steps: str, pointers: Tensor, minors: int, across: int, extent: int
+        panels: str,
+        steps: str,
+        pointers: Tensor,
+        starts: Tensor,
+        minors: int,
+        across: int,
+        extent: int,
     ) -> None:
         """Note steps that are in the index, of panels that are not yet."""
         listed = layout.view(index, steps).view(-1, 4)
         order = _longest_first(pointers)
-        walked[panels] = Steps(listed, pointers, order, nnz, minors, across, extent)
+        walked[panels] = Steps(listed, pointers, order, starts, nnz, minors, across, extent)
 
     for side, majors, minors, major, minor, extent in (
         ("row", rows, cols, row_indices, col64, block_size[0]),
         ("col", cols, rows, col64, row_indices, block_size[1]),
     ):
         group = max(1, PANEL // extent)
-        steps, pointers, blocks = _panels(major, minor, majors, group, 1)
+        placed, starts = major, _starts(div_up(majors, group), PANEL, device)
+        if layout.hopper and extent == PAIRED:
+            paired = pair_rows(major, minor, majors, minors)
+            placed, starts = torch.argsort(paired)[major], paired.view(-1, 2)
+        steps, pointers, blocks = _panels(placed, minor, majors, group, 1)
         put(f"{side}_panel_ptr", pointers)
         put(f"{side}_panel_blocks", blocks)
         put(f"{side}_steps", steps.flatten())
         if not layout.hopper:
             continue
         if f"{side}_panels_sorted" in parts:
-            walk(f"{side}_panels_sorted", f"{side}_steps", pointers, minors, 1, extent)
-        for kind in ("slab", "tall"):
+            names = f"{side}_panels_sorted", f"{side}_steps"
+            walk(*names, pointers, starts, minors, 1, extent)
+        for kind, row, starting in (
+            ("slab", placed, starts),
+            ("tall", major, _starts(div_up(majors * extent, TALL_PANEL), TALL_PANEL, device)),
+        ):
             slabs = layout.slabs(kind).get(side)
             if slabs is not None:
-                steps, pointers, blocks = _panels(major, minor, majors, slabs.down, slabs.across)
+                steps, pointers, blocks = _panels(row, minor, majors, slabs.down, slabs.across)
                 put_prefix(f"{side}_{kind}_steps", steps)
                 put(f"{side}_{kind}_blocks", blocks)
                 names = f"{side}_{kind}_panels", f"{side}_{kind}_steps"
-                walk(*names, pointers, minors, slabs.across, extent)
+                walk(*names, pointers, starting, minors, slabs.across, extent)
         gather = layout.gathers()[side]
         steps, pointers, blocks = _panels(major, minor, majors, gather.down, 1)
         put_prefix(f"{side}_gather_steps", steps)
@@ -166,14 +181,23 @@ def _longest_first(pointers: Tensor) -> Tensor:
     return torch.argsort(pointers[:-1] - pointers[1:], stable=True)
 
 
+def _starts(panels: int, height: int, device: torch.device) -> Tensor:
+    """``(panels, 2)``: where the first and second 64 rows of panels begin that follow one another,
+    in units of 64."""
+    panel = torch.arange(panels, device=device) * (height // 64)
+    return torch.stack([panel, panel + 1], 1)
+
+
 def _rows_of_panels(each: Steps) -> Tensor:
-    """``(P, PANEL_WORDS)``: (panel, first step, end, 0) of each panel, then its first steps.
+    """``(P, PANEL_WORDS)``: of a panel (first rows, first step, end, second rows), then its first
+    steps.
 
     These are there once more, so that a CTA knows what to copy first with one read.
     """
     panel, steps = each.panels, each.steps
     begin, end = each.pointers[:-1][panel], each.pointers[1:][panel]
-    words = torch.stack([panel, begin, end, torch.zeros_like(panel)], 1)
+    upper, lower = each.starts[panel].unbind(1)
+    words = torch.stack([upper, begin, end, lower], 1)
     if not steps.shape[0]:
         return torch.cat([words, words.new_zeros(panel.numel(), PANEL_WORDS - 4)], 1)
     step = begin[:, None] + torch.arange(FIRST_STEPS, device=panel.device)

@@ -6,12 +6,24 @@ import pytest
 import torch
 
 import jitsparse as js
-from jitsparse import pace
+from jitsparse import pace, schedule
 from jitsparse.layout import IndexLayout
 from jitsparse.schedule import build_index
 
 BLOCK = 64
 PANELS, SLABS = 32, 64
+
+
+@pytest.fixture(autouse=True)
+def rows_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that panels are random, and not made of rows that share most (tests/test_pairs.py)."""
+
+    def in_order(
+        major: torch.Tensor, minor: torch.Tensor, majors: int, minors: int
+    ) -> torch.Tensor:
+        return torch.arange(majors + majors % 2)
+
+    monkeypatch.setattr(schedule, "pair_rows", in_order)
 
 
 def random_mask(

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import jitsparse as js
 from jitsparse.layout import IndexLayout
-from jitsparse.panels import HOPPER_BLOCK, PANEL, SHALLOWEST, SLAB, TALL_PANEL
+from jitsparse.pairs import pair_rows
+from jitsparse.panels import HOPPER_BLOCK, PAIRED, PANEL, SHALLOWEST, SLAB, TALL_PANEL
 from jitsparse.schedule import build_index
 
 Blocks = list[tuple[int, int]]
@@ -54,15 +55,25 @@ def naive_panels(
     return steps, pointers, order
 
 
+def in_pairs(blocks: Blocks, majors: int, minors: int) -> tuple[Blocks, list[list[int]]]:
+    """The blocks by the places of their rows, and the rows of each panel (tests/test_pairs.py holds
+    these against their rule)."""
+    majors_of, minors_of = torch.tensor(blocks, dtype=torch.int64).view(-1, 2).unbind(1)
+    order = pair_rows(majors_of, minors_of, majors, minors).tolist()
+    rows = [order[at : at + 2] for at in range(0, len(order), 2)]
+    return [(order.index(major), minor) for major, minor in blocks], rows
+
+
 def check_walked(
     layout: IndexLayout,
     index: torch.Tensor,
     parts: tuple[str, str],
     steps: list[list[int]],
     pointers: list[int],
+    starts: list[list[int]],
 ) -> None:
-    """The panels come longest first, with their first steps; their own steps come in any order that
-    sixteen of them share."""
+    """The panels come longest first, with where their rows begin and their first steps; their own
+    steps come in any order that sixteen of them share."""
     panels_part, steps_part = parts
     found = rows_of_four(layout, index, steps_part)
     panels = list(enumerate(itertools.pairwise(pointers)))
@@ -70,7 +81,7 @@ def check_walked(
     rows = layout.view(index, panels_part).view(-1, 20).tolist()
     assert len(rows) == len(panels)
     for row, (panel, (begin, end)) in zip(rows, panels, strict=True):
-        assert row[:4] == [panel, begin, end, 0]
+        assert row[:4] == [starts[panel][0], begin, end, starts[panel][1]]
         assert sorted(found[begin:end]) == steps[begin:end]
         first = [*itertools.chain(*found[begin : min(end, begin + 4)])]
         assert row[4:] == first + [0] * (16 - len(first))
@@ -142,13 +153,18 @@ def check(mask: torch.Tensor, block_size: tuple[int, int]) -> None:
     }
     for side, (pairs, majors, extent, depth) in sides.items():
         down = max(1, PANEL // extent)
-        steps, pointers, order = naive_panels(pairs, majors, down)
+        placed = pairs
+        starts = [[2 * panel, 2 * panel + 1] for panel in range(-(-majors // down))]
+        if extent == PAIRED and min(block_size) >= HOPPER_BLOCK:
+            placed, starts = in_pairs(pairs, majors, cols if side == "row" else rows)
+        steps, pointers, order = naive_panels(placed, majors, down)
         assert layout.view(index, f"{side}_panel_ptr").tolist() == pointers, side
         assert layout.view(index, f"{side}_panel_blocks").tolist() == order, side
         walked = f"{side}_panels_sorted" in layout.parts()
         assert walked == (min(block_size) >= HOPPER_BLOCK and depth >= SHALLOWEST)
         if walked:
-            check_walked(layout, index, (f"{side}_panels_sorted", f"{side}_steps"), steps, pointers)
+            names = f"{side}_panels_sorted", f"{side}_steps"
+            check_walked(layout, index, names, steps, pointers, starts)
         else:
             assert rows_of_four(layout, index, f"{side}_steps")[: len(steps)] == steps, side
         if min(block_size) < HOPPER_BLOCK:
@@ -159,9 +175,14 @@ def check(mask: torch.Tensor, block_size: tuple[int, int]) -> None:
             slabs["tall"] = TALL_PANEL
         for kind, height in slabs.items():
             down, across = max(1, height // extent), max(1, SLAB // depth)
-            steps, pointers, order = naive_panels(pairs, majors, down, across)
+            of_kind = placed
+            if kind == "tall":
+                of_kind = pairs
+                starts = [[3 * panel, 3 * panel + 1] for panel in range(-(-majors // down))]
+            steps, pointers, order = naive_panels(of_kind, majors, down, across)
             name = f"{side}_{kind}"
-            check_walked(layout, index, (f"{name}_panels", f"{name}_steps"), steps, pointers)
+            names = f"{name}_panels", f"{name}_steps"
+            check_walked(layout, index, names, steps, pointers, starts)
             assert layout.view(index, f"{name}_blocks").tolist() == order, name
         assert (f"{side}_tall_panels" in layout.parts()) == ("tall" in slabs)
     # Without panels the index is the beginning of the same.

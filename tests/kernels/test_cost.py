@@ -8,6 +8,7 @@ import random
 from typing import Any
 
 import pytest
+import torch
 
 import jitsparse as js
 from jitsparse.bench import fitting
@@ -16,6 +17,8 @@ from jitsparse.jit import Variant
 from jitsparse.kernels import cost, registry
 from jitsparse.kernels.problem import Problem, product_problem, typical_problem
 from jitsparse.kernels.roles import LAYOUTS
+from jitsparse.layout import IndexLayout
+from jitsparse.schedule import build_index
 
 
 def tensor_core_variants(problem: Problem) -> list[Variant]:
@@ -76,6 +79,28 @@ def test_a_full_matrix_takes_every_step() -> None:
     assert amounts["shared"] == pytest.approx(256 / 132 * 1024 * 256)
     assert amounts["product"] == rounds * 1024 * 128 * 256
     assert amounts["memory"] == 1024 * 2048 + 4096 * 2048 + 4096 * 1024
+
+
+@pytest.mark.parametrize("block", [(64, 64), (64, 128), (128, 64), (32, 64)])
+@pytest.mark.parametrize("density", [0.05, 0.1, 0.25, 0.5, 0.9])
+@pytest.mark.parametrize("size", [512, 2048, 8192])
+def test_the_steps_of_a_random_pattern_are_what_the_index_has(
+    size: int, density: float, block: tuple[int, int]
+) -> None:
+    """Of panels of 128 rows, where blocks of 64 rows are paired for them and where they are not."""
+    grid = size // block[0], size // block[1]
+    mask = torch.rand(grid, generator=torch.Generator().manual_seed(size)) < density
+    pattern = js.Pattern.from_mask(mask, block)
+    layout = IndexLayout(*grid, pattern.nnz_blocks, block, panels=True)
+    index = build_index(pattern.crow_indices, pattern.col_indices, grid[1], block, panels=True)
+    panels = size // 128
+    steps = int(layout.view(index, "row_panel_ptr")[-1]) / panels
+    problem = product_problem("dsd", "cuda", "bf16", block, "nn", (size, 1024, size), density)
+    problem = dataclasses.replace(problem, nnz=pattern.nnz_blocks)
+    expected = cost._steps(problem, block, (size, size), 128, 1).mean
+    # A standard deviation of the mean over the panels, and 3 %.
+    chance = (steps * max(1 - steps / grid[1], 0) / panels) ** 0.5
+    assert abs(steps - expected) <= 0.03 * expected + chance
 
 
 def test_the_cheapest_comes_first_and_says_why() -> None:

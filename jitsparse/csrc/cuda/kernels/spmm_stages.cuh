@@ -50,7 +50,8 @@ struct SpmmStages {
   static constexpr int kProducers = kTall ? 3 : 4, kStride = kProducers / kParts;
   static_assert(kStages % kProducers == 0 && kProducers % kParts == 0);
   static constexpr int kThreads = 128 * (kConsumers + 1);  // registers are given back by a whole warpgroup
-  static constexpr int kConsumerRegisters = kTall ? 160 : 216, kProducerRegisters = kTall ? 32 : 72;  // of a thread
+  static constexpr bool kFloats = kItemBytes == 4;  // whose consumers hold fragments besides
+  static constexpr int kConsumerRegisters = kTall ? 160 : kFloats ? 224 : 216, kProducerRegisters = kTall ? 32 : kFloats ? 56 : 72;
   // A CTA starts with as many for every thread as fit an SM, in eights, and never has more: who asks for more waits for ever.
   static constexpr int kStartRegisters = 65536 / kThreads / 8 * 8;
   static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= (kConsumers + 1) * kStartRegisters, "what a CTA has");

@@ -12,7 +12,7 @@ namespace jitsparse {
 template <typename Stages>
 struct SpmmSteps {
   static constexpr int kFirstSteps = 4;
-  const int4* panels;    // (panel, first step, end, 0), the longest first; after each its first steps once more
+  const int4* panels;    // (first rows, first step, end, second rows), the longest first; after each its first steps once more
   const int4* steps;     // (slab or block column, mask of the blocks, first in positions, position of the first block)
   const int* positions;  // where a step's blocks lie in values
 
@@ -38,6 +38,12 @@ struct SpmmSteps {
 
   __device__ __forceinline__ int4 panel(int rank) const { return __ldg(panels + rank * (1 + kFirstSteps)); }
   __device__ __forceinline__ int4 first_step(int rank, int n) const { return __ldg(panels + rank * (1 + kFirstSteps) + 1 + n); }
+
+  // Where the n-th 64 rows of a panel begin. Those of 128 rows are any two, which may lie past the end; those of 192 follow on
+  // one another.
+  static __device__ __forceinline__ int first_row(const int4& panel, int n) {
+    return 64 * (Stages::kTall || n == 0 ? panel.x + n : panel.w);
+  }
 };
 
 // The tile that a CTA computes in its n-th round. Tiles are listed in groups of panels, the longest panels first, and in a

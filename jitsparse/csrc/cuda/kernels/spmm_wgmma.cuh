@@ -32,7 +32,8 @@ struct SpmmWgmma {
   static constexpr int kSlotBoxBytes = Stages::kSlotBoxBytes;
   static constexpr int kDenseRowBytes = Stages::kDenseRowBytes, kSubtileBytes = Stages::kSubtileBytes;
 
-  static constexpr int kGroupM = kPanel / kConsumers;      // rows of a warpgroup, one below the other
+  static constexpr int kGroupM = 64;                       // rows of a warpgroup
+  static_assert(kGroupM * kConsumers == kPanel, "each has its part of a panel");
   static constexpr bool kTransposed = kBlockM < kGroupM;  // the product, see above
   static constexpr int kGroupDown = kTransposed ? kGroupM / kBlockM : 1, kGroupSlots = kGroupDown * kAcross;
 
@@ -83,10 +84,9 @@ struct SpmmWgmma {
     if (kSlots > 1) masks.start(next_panel.y, next_panel.z);
     for (int round = 1; next.valid; ++round) {
       const Tile tile = next;
-      const int panel = next_panel.x, steps = next_panel.z - next_panel.y;
+      const int first_m = Steps::first_row(next_panel, group), steps = next_panel.z - next_panel.y;
       next = Tile(params, round);
       if (next.valid) next_panel = index.panel(next.rank);
-      const int first_m = panel * kPanel + group * kGroupM;
       float2 bias = {0.0f, 0.0f};  // of the thread's rows, where rows are not columns of the accumulators
       if (OUT_TRANSPOSED && !kTransposed && params.args.bias != nullptr) {
         bias = bias_of_rows<Element>(params.args.bias, first_m + thread / 32 * 16, Stages::m(params.args), lane);

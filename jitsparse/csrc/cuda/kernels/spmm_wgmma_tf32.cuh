@@ -58,7 +58,8 @@ struct SpmmWgmmaTf32 {
     if (Stages::kSlots > 1) masks.start(next_panel.y, next_panel.z);
     for (int round = 1; next.valid; ++round) {
       const Tile tile = next;
-      const int panel = next_panel.x, steps = next_panel.z - next_panel.y;
+      const int4 panel = next_panel;
+      const int steps = panel.z - panel.y;
       next = Tile(params, round);
       if (next.valid) next_panel = index.panel(next.rank);
       Accumulators c = {};
@@ -74,9 +75,15 @@ struct SpmmWgmmaTf32 {
       }
       ptx::keep_in_order(reinterpret_cast<float(&)[kTiles][kRight / 2]>(c));
       if (Stages::kSlots > 1 && next.valid) masks.start(next_panel.y, next_panel.z);
-      const int first_m = panel * Stages::kPanel + (kBlocksLeft ? group * kLeft : 0);
-      const int first_n = tile.column * TILE_N + (kBlocksLeft ? 0 : group * kLeft);
-      store(params.args, c, first_m, first_n, tile.batch, warp, lane);
+      if constexpr (kBlocksLeft) {
+        store_rows(params.args, c, Steps::first_row(panel, group), tile.column * TILE_N, tile.batch, warp, lane);
+      } else {
+        const int first_n = tile.column * TILE_N + group * kLeft;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          store_half(params.args, c, half, Steps::first_row(panel, half), first_n, tile.batch, warp, lane);
+        }
+      }
     }
   }
 
@@ -117,24 +124,39 @@ struct SpmmWgmmaTf32 {
     }
   }
 
-  // first_m, first_n: of the warpgroup.
-  static __device__ __forceinline__ void store(const SpmmArgs& args, Accumulators& c, int first_m, int first_n, int batch, int warp,
-                                               int lane) {
+  // Blocks are the left operand, of which the warpgroup has 64 rows.
+  static __device__ __forceinline__ void store_rows(const SpmmArgs& args, Accumulators& c, int first_m, int first_n, int batch, int warp,
+                                                    int lane) {
     const int64 m = Stages::m(args);
-    float* out = static_cast<float*>(args.out) + batch * args.out_batch_stride;
-    const float* bias = OUT_TRANSPOSED ? static_cast<const float*>(args.bias) : nullptr;
-    if constexpr (kBlocksLeft) {
-      if (bias != nullptr) add_bias_left<typename Left::Order>(c, bias, first_m, m, warp, lane);
-    } else {
-      if (bias != nullptr) add_bias_right(c, bias, first_m, m, lane);
-    }
+    if (const float* bias = bias_of(args)) add_bias_left<typename Left::Order>(c, bias, first_m, m, warp, lane);
     apply_activation<Tf32>(reinterpret_cast<float(&)[kTiles * kRight / 2]>(c), args.activation);
-    constexpr bool kLeftContiguous = kBlocksLeft == OUT_TRANSPOSED;  // in the output
-    if constexpr (kBlocksLeft) {
-      store_fragments<typename Left::Order, kLeftContiguous>(c, out, args.out_ld, first_m, m, first_n, args.n, warp, lane);
-    } else {
-      store_fragments<typename Left::Order, kLeftContiguous>(c, out, args.out_ld, first_n, args.n, first_m, m, warp, lane);
+    store_fragments<typename Left::Order, OUT_TRANSPOSED>(c, out_of(args, batch), args.out_ld, first_m, m, first_n, args.n, warp, lane);
+  }
+
+  // They are the right one: half of the panel's rows, in the warpgroup's columns.
+  static __device__ __forceinline__ void store_half(const SpmmArgs& args, const Accumulators& c, int half, int first_m, int first_n,
+                                                    int batch, int warp, int lane) {
+    const int64 m = Stages::m(args);
+    float part[kTiles][8][4];
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) part[t][j][e] = c[t][8 * half + j][e];
+      }
     }
+    if (const float* bias = bias_of(args)) add_bias_right(part, bias, first_m, m, lane);
+    apply_activation<Tf32>(reinterpret_cast<float(&)[kTiles * 32]>(part), args.activation);
+    store_fragments<typename Left::Order, !OUT_TRANSPOSED>(part, out_of(args, batch), args.out_ld, first_n, args.n, first_m, m, warp,
+                                                           lane);
+  }
+
+  static __device__ __forceinline__ const float* bias_of(const SpmmArgs& args) {
+    return OUT_TRANSPOSED ? static_cast<const float*>(args.bias) : nullptr;
+  }
+  static __device__ __forceinline__ float* out_of(const SpmmArgs& args, int batch) {
+    return static_cast<float*>(args.out) + batch * args.out_batch_stride;
   }
 
   static int64 grid(const SpmmArgs& args) { return Stages::grid(args); }

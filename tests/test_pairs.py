@@ -1,0 +1,118 @@
+"""Block rows of 64 share a panel with the one of which they share most columns."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import jitsparse as js
+from jitsparse import pairs
+from jitsparse.pairs import pair_rows
+from jitsparse.panels import PAIRED_AMONG
+from jitsparse.schedule import build_index
+
+
+def random_mask(seed: int, rows: int, cols: int, density: float) -> Tensor:
+    return torch.rand((rows, cols), generator=torch.Generator().manual_seed(seed)) < density
+
+
+def paired(mask: Tensor) -> list[tuple[int, int]]:
+    """The pairs of a mask's rows, each sorted."""
+    order = pair_rows(*mask.nonzero().unbind(1), *mask.shape)
+    assert order.shape == (mask.shape[0] + mask.shape[0] % 2,)
+    return [(min(pair), max(pair)) for pair in order.view(-1, 2).tolist()]
+
+
+@given(
+    rows=st.integers(0, 300),
+    cols=st.integers(0, 20),
+    density=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+    seed=st.integers(0, 2**32),
+)
+@settings(max_examples=40, deadline=None)
+def test_each_row_is_in_one_panel(rows: int, cols: int, density: float, seed: int) -> None:
+    rows_of_pairs = itertools.chain(*paired(random_mask(seed, rows, cols, density)))
+    assert sorted(rows_of_pairs) == [*range(rows + rows % 2)]
+
+
+def shared(mask: Tensor, chosen: list[tuple[int, int]]) -> int:
+    return sum(int((mask[a] & mask[b]).sum()) for a, b in chosen)
+
+
+def greedy(mask: Tensor) -> list[tuple[int, int]]:
+    """Again and again the pair that shares most."""
+    by_shared = mask.float() @ mask.float().T
+    chosen, left = [], {*range(len(mask))}
+    while left:
+        best = max(itertools.combinations(left, 2), key=lambda pair: float(by_shared[pair]))
+        chosen.append(best)
+        left -= {*best}
+    return chosen
+
+
+@pytest.mark.parametrize(
+    ("density", "least"), [(0.05, 0.95), (0.1, 0.95), (0.25, 1.0), (0.5, 1.01), (0.9, 1.005)]
+)
+@pytest.mark.parametrize("rows", [64, 128])
+def test_pairs_share_what_a_greedy_matching_does(rows: int, density: float, least: float) -> None:
+    """Of one that does not ask what rows share by chance; more where that is much."""
+    mask = random_mask(1, rows, 64, density)
+    assert shared(mask, paired(mask)) >= least * shared(mask, greedy(mask))
+
+
+def test_all_is_whole_numbers() -> None:
+    """The greatest pattern that is paired, full, does not overflow."""
+    windows, cols = 8, pairs._MOST_COMPARISONS // (8 * PAIRED_AMONG**2)
+    full = torch.full((windows, PAIRED_AMONG, PAIRED_AMONG), cols)
+    majors, blocks = windows * PAIRED_AMONG, windows * PAIRED_AMONG * cols
+    for nnz in (1, blocks):
+        weights = pairs._weights(full, majors, nnz, blocks)
+        exact = (cols * blocks - nnz * 2 * cols) * PAIRED_AMONG**2
+        assert pairs._TAKEN < pairs._NOBODY * PAIRED_AMONG**2 < -abs(exact)
+        assert int(weights[0, 0, 1]) // PAIRED_AMONG**2 == exact // PAIRED_AMONG**2
+
+
+def test_rows_that_are_alike_find_each_other() -> None:
+    """Every row has one like it, somewhere, which it is paired with."""
+    half = random_mask(0, 64, 40, 0.3)
+    place = torch.randperm(128, generator=torch.Generator().manual_seed(1))
+    mask = torch.cat([half, half])[place]
+    for a, b in paired(mask):
+        assert torch.equal(mask[a], mask[b])
+
+
+def test_rows_are_paired_within_their_window() -> None:
+    window = PAIRED_AMONG
+    for a, b in paired(random_mask(0, 3 * window + 5, 10, 0.3)):
+        assert a // window == b // window
+
+
+def test_rows_that_are_left_are_paired_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pairs, "_ROUNDS", 0)
+    assert paired(random_mask(0, 9, 10, 0.3)) == [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]
+
+
+def test_patterns_that_would_take_long_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    mask = random_mask(0, 40, 20, 0.3)
+    in_order = [(row, row + 1) for row in range(0, 40, 2)]
+    monkeypatch.setattr(pairs, "_MOST_COMPARISONS", 128**2 * 20)
+    assert paired(mask) != in_order
+    monkeypatch.setattr(pairs, "_MOST_COMPARISONS", 128**2 * 20 - 1)
+    assert paired(mask) == in_order
+
+
+@pytest.mark.parametrize("density", [0.1, 0.25, 0.5])
+def test_panels_have_fewer_steps(density: float) -> None:
+    """Of 64 x 64 blocks 14, 11 and 7 % fewer than rows in their order would make."""
+    mask = random_mask(2, 64, 64, density)
+    pattern = js.Pattern.from_mask(mask, 64)
+    layout = js.layout.IndexLayout(64, 64, pattern.nnz_blocks, (64, 64), panels=True)
+    index = build_index(pattern.crow_indices, pattern.col_indices, 64, (64, 64), panels=True)
+    steps = int(layout.view(index, "row_panel_ptr")[-1])
+    in_order = int((mask[::2] | mask[1::2]).sum())
+    assert steps < in_order * {0.1: 0.88, 0.25: 0.91, 0.5: 0.94}[density]
