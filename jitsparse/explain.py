@@ -119,8 +119,10 @@ def explain(
     else:
         call = calls.catch(op, *operands, **options)
         problem, index = call.problem, call.index
-    where = registry.target_of(problem.device, index) if target is None else target
-    return _explain(problem, where, index)
+    if target is None:
+        target = registry.target_of(problem.device, index)
+    registry.check_target(problem.device, target)
+    return _explain(problem, target, index)
 
 
 def _explain(problem: Problem, target: str, index: int) -> Explanation:

@@ -2,13 +2,17 @@
 tensors and what it has been told is safe: these two judge all that a file brings.
 
 This module imports neither torch nor others of the package, so that torch can be told as soon as
-the package is imported.
+both it and the package are imported.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -46,7 +50,32 @@ def restore_matrix(values: Tensor, pattern: Pattern, transposed: bool) -> BlockS
 
 
 def allow() -> None:
-    """Have ``torch.load(..., weights_only=True)`` call these functions, if torch is imported."""
+    """Have ``torch.load(..., weights_only=True)`` call these functions: now if torch is imported,
+    or else when it is, since a program may use no name of this package before it loads a file."""
     serialization = getattr(sys.modules.get("torch"), "serialization", None)
     if serialization is not None:
         serialization.add_safe_globals([restore_pattern, restore_matrix])
+    elif "torch" not in sys.modules:
+        sys.meta_path.insert(0, _UponTorch())
+
+
+class _UponTorch(MetaPathFinder):
+    """Finds torch as it would be found anyway, once, and has it told when it is imported."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        loader = None if spec is None else spec.loader
+        if loader is not None:
+            execute = loader.exec_module
+
+            def execute_and_tell(module: ModuleType) -> None:
+                execute(module)
+                allow()
+
+            loader.exec_module = execute_and_tell  # type: ignore[method-assign]
+        return spec

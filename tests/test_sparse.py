@@ -282,13 +282,14 @@ def test_copies_and_pickles() -> None:
         assert again.values.data_ptr() != a.values.data_ptr()
 
 
-def test_a_file_is_loaded_without_trusting_it(tmp_path: Path) -> None:
-    """``torch.load`` reads weights only, unless told otherwise."""
+@pytest.mark.parametrize("imports", ["torch, jitsparse", "jitsparse, torch"])
+def test_a_file_is_loaded_without_trusting_it(imports: str, tmp_path: Path) -> None:
+    """``torch.load`` reads weights only, unless told otherwise; whichever is imported first."""
     a = js.random((20, 30), 8, 0.5).T
     file = tmp_path / "a.pt"
     torch.save({"matrix": a, "pattern": a.pattern}, file)
     code = (
-        "import sys, torch, jitsparse\n"
+        f"import sys, {imports}\n"
         "loaded = torch.load(sys.argv[1])\n"
         "assert loaded['matrix'].pattern is loaded['pattern'], 'one pattern, as it was saved'\n"
         "torch.save(loaded['matrix'].to_dense(), sys.argv[1])\n"

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from jitsparse.bench.report import Table, header
 from jitsparse.cli.console import print_json, print_table, read_device, split, stderr, stdout
 from jitsparse.cli.options import one_of, read_density, read_size
+from jitsparse.errors import ArgumentError
 
 if TYPE_CHECKING:
     import torch
@@ -119,7 +120,11 @@ def command(
         else:
             # Of several tables not every one has the column; the others are shown as usual.
             columns = [c for c in pivot if len(sections) == 1 or c in table.columns]
-            views = [table.pivot(column) for column in columns]
+            try:
+                views = [table.pivot(column) for column in columns]
+            except ArgumentError:  # what was measured is not lost with a name misspelt
+                _print(part.shown(table), table, markdown)
+                raise
             _print(views or part.shown(table), table, markdown)
     if as_json:
         print_json(

@@ -54,6 +54,7 @@ def command(
     """
     from jitsparse import calls
     from jitsparse.compilation import compile_variants
+    from jitsparse.jit import cache as caches
     from jitsparse.kernels import registry
     from jitsparse.tune import contestants, tune_call
 
@@ -92,6 +93,7 @@ def command(
             ]
             print_table(rows, ["problem", "variant"])
         return
+    caches.current().require_writable("no winner would be kept")
     progress = Progress(
         BarColumn(),
         MofNCompleteColumn(),

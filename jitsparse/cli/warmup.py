@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+_LOG_PATH = re.compile(r"^ +log: .*$", re.MULTILINE)
 MISSING = 3
 """Exit code of ``--check`` if a kernel would be compiled."""
 
@@ -70,6 +72,7 @@ def command(
     targets, only nvcc and a torch built with CUDA. Exits with 1 if a kernel failed to compile.
     """
     from jitsparse.compilation import compile_variants, survey
+    from jitsparse.jit import cache as caches
     from jitsparse.jit import config
     from jitsparse.kernels import registry
     from jitsparse.warmup import plan, recorded
@@ -117,6 +120,8 @@ def command(
     if check or dry_run:
         missing = _print_survey(survey(variants), everything=dry_run, as_json=as_json)
         raise typer.Exit(MISSING if check and missing else 0)
+    if any(each.status == "missing" for each in survey(variants)):
+        caches.current().require_writable("nothing that is compiled would be kept")
     progress = Progress(
         TextColumn("compiling"),
         BarColumn(),
@@ -241,13 +246,15 @@ def _facts(outcome: Outcome) -> dict[str, object]:
 
 def _failures(failed: list[Outcome]) -> list[dict[str, object]]:
     """A row for each error: a missing compiler fails every variant with the same one."""
-    grouped: dict[str, list[str]] = {}
+    grouped: dict[str, list[tuple[str, str]]] = {}
     for outcome in failed:
         name = outcome.variant.name
         # The first lines hold the compiler's first error; the log has the rest.
         text = "\n".join(str(outcome.error).strip().splitlines()[:3])
-        grouped.setdefault(text.replace(name, "the kernel"), []).append(name)
+        # What differs from one to the next: the name, and the log, whose path has it too.
+        common = _LOG_PATH.sub("", text).replace(name, "the kernel")
+        grouped.setdefault(common, []).append((name, text))
     return [
-        {"failed": names[0] if len(names) == 1 else f"{len(names)} variants", "error": error}
-        for error, names in grouped.items()
+        {"failed": each[0][0] if len(each) == 1 else f"{len(each)} variants", "error": each[0][1]}
+        for each in grouped.values()
     ]

@@ -1,5 +1,5 @@
 // The calling convention between Python and every compiled kernel: one pointer to a row of 64-bit
-// words. Python packs the words with one struct.pack (0.3 us for 24 words, against 2 us for as many
+// words. Python packs the words with one struct.pack (0.3 us for two dozen words, against 2 us for as many
 // ctypes arguments); a launcher reads them through these structs. The order of the members is the
 // contract with jitsparse/kernels/abi.py.
 #pragma once

@@ -73,7 +73,8 @@ def check_rank(settings: Config) -> Iterator[Finding]:
 def _check_pin(settings: Config) -> Iterator[Finding]:
     name = "variable.JITSPARSE_PIN"
     try:
-        selection.parse_pins(settings.pin, "JITSPARSE_PIN: ")
+        for pinned in selection.parse_pins(settings.pin, "JITSPARSE_PIN: "):
+            selection.check_operation(pinned, "JITSPARSE_PIN")
     except PinError as error:
         remedy = "jitsparse explain prints the variants that a pin may name for a call."
         yield Finding(name, "fail", str(error), remedy)

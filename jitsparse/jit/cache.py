@@ -292,6 +292,21 @@ class Cache(Lookup):
             temporary.write_text(f"{meta['compile_seconds']:.3f}", encoding="ascii")
             os.replace(temporary, directory / meta["fields"]["variant"])
 
+    def require_writable(self, lost: str) -> None:
+        """Refuse to go on where entries cannot be written.
+
+        Args:
+            lost: what would be, as the end of a sentence.
+
+        Raises:
+            UnwritableCache: they cannot.
+        """
+        if not self.writable():
+            raise UnwritableCache(
+                f"the cache {self.root} cannot be written, so {lost}. Set JITSPARSE_CACHE_DIR to a "
+                "directory that can."
+            )
+
     def writable(self) -> bool:
         """Whether entries can be written, found by trying."""
         try:

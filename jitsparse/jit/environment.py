@@ -152,9 +152,7 @@ class Config:
             max_jobs=_count("MAX_JOBS", variable("MAX_JOBS")),
             color=not environment.get("NO_COLOR"),
             live=variable("TERM") != "dumb",
-            rank=_count("RANK", variable("RANK"))
-            or _count("LOCAL_RANK", "" if variable("RANK") else variable("LOCAL_RANK"))
-            or 0,
+            rank=_rank(variable("RANK") or variable("LOCAL_RANK")),
         )
 
 
@@ -282,6 +280,11 @@ def choice(name: str, value: object, legal: tuple[str, ...]) -> str:
     if chosen not in legal:
         raise ConfigError(f"{name}={value!r} is not one of {', '.join(legal)}.")
     return chosen
+
+
+def _rank(value: str) -> int:
+    """Zero, which speaks, of what is no rank: other launchers say -1. It decides nothing else."""
+    return int(value) if value.isascii() and value.isdigit() and len(value) <= _MAX_DIGITS else 0
 
 
 def _count(name: str, value: str) -> int | None:

@@ -25,6 +25,9 @@ from typing import Any
 
 __all__ = ["programs", "ready"]
 
+_SECONDS_TO_END = 2.0
+"""For a program that was told to end, before it is killed."""
+
 _undivided = threading.RLock()
 
 os.register_at_fork(
@@ -66,6 +69,15 @@ def programs() -> ModuleType:
         def __init__(self, *arguments: Any, **options: Any) -> None:
             with _undivided:
                 super().__init__(*arguments, **options)
+
+        def kill(self) -> None:
+            """What ``run`` does on Ctrl-C. ninja ends its compilers with itself, if it is told to
+            end; if it is killed at once they go on for nobody."""
+            self.terminate()
+            try:
+                self.wait(_SECONDS_TO_END)
+            except subprocess.TimeoutExpired:
+                super().kill()
 
     copy.Popen = Popen
     for name in ("SubprocessError", "CalledProcessError", "TimeoutExpired"):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from jitsparse.errors import BundleError, UnwritableCache
+from jitsparse.errors import BundleError
 from jitsparse.jit import config, prune, tuned
 from jitsparse.jit.bundle import FILE_LIMIT, MANIFEST, Expected, read_manifest
 from jitsparse.jit.cache import VERSION, Cache
@@ -49,11 +49,7 @@ def import_bundle(cache: Cache, path: Path) -> Imported:
         BundleError: the file is not a bundle, or cannot be read.
         UnwritableCache: the cache cannot be written.
     """
-    if not cache.writable():
-        raise UnwritableCache(
-            f"the cache {cache.root} cannot be written, so {path} was not imported. Set "
-            "JITSPARSE_CACHE_DIR to a directory that can."
-        )
+    cache.require_writable(f"{path} was not imported")
     try:
         with path.open("rb") as archive, _Import(cache) as progress:
             _read(archive, progress)

@@ -30,6 +30,7 @@ __all__ = [
     "Candidate",
     "Choice",
     "Pin",
+    "check_operation",
     "choose",
     "declare_ops",
     "declare_values",
@@ -250,13 +251,7 @@ def _applying(pins: Sequence[Pin], candidates: tuple[Candidate, ...], origin: st
     """The pin that applies to these candidates: the one with most filters, of equals the last."""
     best: Pin | None = None
     for each in pins:
-        if each.op not in _ops:
-            near = difflib.get_close_matches(each.op, _ops, 1)
-            raise PinError(
-                f"{origin}: {each.text!r} pins the operation {each.op!r}, which does not exist. "
-                f"Operations: {', '.join(sorted(_ops))}."
-                + (f" Did you mean {near[0]}?" if near else "")
-            )
+        check_operation(each, origin)
         for filtered in each.filters:
             legal = _values.get(filtered[0]) if _BLOCK.fullmatch(filtered) else None
             if legal is not None and filtered[1:] not in legal:
@@ -268,6 +263,21 @@ def _applying(pins: Sequence[Pin], candidates: tuple[Candidate, ...], origin: st
             if best is None or len(each.filters) >= len(best.filters):
                 best = each
     return best
+
+
+def check_operation(pinned: Pin, origin: str) -> None:
+    """Refuse a pin of what is no operation.
+
+    Raises:
+        PinError: there is none of that name.
+    """
+    if pinned.op not in _ops:
+        near = difflib.get_close_matches(pinned.op, _ops, 1)
+        raise PinError(
+            f"{origin}: {pinned.text!r} pins the operation {pinned.op!r}, which does not exist. "
+            f"Operations: {', '.join(sorted(_ops))}."
+            + (f" Did you mean {near[0]}?" if near else "")
+        )
 
 
 def _obey(wanted: Pin, candidates: tuple[Candidate, ...], origin: str) -> Candidate:

@@ -19,6 +19,8 @@ from jitsparse.kernels.legality import (
     first_legal,
     low_blocks,
     misaligned,
+    too_large,
+    too_many_tiles,
     too_much_shared_memory,
 )
 from jitsparse.kernels.problem import Place, Problem
@@ -76,6 +78,8 @@ def _refusal(problem: Problem, tile: Tile, target: str) -> str | None:
     return (
         low_blocks(problem)
         or misaligned(problem, itemsize=4)
+        or too_large(problem)
+        or too_many_tiles(problem, tile.shape[:2])
         or before_ampere(target)
         or too_much_shared_memory(_shared_memory(problem, tile), target)
     )

@@ -14,8 +14,12 @@ __all__ = [
     "first_legal",
     "low_blocks",
     "misaligned",
+    "too_large",
+    "too_many_tiles",
     "too_much_shared_memory",
 ]
+
+_LIMIT = 1 << 31
 
 
 def low_blocks(problem: Problem) -> str | None:
@@ -33,6 +37,22 @@ def misaligned(problem: Problem, itemsize: int) -> str | None:
         "an operand is not 16-byte aligned: pointers, strides and contiguous extents of the "
         f"dense operands must be multiples of {16 // itemsize} elements"
     )
+
+
+def too_large(problem: Problem) -> str | None:
+    """Rows, columns and what is summed over are counted in 32 bits. The sizes are rounded up, so
+    some are refused that are a little less."""
+    summed = problem.extent * (problem.batch if problem.op == "sdd" else 1)
+    if max(problem.rows, problem.cols, summed) >= _LIMIT:
+        return "a side of an operand may have 2^31 elements or more, which only simt counts"
+    return None
+
+
+def too_many_tiles(problem: Problem, tile: tuple[int, int]) -> str | None:
+    """An sdd whose CTAs are not those of its blocks needs one for each tile that there might be."""
+    if problem.op == "sdd" and (problem.rows // tile[0]) * (problem.cols // tile[1]) >= _LIMIT:
+        return f"tiles of {tile[0]} x {tile[1]} may be more than the CTAs that a launch can have"
+    return None
 
 
 def before_ampere(target: str) -> str | None:

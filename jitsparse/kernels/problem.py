@@ -40,7 +40,7 @@ class Problem:
     """What a kernel family is asked about.
 
     Sizes are rounded up, so that calls of nearly the same size share one choice: use them to
-    prefer, never to refuse, since no kernel may depend on an exact size.
+    prefer, and to refuse what is too large, but not as exact sizes, on which no kernel may depend.
 
     Attributes:
         op: ``"dsd"``, ``"dds"`` or ``"sdd"``.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from jitsparse.checks import BLOCK_SIZES, as_block_size
-from jitsparse.errors import ArgumentError, UnsupportedProblem
+from jitsparse.errors import ArgumentError, PatternError, UnsupportedProblem
 from jitsparse.jit import Variant
-from jitsparse.jit.environment import parse_arch
+from jitsparse.jit.environment import CPU_TARGETS, parse_arch
 from jitsparse.jit.selection import declare_ops, declare_values
 from jitsparse.kernels import cost, cpu, fma, mma, simt, thin, wgmma
 
@@ -23,6 +24,7 @@ __all__ = [
     "DTYPES",
     "OPS",
     "candidates",
+    "check_target",
     "default_variants",
     "device_of",
     "machine_of",
@@ -44,6 +46,7 @@ declare_values(
 )
 
 DTYPES = ("f64", "f32", "tf32", "f16", "bf16")
+_CUDA_TARGET = re.compile(r"sm\d{2,3}[af]?")
 
 
 class Module(Protocol):
@@ -128,6 +131,22 @@ def target_of(device: str, index: int = -1) -> str:
     if device == "cpu":
         return targets.cpu_target()
     return targets.cuda_target(None if index < 0 else index)
+
+
+def check_target(device: str, target: str) -> None:
+    """Refuse what is no target of a device.
+
+    Args:
+        device: ``"cpu"`` or ``"cuda"``.
+        target: as in a variant's name.
+
+    Raises:
+        ArgumentError: it is none.
+    """
+    if device == "cpu" and target not in CPU_TARGETS:
+        raise ArgumentError(f"target {target!r} is not one of a CPU's: {', '.join(CPU_TARGETS)}")
+    if device == "cuda" and not _CUDA_TARGET.fullmatch(target):
+        raise ArgumentError(f"target {target!r} is not a GPU's, such as 'sm80' or 'sm90a'")
 
 
 def machine_of(device: str, index: int = -1) -> str:
@@ -255,9 +274,10 @@ def parse_block_size(text: str | int | Sequence[int]) -> tuple[int, int]:
         PatternError: the block size is not supported.
     """
     if isinstance(text, str):
-        sides = [
-            int(side) if side.isdecimal() and len(side) < 9 else -1
-            for side in text.lower().split("x")
-        ]
-        return as_block_size(sides[0] if len(sides) == 1 else sides)
+        sides = text.lower().split("x")
+        if not all(side.isdecimal() and len(side) < 9 for side in sides):
+            raise PatternError(
+                f"block size {text!r} is neither a side nor two, as in '32' or '32x64'"
+            )
+        return as_block_size(int(sides[0]) if len(sides) == 1 else [*map(int, sides)])
     return as_block_size(text)

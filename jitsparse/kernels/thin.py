@@ -19,6 +19,7 @@ from jitsparse.kernels.legality import (
     first_legal,
     low_blocks,
     misaligned,
+    too_large,
 )
 from jitsparse.kernels.problem import Place, Problem
 from jitsparse.kernels.roles import is_flipped, is_k_contiguous
@@ -65,6 +66,7 @@ def _refusal(problem: Problem, tile: tuple[int, int], target: str) -> str | None
         low_blocks(problem)
         or _across(problem, tile)
         or misaligned(problem, itemsize=2)
+        or too_large(problem)
         or before_ampere(target)
     )
 

@@ -179,3 +179,9 @@ def test_the_order_is_the_same_in_every_run(tmp_path: Path) -> None:
     first, second = (list(process(tmp_path, "--no-compile", **variables)[1]) for _ in range(2))
     assert first == second
     assert {"layer1.mount", "layer2.directory", "rank"} < set(first)
+
+
+def test_a_pin_of_what_is_no_operation(tmp_path: Path) -> None:
+    code, findings, _ = process(tmp_path, "--no-compile", JITSPARSE_PIN="dsx=vec")
+    assert code == 1
+    assert "'dsx', which does not exist" in findings["variable.JITSPARSE_PIN"]["found"]

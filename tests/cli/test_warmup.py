@@ -74,6 +74,39 @@ def test_an_error_of_every_variant_is_printed_once(
     assert "4 variants" in out
 
 
+def test_errors_that_differ_in_their_logs_are_printed_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The log of the first, at the path that it has."""
+
+    def fail(template: object, variant: Variant, **options: object) -> None:
+        name = variant.name
+        raise CompileError(f"{name} did not compile\n  no\n  log: /failed/{name}/build.log")
+
+    monkeypatch.setattr("jitsparse.jit.compile_only", fail)
+    assert run(*FILTERS, "--jobs", "1") == 1
+    out = capsys.readouterr().out.replace("\n", "")
+    assert "4 variants" in out
+    paths = re.findall(r"/failed/(.*?)/build.log", out)
+    assert len(paths) == 1
+    assert Variant.parse(paths[0].replace(" ", "")).op == "dsd"
+
+
+def test_a_cache_that_cannot_be_written_is_no_success(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a call compiles in a place of its own is lost when the command ends."""
+    monkeypatch.setattr("jitsparse.jit.cache.Cache.writable", lambda self: False)
+    assert main(["warmup", *FILTERS]) == 1
+    assert "nothing that is compiled would be kept" in capsys.readouterr().err
+
+
+def test_a_full_cache_need_not_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(*FILTERS) == 0
+    monkeypatch.setattr("jitsparse.jit.cache.Cache.writable", lambda self: False)
+    assert run(*FILTERS) == 0
+
+
 def test_failure_as_json(broken_layout: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*FILTERS, "--json") == 1
     outcomes = json.loads(capsys.readouterr().out)["outcomes"]

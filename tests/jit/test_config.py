@@ -62,6 +62,21 @@ def test_every_variable() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("variables", "rank"),
+    [
+        ({"LOCAL_RANK": "2"}, 2),
+        ({"RANK": "0", "LOCAL_RANK": "2"}, 0),
+        ({"LOCAL_RANK": "-1"}, 0),
+        ({"RANK": "none"}, 0),
+    ],
+)
+def test_what_other_launchers_say_of_ranks_is_no_error(
+    variables: dict[str, str], rank: int
+) -> None:
+    assert Config.from_environment(variables).rank == rank
+
+
 def test_xdg_cache_home_holds_the_default_cache() -> None:
     settings = Config.from_environment({"XDG_CACHE_HOME": "/xdg"})
     assert settings.cache_dir == Path("/xdg/jitsparse")

@@ -56,3 +56,39 @@ def test_misaligned_operands_fall_back_and_say_why(op: str) -> None:
     assert chosen(problem).startswith("simt.")
     refused = [each.refused for each in registry.candidates(problem, "sm90a") if each.refused]
     assert any("16-byte aligned" in reason for reason in refused)
+
+
+HUGE = 1 << 31
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [{"rows": HUGE}, {"cols": HUGE}, {"extent": HUGE}, {"extent": HUGE // 4, "batch": 4}],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", ["bf16", "f32", "tf32"])
+@pytest.mark.parametrize("op", registry.OPS)
+def test_what_32_bits_do_not_count_goes_to_simt(op: str, dtype: str, sizes: dict[str, int]) -> None:
+    """A batch is summed over in an sdd only."""
+    problem = dataclasses.replace(typical_problem(op, "cuda", dtype, 64, "nt", 8), **sizes)
+    summed = "batch" not in sizes or op == "sdd"
+    assert chosen(problem).startswith("simt.") == summed
+    fewer = {name: size // 2 for name, size in sizes.items()}
+    assert not chosen(dataclasses.replace(problem, **fewer)).startswith("simt.")
+
+
+def test_more_rows_of_blocks_than_the_copy_engine_counts() -> None:
+    problem = typical_problem("dsd", "cuda", "bf16", 64, "nn")
+    assert not chosen(dataclasses.replace(problem, nnz=HUGE // 64)).startswith("wgmma")
+    assert chosen(dataclasses.replace(problem, nnz=HUGE // 128)).startswith("wgmma")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "block", "side"), [("f32", 16, 3 << 20), ("tf32", 32, 1 << 23), ("bf16", 16, 1 << 23)]
+)
+def test_an_sdd_with_more_tiles_than_a_launch_can_have(dtype: str, block: int, side: int) -> None:
+    """It stores few of them, but its CTAs are those of all."""
+    problem = typical_problem("sdd", "cuda", dtype, block, "nt")
+    many = dataclasses.replace(problem, rows=side, cols=side, nnz=1 << 22)
+    assert chosen(many, "sm80").startswith("simt")
+    assert not chosen(dataclasses.replace(many, rows=side // 4), "sm80").startswith("simt")

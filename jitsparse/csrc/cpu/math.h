@@ -24,8 +24,12 @@ template <int N> JITSPARSE_INLINE Vec<float, N> exp(Vec<float, N> x) {
   return (V)((Vec<int, N>)p + ((Vec<int, N>)shifted << 23));
 }
 
-// x / (1 + e^-x)
-template <int N> JITSPARSE_INLINE Vec<float, N> silu(Vec<float, N> x) { return x / (exp<N>(-x) + 1.0f); }
+// x / (1 + e^-x), whose denominator is infinite from where e^-x is clamped: of numbers far below zero
+// it is zero then.
+template <int N> JITSPARSE_INLINE Vec<float, N> silu(Vec<float, N> x) {
+  using V = Vec<float, N>;
+  return x / (x < -88.0f ? V{} + __builtin_inff() : exp<N>(-x) + 1.0f);
+}
 
 // x times the normal distribution function, x erfc(-x / sqrt 2) / 2. The distribution's tail beyond
 // |x| is e^(-x^2 / 2) times a function that is smooth in 1 / (1 + 0.35 |x|): a polynomial of degree
@@ -43,7 +47,8 @@ template <int N> JITSPARSE_INLINE Vec<float, N> gelu(Vec<float, N> x) {
   p = p * t + 0.11983302056689006f;
   p = p * t + 0.1398618509115018f;
   p = p * t + 0.13962140525376823f;
-  const V tail = p * t * exp<N>(a * a * -0.5f);
+  V tail = p * t * exp<N>(a * a * -0.5f);
+  tail = a < 14.0f ? tail : V{};
   return x * (x < 0.0f ? tail : 1.0f - tail);
 }
 

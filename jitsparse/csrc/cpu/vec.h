@@ -171,8 +171,6 @@ template <class V> JITSPARSE_INLINE void stream(void* p, V v) {
   asm volatile("vmovntps %1, %0" : "=m"(*static_cast<V*>(p)) : "v"(v));
 #elif defined(__AVX__)
   asm volatile("vmovntps %1, %0" : "=m"(*static_cast<V*>(p)) : "x"(v));
-#elif defined(__SSE__)
-  asm volatile("movntps %1, %0" : "=m"(*static_cast<V*>(p)) : "x"(v));
 #else
   __builtin_memcpy(p, &v, sizeof v);
 #endif

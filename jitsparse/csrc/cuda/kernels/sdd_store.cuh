@@ -6,7 +6,6 @@
 #pragma once
 
 #include "../../abi.h"
-#include "../ptx/mbarrier.cuh"
 #include "../ptx/tma.cuh"
 #include "../ptx/wgmma.cuh"
 #include "../tensor_map.cuh"

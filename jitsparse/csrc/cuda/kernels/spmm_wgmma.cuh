@@ -51,7 +51,7 @@ struct SpmmWgmma {
 
   // ---- consumers
 
-  // Of a warpgroup: four parts of 64 x 64 of the output, each [eight columns, or rows where transposed][mma fragment].
+  // Of a warpgroup: parts of 64 x 64 of the output, each [eight columns, or rows where transposed][mma fragment].
   static constexpr int kOutParts = kTileN / 64;
   using Accumulators = float[kOutParts][8 * 4];
 

@@ -2,7 +2,6 @@
 // neighbouring lanes write neighbouring addresses.
 #pragma once
 
-#include "activation.cuh"
 #include "shared_tile.cuh"
 
 namespace jitsparse {
