@@ -27,11 +27,43 @@ from jitsparse import ops
 __all__ = ["dds", "dsd", "sdd"]
 
 _RELU = 1
+_BACKWARD: dict[int, Callable[[Tensor, Tensor], Tensor]] = {
+    2: torch.ops.aten.gelu_backward,
+    3: torch.ops.aten.silu_backward,
+}
+"""Of the activations whose gradients need the product."""
+
+
+# torch 2.6 cannot say.
+_is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
 
 
 def transformed() -> bool:
-    """Whether a transform of torch.func is active, or tangents may be carried forward."""
-    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+    """Whether a transform of torch.func is active, or tangents may be carried forward.
+
+    Raises:
+        NotImplementedError: a graph is compiled meanwhile, in which Dynamo would put the bare
+            operation, which has neither tangents nor, under a transform, a backward pass. Without
+            ``fullgraph=True`` Dynamo catches this and calls the function as it is.
+    """
+    active = forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+    if active and torch.compiler.is_compiling():
+        raise NotImplementedError(
+            "a graph cannot hold a transform of torch.func, or a forward-mode derivative, of a "
+            "product of jitsparse: leave fullgraph=True away, or transform the compiled function"
+        )
+    return active
+
+
+def _captured() -> bool:
+    """Whether a graph is captured to be kept, which has no place for our Functions: the registered
+    operations bring the same backward passes."""
+    return _is_exporting() if torch.compiler.is_compiling() else traced()
+
+
+def traced() -> bool:
+    """Whether torch.jit.trace records what happens."""
+    return not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None
 
 
 def dsd(
@@ -41,6 +73,8 @@ def dsd(
     if transformed():
         return _transformed_dsd(values, index, dense, rows, cols, transposed)
     if (values.requires_grad or dense.requires_grad) and torch.is_grad_enabled():
+        if _captured():
+            return ops.dsd_op(values, index, dense, rows, cols, transposed)
         return _dsd_with_gradient(values, index, dense, rows, cols, transposed)
     return ops.dsd(values, index, dense, rows, cols, transposed)
 
@@ -57,7 +91,8 @@ def dds(
 ) -> Tensor:
     """As ``jitsparse::dds``, differentiable in dense, values and bias.
 
-    Where a gradient is recorded the activation is none or relu: the others need the product.
+    Where a gradient is recorded the activation is none or relu: the others need the product, which
+    is computed again where a graph that was captured without gradients is differentiated.
     """
     if transformed():
         arguments = dense, values, index, rows, cols, transposed, bias, activation
@@ -65,6 +100,8 @@ def dds(
     if (
         dense.requires_grad or values.requires_grad or (bias is not None and bias.requires_grad)
     ) and torch.is_grad_enabled():
+        if _captured():
+            return ops.dds_op(dense, values, index, rows, cols, transposed, bias, activation)
         return _dds_with_gradient(dense, values, index, rows, cols, transposed, bias, activation)
     return ops.dds(dense, values, index, rows, cols, transposed, bias, activation)
 
@@ -84,6 +121,8 @@ def sdd(
         arguments = left, right, index, rows, cols, nnz, block_rows, block_cols
         return _transformed_sdd(*arguments)
     if (left.requires_grad or right.requires_grad) and torch.is_grad_enabled():
+        if _captured():
+            return ops.sdd_op(left, right, index, rows, cols, nnz, block_rows, block_cols)
         return _sdd_with_gradient(left, right, index, rows, cols, nnz, block_rows, block_cols)
     return ops.sdd(left, right, index, rows, cols, nnz, block_rows, block_cols)
 
@@ -107,8 +146,11 @@ class _Dsd(torch.autograd.Function):
         cols: int,
         transposed: bool,
     ) -> Tensor:
-        ctx.save_for_backward(values, index, dense)
-        ctx.sizes = (rows, cols, transposed)
+        needs_values, _, needs_dense, *_ = ctx.needs_input_grad
+        ctx.save_for_backward(
+            values if needs_dense else None, index, dense if needs_values else None
+        )
+        ctx.sizes, ctx.blocks = (rows, cols, transposed), values.shape
         return ops.dsd(values, index, dense, rows, cols, transposed)
 
     @staticmethod
@@ -120,7 +162,7 @@ class _Dsd(torch.autograd.Function):
         _dsd, _, _sdd = _differentiable(grad)
         if needs_values:
             left, right = (dense, grad.mT) if transposed else (grad, dense.mT)
-            grad_values = _sdd(left, right, index, rows, cols, *values.shape)
+            grad_values = _sdd(left, right, index, rows, cols, *ctx.blocks)
         if needs_dense:
             grad_dense = _dsd(values, index, grad, rows, cols, not transposed)
         return grad_values, None, grad_dense, None, None, None
@@ -140,28 +182,30 @@ class _Dds(torch.autograd.Function):
         activation: int,
     ) -> Tensor:
         out = ops.dds(dense, values, index, rows, cols, transposed, bias, activation)
-        if activation == _RELU:
-            ctx.save_for_backward(dense, values, index, out)
-        else:
-            ctx.save_for_backward(dense, values, index)
-        ctx.sizes = (rows, cols, transposed, activation)
+        needs_dense, needs_values, *_ = ctx.needs_input_grad
+        saved = dense if needs_values else None, values if needs_dense else None, index
+        ctx.save_for_backward(*saved, out if activation == _RELU else None, None)
+        ctx.sizes, ctx.blocks = (rows, cols, transposed, activation), values.shape
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        dense, values, index, *out = ctx.saved_tensors
+        dense, values, index, out, bias = ctx.saved_tensors
         rows, cols, transposed, activation = ctx.sizes
         needs_dense, needs_values, _, _, _, _, needs_bias, _ = ctx.needs_input_grad
+        _, _dds, _sdd = _differentiable(grad)
         if activation == _RELU:
             # relu's gradient is known from its output; its second derivative is zero.
-            grad = torch.ops.aten.threshold_backward(grad, out[0], 0)
+            grad = torch.ops.aten.threshold_backward(grad, out, 0)
+        elif activation:
+            product = _dds(dense, values, index, rows, cols, transposed, bias, 0)
+            grad = _BACKWARD[activation](grad, product)
         grad_dense = grad_values = grad_bias = None
-        _, _dds, _sdd = _differentiable(grad)
         if needs_dense:
             grad_dense = _dds(grad, values, index, rows, cols, not transposed, None, 0)
         if needs_values:
             left, right = (grad.mT, dense) if transposed else (dense.mT, grad)
-            grad_values = _sdd(left, right, index, rows, cols, *values.shape)
+            grad_values = _sdd(left, right, index, rows, cols, *ctx.blocks)
         if needs_bias:
             grad_bias = grad.sum(dim=tuple(range(grad.dim() - 1)))
         return grad_dense, grad_values, None, None, None, None, grad_bias, None
@@ -198,7 +242,7 @@ class _Sdd(torch.autograd.Function):
         return grad_left, grad_right, *(None,) * 6
 
 
-def _save(ctx: Any, *tensors: Tensor) -> None:
+def _save(ctx: Any, *tensors: Tensor | None) -> None:
     """For both directions."""
     ctx.save_for_backward(*tensors)
     ctx.save_for_forward(*tensors)
@@ -212,6 +256,7 @@ class _TransformedDsd(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         values, index, dense, *ctx.sizes = inputs
+        ctx.blocks = values.shape
         _save(ctx, values, index, dense)
 
     @staticmethod
@@ -232,14 +277,14 @@ class _TransformedDds(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        dense, values, index, rows, cols, transposed, _, activation = inputs
-        saved = (dense, values, index, *((output,) if activation == _RELU else ()))
-        _save(ctx, *saved)
-        ctx.sizes = (rows, cols, transposed, activation)
+        dense, values, index, rows, cols, transposed, bias, activation = inputs
+        of_activation = (output if activation == _RELU else None, bias if activation > 1 else None)
+        _save(ctx, dense, values, index, *of_activation)
+        ctx.sizes, ctx.blocks = (rows, cols, transposed, activation), values.shape
 
     @staticmethod
     def jvp(ctx: Any, dense_dot: Tensor, values_dot: Tensor, *others: Any) -> Tensor:
-        dense, values, index, *out = ctx.saved_tensors
+        dense, values, index, out, bias = ctx.saved_tensors
         rows, cols, transposed, activation = ctx.sizes
         bias_dot = others[4]
         sizes = rows, cols, transposed, None, 0
@@ -249,7 +294,12 @@ class _TransformedDds(torch.autograd.Function):
             (dense_dot, values_dot),
             None if bias_dot is None else bias_dot.expand(*dense.shape[:-1], -1),
         )
-        return torch.ops.aten.threshold_backward(dot, out[0], 0) if activation == _RELU else dot
+        if activation == _RELU:
+            dot = torch.ops.aten.threshold_backward(dot, out, 0)
+        elif activation:
+            product = dds(dense, values, index, rows, cols, transposed, bias, 0)
+            dot = _BACKWARD[activation](dot, product)
+        return dot
 
 
 class _TransformedSdd(torch.autograd.Function):

@@ -11,12 +11,32 @@ from torch import Tensor
 from jitsparse.errors import PatternError
 from jitsparse.layout import div_up
 
-__all__ = ["BLOCK_SIZES", "as_block_size", "as_count", "as_shape", "check_indices", "grid_of"]
+__all__ = [
+    "BLOCK_SIZES",
+    "as_block_size",
+    "as_count",
+    "as_shape",
+    "check_indices",
+    "grid_of",
+    "is_dense",
+    "kind_of",
+]
 
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 """Legal numbers of rows and of columns of a block."""
 
 _INT32_MAX = 2**31 - 1
+
+
+def is_dense(thing: object) -> bool:
+    """Whether it is a tensor of torch's usual layout, of which operations take no other."""
+    return isinstance(thing, Tensor) and thing.layout is torch.strided
+
+
+def kind_of(thing: object) -> str:
+    """Its type for an error message, and the layout of a tensor if that is the reason."""
+    name = type(thing).__name__
+    return f"{name} ({thing.layout})" if isinstance(thing, Tensor) and not is_dense(thing) else name
 
 
 def as_shape(shape: Sequence[int]) -> tuple[int, int]:
@@ -47,8 +67,8 @@ def as_block_size(block_size: int | Sequence[int]) -> tuple[int, int]:
 
 def as_count(density: float, total: int) -> int:
     """How many of ``total`` blocks a density keeps, or PatternError."""
-    if not 0.0 <= density <= 1.0:
-        raise PatternError(f"density is a fraction between 0 and 1, got {density}")
+    if not isinstance(density, (int, float)) or not 0.0 <= density <= 1.0:
+        raise PatternError(f"density is a fraction between 0 and 1, got {density!r}")
     return round(density * total)
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from jitsparse import autograd
+from jitsparse.checks import is_dense, kind_of
 from jitsparse.errors import ArgumentError
 from jitsparse.pattern import Pattern
 from jitsparse.reference import ACTIVATIONS, activate
@@ -36,7 +37,7 @@ def dsd(a: BlockSparse, b: Tensor) -> Tensor:
         >>> js.dsd(a, torch.randn(7, 32, 3)).shape
         torch.Size([7, 64, 3])
     """
-    if not isinstance(a, BlockSparse) or not isinstance(b, Tensor):
+    if not isinstance(a, BlockSparse) or not is_dense(b):
         raise _wrong_types("dsd(a, b)", "a BlockSparse and a Tensor", a, b)
     values = a.values
     if torch.is_autocast_enabled("cuda" if b.is_cuda else "cpu"):
@@ -81,7 +82,7 @@ def dds(a: Tensor, b: BlockSparse) -> Tensor:
         >>> js.dds(torch.randn(7, 3, 32), b).shape
         torch.Size([7, 3, 64])
     """
-    if not isinstance(a, Tensor) or not isinstance(b, BlockSparse):
+    if not is_dense(a) or not isinstance(b, BlockSparse):
         raise _wrong_types("dds(a, b)", "a Tensor and a BlockSparse", a, b)
     return _dds(_DDS, a, b, b.transposed, None, 0)
 
@@ -117,7 +118,7 @@ def linear(
         raise ArgumentError(
             f"linear(...): activation {activation!r} is not one of None, 'relu', 'gelu', 'silu'"
         )
-    if not isinstance(x, Tensor) or not isinstance(weight, BlockSparse):
+    if not is_dense(x) or not isinstance(weight, BlockSparse):
         raise _wrong_types("linear(x, weight)", "a Tensor and a BlockSparse", x, weight)
     code = ACTIVATIONS.index(activation)
     return _dds(_LINEAR, x, weight, not weight.transposed, bias, code)
@@ -149,7 +150,7 @@ def sdd(a: Tensor, b: Tensor, pattern: Pattern) -> BlockSparse:
         >>> js.sdd(torch.randn(64, 5), torch.randn(5, 32), pattern).shape
         (64, 32)
     """
-    if not isinstance(a, Tensor) or not isinstance(b, Tensor) or not isinstance(pattern, Pattern):
+    if not is_dense(a) or not is_dense(b) or not isinstance(pattern, Pattern):
         raise _wrong_types("sdd(a, b, pattern)", "two Tensors and a Pattern", a, b, pattern)
     if torch.is_autocast_enabled("cuda" if a.is_cuda else "cpu"):
         a, b = _autocast(a, b)
@@ -194,7 +195,7 @@ def _dds(
         names: of the operation and the two operands, in its errors.
     """
     values = b.values
-    if bias is not None and not isinstance(bias, Tensor):
+    if bias is not None and not is_dense(bias):
         raise _wrong_types(_call(names), "a Tensor as bias", bias)
     if torch.is_autocast_enabled("cuda" if a.is_cuda else "cpu"):
         values, a = _autocast(values, a)
@@ -221,9 +222,11 @@ def _dds(
             )
         if bias.dtype is not a.dtype or bias.device != a.device:
             raise _mismatch(_call(names), **{names[1]: a, "bias": bias})
-    if activation > 1 and (torch.is_grad_enabled() or autograd.transformed()):
+    if activation > 1 and (torch.is_grad_enabled() or autograd.transformed() or autograd.traced()):
         tensors = (a, values) if bias is None else (a, values, bias)
-        if autograd.transformed() or any(tensor.requires_grad for tensor in tensors):
+        # torch.jit.trace records with gradients and compares with a record without.
+        always = autograd.transformed() or autograd.traced()
+        if always or any(tensor.requires_grad for tensor in tensors):
             product = autograd.dds(a, values, pattern.index, rows, cols, transposed, bias, 0)
             return activate(product, activation)
     return autograd.dds(a, values, pattern.index, rows, cols, transposed, bias, activation)
@@ -258,7 +261,7 @@ def _broadcast_batch(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _wrong_types(asked: str, wanted: str, *got: object) -> ArgumentError:
-    types = ", ".join(type(thing).__name__ for thing in got)
+    types = ", ".join(kind_of(thing) for thing in got)
     return ArgumentError(f"{asked} takes {wanted}, got {types}")
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import jitsparse  # for jitsparse.functional, which imports this module
 from jitsparse import reference, restoring
-from jitsparse.checks import as_block_size
+from jitsparse.checks import as_block_size, is_dense, kind_of
 from jitsparse.errors import ArgumentError
 from jitsparse.pattern import Pattern
 
@@ -107,14 +107,16 @@ class BlockSparse:
             ArgumentError: if ``dense`` is not a matrix.
             PatternError: if the mask does not fit, or the block size is not supported.
         """
-        if not isinstance(dense, Tensor):
-            raise ArgumentError(f"from_dense takes a Tensor, got {type(dense).__name__}")
+        if not is_dense(dense):
+            raise ArgumentError(f"from_dense takes a Tensor, got {kind_of(dense)}")
         if dense.dim() != 2:
             raise ArgumentError(f"from_dense takes a matrix, got shape {tuple(dense.shape)}")
         block = as_block_size(block_size)
         if mask is None:
             mask = _nonzero_blocks(dense.detach(), block)
-        pattern = Pattern.from_mask(mask.to(dense.device), block, tuple(dense.shape))
+        if isinstance(mask, Tensor):
+            mask = mask.to(dense.device)
+        pattern = Pattern.from_mask(mask, block, tuple(dense.shape))
         row, col = pattern.row_indices, pattern.col_indices
         return cls(reference.blocks_of(dense, row, col, block), pattern)
 
@@ -183,7 +185,12 @@ class BlockSparse:
             ArgumentError: if the shape is not a multiple of the block size, or NumPy lacks the
                 dtype.
         """
-        from scipy.sparse import bsr_array
+        try:
+            from scipy.sparse import bsr_array
+        except ImportError as error:
+            raise ImportError(
+                f"to_scipy needs SciPy ({error}): pip install 'jitsparse[interop]'"
+            ) from error
 
         if self.dtype not in (torch.float64, torch.float32):
             raise ArgumentError(
@@ -269,6 +276,9 @@ class BlockSparse:
 
     # -- products -------------------------------------------------------------------------------
 
+    # NumPy would take a matrix for a scalar of type object.
+    __array_ufunc__ = None
+
     def __matmul__(self, other: Tensor) -> Tensor:
         if not isinstance(other, Tensor):
             return NotImplemented
@@ -323,11 +333,13 @@ def random(
 
     Raises:
         PatternError: if shape, block size or density is illegal.
+        ArgumentError: if the dtype is none that a matrix can have.
 
     Example:
         >>> random((1000, 500), 32, 0.25, dtype=torch.bfloat16)  # doctest: +ELLIPSIS
         BlockSparse(shape=(1000, 500), block_size=(32, 32), nnz_blocks=128, density=25.0%, ...
     """
+    _check_dtype(torch.get_default_dtype() if dtype is None else dtype)
     pattern = Pattern.random(shape, block_size, density, generator=generator, device=device)
     values = torch.randn(
         (pattern.nnz_blocks, *pattern.block_size),
@@ -350,15 +362,17 @@ def _check_values(values: Tensor, pattern: Pattern) -> None:
             f"the pattern has {expected[0]} blocks of {expected[1]} x {expected[2]}, so values has "
             f"shape {expected}; got {tuple(values.shape)}"
         )
-    if values.dtype not in DTYPES:
-        raise ArgumentError(
-            f"values must be float64, float32, float16 or bfloat16, got {values.dtype}"
-        )
+    _check_dtype(values.dtype)
     if values.device != pattern.crow_indices.device:
         raise ArgumentError(
             f"values are on {values.device} and the pattern on {pattern.device}; move one of them "
             f"with .to()"
         )
+
+
+def _check_dtype(dtype: torch.dtype) -> None:
+    if dtype not in DTYPES:
+        raise ArgumentError(f"values must be float64, float32, float16 or bfloat16, got {dtype}")
 
 
 def _nonzero_blocks(dense: Tensor, block: tuple[int, int]) -> Tensor:

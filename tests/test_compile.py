@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -127,3 +128,72 @@ def test_the_first_call_of_a_process_may_be_compiled() -> None:
         "torch.testing.assert_close(out, layer(x))\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+GRADIENTS = {
+    "grad": lambda f: torch.func.grad(lambda x: f(x).square().sum()),
+    "jvp": lambda f: lambda x: torch.func.jvp(f, (x,), (torch.ones_like(x),))[1],
+    "vmap": lambda f: lambda x: torch.func.vmap(f)(torch.stack([x, 2 * x])),
+}
+
+
+@pytest.mark.parametrize("transform", GRADIENTS)
+@pytest.mark.parametrize("op", ["dsd", "dds", "sdd"])
+def test_transforms_in_a_compiled_function(op: str, transform: str) -> None:
+    """They are computed outside of the graph, or refused where everything is to be in it."""
+    a = js.random((32, 32), 16, 0.6)
+    functions = {
+        "dsd": lambda x: js.dsd(a, x),
+        "dds": lambda x: js.dds(x, a),
+        "sdd": lambda x: js.sdd(x, x, a.pattern).values,
+    }
+    f, x = GRADIENTS[transform](functions[op]), torch.randn(32, 32)
+    assert torch.allclose(torch.compile(f, backend="aot_eager")(x), f(x), atol=1e-5)
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.TorchDynamoException, match="fullgraph=True away"):
+        torch.compile(f, backend="aot_eager", fullgraph=True)(x)
+
+
+class Activated(torch.nn.Module):
+    def __init__(self, activation: str | None) -> None:
+        super().__init__()
+        self.layer = js.nn.BlockSparseLinear(32, 48, 16, density=0.6)
+        self.activation = activation
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return js.linear(x, self.layer.weight, self.layer.bias, self.activation)
+
+
+CAPTURES = {
+    "export": lambda module, x: torch.export.export(module, (x,)).module(),
+    "strict export": lambda module, x: torch.export.export(module, (x,), strict=True).module(),
+    "trace": lambda module, x: torch.jit.trace(module, (x,)),
+}
+
+
+@pytest.mark.parametrize("recorded", [False, True], ids=["without gradients", "with gradients"])
+@pytest.mark.parametrize("capture", CAPTURES)
+@pytest.mark.parametrize("activation", [None, "relu", "gelu", "silu"])
+@pytest.mark.filterwarnings("ignore")
+def test_a_captured_program_has_gradients(
+    activation: str | None, capture: str, recorded: bool
+) -> None:
+    """However it was captured: what is fused then knows the gradients of all activations."""
+    module, x = Activated(activation), torch.randn(5, 32)
+    with torch.set_grad_enabled(recorded):
+        captured = CAPTURES[capture](module, x)
+    wanted = {name: each.grad for name, each in gradients_of(module, x).items()}
+    for each in module.parameters():
+        each.grad = None
+    found = gradients_of(captured, x)
+    assert found.keys() == wanted.keys()
+    for name, each in found.items():
+        assert each.grad is not None, name
+        assert torch.allclose(each.grad, wanted[name], atol=1e-5), name
+
+
+def gradients_of(module: Any, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Its parameters and its input, which have gradients."""
+    x = x.clone().requires_grad_()
+    module(x).sin().sum().backward()
+    return {"x": x, **dict(module.named_parameters())}

@@ -127,6 +127,21 @@ WRONG: dict[str, tuple[Callable[[js.BlockSparse], object], str]] = {
     "dsd scalar": (lambda a: js.dsd(a, torch.tensor(1.0)), "must be a vector or a matrix"),
     "dsd dense": (lambda a: js.dsd(X, X), "a BlockSparse and a Tensor, got Tensor, Tensor"),
     "dsd sparse": (lambda a: js.dsd(a, a), "got BlockSparse, BlockSparse"),
+    "dsd COO": (lambda a: js.dsd(a, X.to_sparse()), "got BlockSparse, Tensor (torch.sparse_coo)"),
+    "dds CSR": (lambda a: js.dds(X.T.to_sparse_csr(), a), "Tensor (torch.sparse_csr), BlockSparse"),
+    "linear COO bias": (
+        lambda a: js.linear(X.T, a, torch.zeros(24).to_sparse()),
+        "a Tensor as bias, got Tensor (torch.sparse_coo)",
+    ),
+    "from_dense COO": (
+        lambda a: js.BlockSparse.from_dense(X.to_sparse(), 8),
+        "takes a Tensor, got Tensor (torch.sparse_coo)",
+    ),
+    "from_linear": (
+        lambda a: js.nn.BlockSparseLinear.from_linear(torch.nn.Conv2d(1, 1, 1), 8, density=0.5),
+        "takes a Linear layer, got Conv2d",
+    ),
+    "random dtype": (lambda a: js.random((8, 8), 8, 0.5, dtype=torch.int32), "got torch.int32"),
     "dsd dtype": (lambda a: js.dsd(a, X.double()), "a is torch.float32 and b is torch.float64"),
     "dsd device": (lambda a: js.dsd(a, X.to("meta")), "a on cpu and b on meta"),
     "dds inner": (lambda a: js.dds(X, a), "b has shape (24, 32), so a needs 24 columns"),
@@ -225,3 +240,11 @@ def test_a_float32_precision_by_either_api() -> None:
 def test_what_is_no_tensor(wrong: Callable[[], object], says: str) -> None:
     with pytest.raises((js.ArgumentError, js.PatternError), match=says):
         wrong()
+
+
+def test_arrays_are_no_operands() -> None:
+    """NumPy would take a matrix for a scalar of type object."""
+    a = js.random((24, 32), 8, 0.5)
+    for product in (lambda: a @ X.numpy(), lambda: X.T.numpy() @ a.T):
+        with pytest.raises(TypeError):
+            product()

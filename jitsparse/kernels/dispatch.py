@@ -128,6 +128,8 @@ def dsd(
     strides = ld | batch_stride | n | out_stride
     if letter == "t":
         strides |= rows if transposed else cols
+    if not (values_ptr and dense_ptr and out_ptr):
+        raise _no_memory(values, dense)
     kernel = find(
         (
             "dsd",
@@ -219,6 +221,8 @@ def dds(
     out_stride = m * n if batch > 1 else 0
     strides = ld | batch_stride | m | out_stride
     strides |= n if letter == "t" else cols if transposed else rows
+    if not (values_ptr and dense_ptr and out_ptr):
+        raise _no_memory(values, dense)
     kernel = find(
         (
             "dds",
@@ -297,6 +301,8 @@ def sdd(
     left_ptr, right_ptr, out_ptr = left.data_ptr(), right.data_ptr(), out.data_ptr()
     strides = left_ld | right_ld | left_stride | right_stride
     strides |= (k if left_letter == "n" else rows) | (cols if right_letter == "n" else k)
+    if not (left_ptr and right_ptr and out_ptr):
+        raise _no_memory(left, right)
     kernel = find(
         (
             "sdd",
@@ -358,6 +364,15 @@ def _plain(compute: Callable[..., Tensor], device: int, *arguments: Any) -> Tens
     # Operands have the dtype that autocast asks for; sums are wider.
     with torch.autocast("cpu" if device < 0 else "cuda", enabled=False):
         return compute(*arguments)
+
+
+def _no_memory(*operands: Tensor) -> RuntimeError:
+    """What is wrong with an operand that a kernel would read at no address."""
+    shapes = ", ".join(str(tuple(each.shape)) for each in operands if not each.data_ptr())
+    return RuntimeError(
+        f"an operand of shape {shapes} has no memory: it was freed, as FSDP and offloading do, or "
+        "stands for zeros"
+    )
 
 
 def _layout(tensor: Tensor) -> tuple[Tensor, str, int, int, int]:

@@ -166,8 +166,11 @@ class BlockSparseLinear(nn.Module):
 
         Raises:
             PatternError: if block size, density or mask is illegal.
-            ArgumentError: if not exactly one of density and mask is given.
+            ArgumentError: if the layer is no ``torch.nn.Linear``, or not exactly one of density and
+                mask is given.
         """
+        if not isinstance(layer, nn.Linear):
+            raise ArgumentError(f"from_linear takes a Linear layer, got {type(layer).__name__}")
         block = as_block_size(block_size)
         weight = layer.weight.detach()
         if mask is None and density is not None:
