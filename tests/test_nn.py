@@ -187,7 +187,7 @@ def test_whole_modules_copy(duplicate: object) -> None:
     with torch.no_grad():
         again[0].values.zero_()
     assert source[0].values.abs().sum() > 0
-    assert again[0].pattern.crow_indices is again[0].crow_indices
+    assert torch.equal(again[0].pattern.crow_indices, again[0].crow_indices)
 
 
 def test_state_dict_files_load_with_weights_only(tmp_path: Path) -> None:
@@ -383,3 +383,53 @@ def test_an_ensemble_has_one_pattern() -> None:
     models[1].load_state_dict(models[0].state_dict())
     out = torch.func.vmap(call)(torch.func.stack_module_state(models)[0])
     torch.testing.assert_close(out, torch.stack([model(x) for model in models]))
+
+
+def test_what_is_written_to_a_layer_changes_no_other() -> None:
+    """Layers and matrices may share a pattern, which nobody can write to."""
+    shared = js.Pattern.random((32, 32), 8, 0.5)
+    student = js.nn.BlockSparseLinear(32, 32, 8, density=0.5)
+    written, other = (js.nn.BlockSparseLinear(32, 32, 8, pattern=shared) for _ in range(2))
+    matrix, x = js.BlockSparse(torch.randn(shared.nnz_blocks, 8, 8), shared), torch.randn(3, 32)
+    before, whole, held = other(x), matrix.to_dense(), written.weight
+    dense = held.to_dense()
+    with torch.no_grad():
+        for to, of in zip(written.buffers(), student.buffers(), strict=True):
+            to.copy_(of)
+    assert written.pattern == student.pattern
+    assert torch.equal(other(x), before)
+    assert torch.equal(matrix.to_dense(), whole)
+    assert torch.equal(held.to_dense(), dense)
+    assert torch.allclose(x @ matrix, x @ whole, atol=1e-5)
+
+
+def test_indices_that_are_none_of_a_pattern_are_found_where_they_were_written() -> None:
+    """On the CPU; a moving average of integers rounds them, for instance."""
+    layer = js.nn.BlockSparseLinear(64, 64, 16, density=0.5)
+    with torch.no_grad():
+        layer.crow_indices[-1] -= 1
+    with pytest.raises(js.PatternError):
+        layer(torch.randn(2, 64))
+
+
+@pytest.mark.parametrize("density", [0.3, 0.6])
+def test_a_hook_may_make_the_state_of_a_layer(density: float) -> None:
+    source = js.nn.BlockSparseLinear(32, 48, 16, density=0.6)
+    layer = js.nn.BlockSparseLinear(32, 48, 16, density=density)
+
+    def rename(module: object, state: dict[str, Any], prefix: str, *_: object) -> None:
+        for name in [name for name in state if name.startswith(f"{prefix}old_")]:
+            state[name.replace("old_", "")] = state.pop(name)
+
+    layer.register_load_state_dict_pre_hook(rename)
+    layer.load_state_dict({f"old_{name}": each for name, each in source.state_dict().items()})
+    assert layer.pattern == source.pattern
+    assert torch.equal(layer.values, source.values)
+    assert layer._load_state_dict_pre_hooks
+
+
+def test_values_without_memory_are_an_error() -> None:
+    layer = js.nn.BlockSparseLinear(32, 48, 16, density=0.6)
+    layer.values.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match="has no memory"):
+        layer(torch.randn(2, 32))

@@ -21,6 +21,7 @@ from torch import Tensor
 from jitsparse import reference
 from jitsparse.errors import CacheMiss
 from jitsparse.jit import config
+from jitsparse.jit.kernel import Kernel
 from jitsparse.kernels import threads
 from jitsparse.kernels.choice import REFERENCE, Key, choosing, select
 from jitsparse.kernels.float32 import float32_arithmetic
@@ -128,8 +129,6 @@ def dsd(
     strides = ld | batch_stride | n | out_stride
     if letter == "t":
         strides |= rows if transposed else cols
-    if not (values_ptr and dense_ptr and out_ptr):
-        raise _no_memory(values, dense)
     kernel = find(
         (
             "dsd",
@@ -149,6 +148,8 @@ def dsd(
     )
     if kernel is REFERENCE:
         return _plain(reference.dsd, device, values, index, dense, rows, cols, transposed)
+    if not (values_ptr and dense_ptr):
+        _require_memory(kernel, values, dense)
     code = kernel.launch(
         kernel.pack(
             values_ptr,
@@ -221,8 +222,6 @@ def dds(
     out_stride = m * n if batch > 1 else 0
     strides = ld | batch_stride | m | out_stride
     strides |= n if letter == "t" else cols if transposed else rows
-    if not (values_ptr and dense_ptr and out_ptr):
-        raise _no_memory(values, dense)
     kernel = find(
         (
             "dds",
@@ -241,6 +240,8 @@ def dds(
     if kernel is REFERENCE:
         arguments = dense, values, index, rows, cols, transposed, bias, activation
         return _plain(reference.dds, device, *arguments)
+    if not (values_ptr and dense_ptr):
+        _require_memory(kernel, values, dense)
     code = kernel.launch(
         kernel.pack(
             values_ptr,
@@ -301,8 +302,6 @@ def sdd(
     left_ptr, right_ptr, out_ptr = left.data_ptr(), right.data_ptr(), out.data_ptr()
     strides = left_ld | right_ld | left_stride | right_stride
     strides |= (k if left_letter == "n" else rows) | (cols if right_letter == "n" else k)
-    if not (left_ptr and right_ptr and out_ptr):
-        raise _no_memory(left, right)
     kernel = find(
         (
             "sdd",
@@ -321,6 +320,8 @@ def sdd(
     if kernel is REFERENCE:
         arguments = left, right, index, rows, cols, nnz, block_rows, block_cols
         return _plain(reference.sdd, device, *arguments)
+    if not (left_ptr and right_ptr):
+        _require_memory(kernel, left, right)
     parts, workspace_ptr = 1, 0
     if device >= 0 and out.numel() <= MOST_ELEMENTS and splits(kernel.variant):
         parts = most_parts(out.numel(), k, batch)
@@ -366,13 +367,14 @@ def _plain(compute: Callable[..., Tensor], device: int, *arguments: Any) -> Tens
         return compute(*arguments)
 
 
-def _no_memory(*operands: Tensor) -> RuntimeError:
-    """What is wrong with an operand that a kernel would read at no address."""
-    shapes = ", ".join(str(tuple(each.shape)) for each in operands if not each.data_ptr())
-    return RuntimeError(
-        f"an operand of shape {shapes} has no memory: it was freed, as FSDP and offloading do, or "
-        "stands for zeros"
-    )
+def _require_memory(kernel: object, *operands: Tensor) -> None:
+    """Refuse operands that a kernel would read at no address; a warm-up's stand-in reads none."""
+    missing = [each for each in operands if not each.data_ptr()]
+    if missing and isinstance(kernel, Kernel):
+        raise RuntimeError(
+            f"an operand of shape {tuple(missing[0].shape)} has no memory: it was freed, as FSDP "
+            "and offloading do, or stands for zeros"
+        )
 
 
 def _layout(tensor: Tensor) -> tuple[Tensor, str, int, int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from jitsparse.checks import as_block_size, as_count
+from jitsparse.checks import as_block_size, as_count, check_indices
 from jitsparse.errors import ArgumentError, PatternError
 from jitsparse.functional import linear
 from jitsparse.layout import div_up
@@ -218,23 +219,32 @@ class BlockSparseLinear(nn.Module):
 
     def _set_pattern(self, pattern: Pattern) -> None:
         # The buffers are what a state dict holds; the pattern's packed index is derived from them
-        # and differs between devices, so it is no buffer.
+        # and differs between devices, so it is no buffer. They are copies: others may write to a
+        # layer's buffers, and nobody to a pattern, which other layers and matrices may have too.
+        self.register_buffer("crow_indices", pattern.crow_indices.clone())
+        self.register_buffer("col_indices", pattern.col_indices.clone())
+        self._note(pattern)
+
+    def _note(self, pattern: Pattern) -> None:
+        """The pattern is what the buffers say, as they are now."""
         self._pattern = pattern
-        self.register_buffer("crow_indices", pattern.crow_indices)
-        self.register_buffer("col_indices", pattern.col_indices)
-        self._marks = _marks(pattern.crow_indices, pattern.col_indices)
+        self._seen = self.crow_indices, self.col_indices
+        self._marks = _marks(*self._seen)
 
     def _follow_buffers(self) -> None:
         """Take over what was written to the buffers, or put in their place, behind the layer's
-        back: ``DistributedDataParallel`` and moving averages of modules do that.
+        back, as ``DistributedDataParallel`` does.
 
-        Nothing is read back to the host, so the indices are not judged, and the traits stay unless
-        there are more or fewer blocks.
+        Nothing is read back to the host, so on a GPU the indices are not judged, and the traits
+        stay unless there are more or fewer blocks.
+
+        Raises:
+            PatternError: the indices are none of a pattern, and on the CPU.
         """
         if torch.compiler.is_compiling():
             return
         old, crow, col = self._pattern, self.crow_indices, self.col_indices
-        others = crow is not old.crow_indices or col is not old.col_indices
+        others = crow is not self._seen[0] or col is not self._seen[1]
         # What comes off the meta device is uninitialised memory, no pattern: wait for a load.
         hollow = old.device.type == "meta" and not crow.is_meta
         if others and is_functorch_wrapped_tensor(crow):
@@ -243,8 +253,11 @@ class BlockSparseLinear(nn.Module):
                 "models of an ensemble have one pattern; pass functional_call the parameters only"
             )
         if (others or self._marks != _marks(crow, col)) and not hollow:
+            if crow.device.type == "cpu" and type(crow) is Tensor:  # fake ones have no data
+                check_indices(old.shape, old.block_size, crow, col)
             traits = old.traits if col.shape == old.col_indices.shape else 0
-            self._set_pattern(Pattern._trusted(old.shape, old.block_size, crow, col, traits))
+            shape = old.shape, old.block_size
+            self._note(Pattern._trusted(*shape, crow.clone(), col.clone(), traits))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> BlockSparseLinear:
         old = self._pattern
@@ -254,10 +267,37 @@ class BlockSparseLinear(nn.Module):
         elif self._marks != _marks(self.crow_indices, self.col_indices):
             # A move to another device is one of the pattern. Anything else is not for indices:
             # bfloat16 would round them, `to_empty` would leave whatever the memory held.
-            self._set_pattern(old.to(self.crow_indices.device))
+            pattern = old.to(self.crow_indices.device)
+            for name in ("crow_indices", "col_indices"):
+                buffer, wanted = getattr(self, name), getattr(pattern, name)
+                if buffer.dtype is wanted.dtype and not (buffer.is_meta or buffer.is_inference()):
+                    buffer.copy_(wanted)  # in its memory, which may be shared by now
+                else:
+                    self.register_buffer(name, wanted.clone())
+            self._note(pattern)
         return self
 
     def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        # The layer's own hooks may make its state out of another one, so they come first.
+        hooks, self._load_state_dict_pre_hooks = self._load_state_dict_pre_hooks, OrderedDict()
+        arguments = local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        try:
+            for hook in hooks.values():
+                hook(state_dict, prefix, *arguments)
+            self._load_hooked(state_dict, prefix, *arguments)
+        finally:
+            self._load_state_dict_pre_hooks = hooks
+
+    def _load_hooked(
         self,
         state_dict: dict[str, Any],
         prefix: str,
@@ -318,6 +358,8 @@ class BlockSparseLinear(nn.Module):
             unexpected_keys,
             error_msgs,
         )
+        if crow is not None and col is not None:
+            self._note(self._pattern)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
