@@ -16,6 +16,7 @@ judged in :mod:`jitsparse.functional`, gradients live in :mod:`jitsparse.autogra
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,6 +91,55 @@ torch.library.register_fake("jitsparse::sdd", _sdd_fake, lib=_library)
 dsd_op: Callable[..., Tensor] = torch.ops.jitsparse.dsd.default
 dds_op: Callable[..., Tensor] = torch.ops.jitsparse.dds.default
 sdd_op: Callable[..., Tensor] = torch.ops.jitsparse.sdd.default
+
+
+def _dsd_mapped(
+    info: Any, in_dims: tuple[int | None, ...], *arguments: Any
+) -> tuple[Tensor, int | None]:
+    """A dense operand that is mapped over has one batch dimension more."""
+    values, index, dense, *sizes = arguments
+    if in_dims[0] is None and in_dims[1] is None:
+        return dsd_op(values, index, dense.movedim(in_dims[2], 0), *sizes), 0
+    return _one_by_one(dsd_op, info.batch_size, in_dims, arguments)
+
+
+def _dds_mapped(
+    info: Any, in_dims: tuple[int | None, ...], *arguments: Any
+) -> tuple[Tensor, int | None]:
+    dense, *others = arguments
+    if all(dim is None for dim in in_dims[1:]):
+        return dds_op(dense.movedim(in_dims[0], 0), *others), 0
+    return _one_by_one(dds_op, info.batch_size, in_dims, arguments)
+
+
+def _sdd_mapped(
+    info: Any, in_dims: tuple[int | None, ...], *arguments: Any
+) -> tuple[Tensor, int | None]:
+    """It sums over batch dimensions, so each needs a call of its own."""
+    return _one_by_one(sdd_op, info.batch_size, in_dims, arguments)
+
+
+def _one_by_one(
+    op: Callable[..., Tensor],
+    count: int,
+    in_dims: tuple[int | None, ...],
+    arguments: tuple[Any, ...],
+) -> tuple[Tensor, int]:
+    """What an operation answers for each entry of what is mapped over, stacked."""
+
+    def answer(entry: Callable[[Tensor, int], Tensor]) -> Tensor:
+        pairs = zip(arguments, in_dims, strict=True)
+        return op(*(each if dim is None else entry(each, dim) for each, dim in pairs))
+
+    if not count:
+        like = answer(lambda each, dim: each.new_zeros(each.movedim(dim, 0).shape[1:]))
+        return like.new_empty((0, *like.shape)), 0
+    entries = (lambda each, dim, n=n: each.select(dim, n) for n in range(count))
+    return torch.stack([answer(entry) for entry in entries]), 0
+
+
+for _name, _mapped in (("dsd", _dsd_mapped), ("dds", _dds_mapped), ("sdd", _sdd_mapped)):
+    torch.library.register_vmap(f"jitsparse::{_name}", _mapped, lib=_library)
 
 flops.register()
 

@@ -180,6 +180,25 @@ def test_transforms_of_torch_func(operation: str) -> None:
         torch.testing.assert_close(transform(ours), transform(plain))
 
 
+@pytest.mark.parametrize("count", [0, 1, 3])
+@pytest.mark.parametrize("operation", ["dsd", "sdd", "linear relu", "linear gelu"])
+@pytest.mark.filterwarnings("error:There is a performance drop")
+def test_vmap_over_each_operand(operation: str, count: int) -> None:
+    """And over all; a batch may be empty, and need not be the first dimension."""
+    ours, plain, operands = products(operation)
+    for mapped in (*({n} for n in range(len(operands))), {*range(len(operands))}):
+        batch = tuple(
+            torch.randn(*each.shape, count, dtype=each.dtype) if n in mapped else each
+            for n, each in enumerate(operands)
+        )
+        dims = tuple(-1 if n in mapped else None for n in range(len(operands)))
+        got = torch.func.vmap(ours, in_dims=dims)(*batch)
+        if count:
+            torch.testing.assert_close(got, torch.func.vmap(plain, in_dims=dims)(*batch))
+        else:
+            assert got.shape == (0, *plain(*operands).shape)
+
+
 @pytest.mark.parametrize("operation", ["dsd", "sdd", "linear relu"])
 def test_forward_mode_and_batched_gradients(operation: str) -> None:
     function, _, operands = products(operation)

@@ -428,6 +428,17 @@ def test_a_hook_may_make_the_state_of_a_layer(density: float) -> None:
     assert layer._load_state_dict_pre_hooks
 
 
+@pytest.mark.parametrize(
+    "indices",
+    [torch.zeros(4, dtype=torch.int32, device="meta"), [0, 1, 2, 3]],
+    ids=["meta", "list"],
+)
+def test_indices_that_cannot_be_loaded_are_reported(indices: object) -> None:
+    layer = js.nn.BlockSparseLinear(32, 48, 16, density=0.6)
+    with pytest.raises(RuntimeError, match="the pattern of"):
+        layer.load_state_dict({**layer.state_dict(), "crow_indices": indices})
+
+
 def test_values_without_memory_are_an_error() -> None:
     layer = js.nn.BlockSparseLinear(32, 48, 16, density=0.6)
     layer.values.untyped_storage().resize_(0)

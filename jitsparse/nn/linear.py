@@ -317,7 +317,7 @@ class BlockSparseLinear(nn.Module):
                 pattern = Pattern(
                     old.shape, old.block_size, crow.to(device).clone(), col.to(device).clone()
                 )
-            except ValueError as error:
+            except (ValueError, AttributeError, RuntimeError) as error:  # also of what is no tensor
                 error_msgs.append(f"the pattern of {prefix or 'the layer'!r}: {error}")
                 return
             wanted = (pattern.nnz_blocks, *pattern.block_size)
