@@ -10,6 +10,7 @@ inline const char* failure = "";
 
 template <typename Kernel, typename Params>
 int run_grid(const Params& params, long long grid) {
+  if (grid > 0x7fffffff) return cudaErrorInvalidConfiguration;
   emulation::shared_bytes = Kernel::kSharedBytes;
   emulation::grid = unsigned(grid);
   for (emulation::block = 0; emulation::block < emulation::grid; ++emulation::block) {
