@@ -153,7 +153,8 @@ class _Fakes(TorchFunctionMode):
         if func is torch.Tensor.__deepcopy__:
             original, memo = args
             return self._once(original, memo)
-        if func is torch.Tensor.clone:  # what copies the data of a Parameter
+        # What copies the data of a Parameter. Layers clone indices, too, which are fakes by then.
+        if func is torch.Tensor.clone and not hasattr(args[0], "fake_mode"):
             return self.like(args[0])
         if func is Pattern.__deepcopy__:
             original, memo = args

@@ -93,7 +93,7 @@ def test_errors_that_differ_in_their_logs_are_printed_once(
 
 
 def test_a_cache_that_cannot_be_written_is_no_success(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    cache_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What a call compiles in a place of its own is lost when the command ends."""
     monkeypatch.setattr("jitsparse.jit.cache.Cache.writable", lambda self: False)
