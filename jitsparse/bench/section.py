@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from jitsparse.bench.report import Table
+from jitsparse.errors import ArgumentError
 
 __all__ = ["Outcome", "Section"]
 
@@ -75,22 +76,34 @@ class Section:
         Args:
             seconds: rough time for each, compiling not counted.
             on_case: called before each with how many are done and what it is.
+
+        Raises:
+            ArgumentError: none of the cases can be measured; of one that cannot a note says why.
         """
         rows: list[dict[str, Any]] = []
         missing: dict[tuple[str, str], set[str]] = {}
+        refused: dict[str, ArgumentError] = {}
         self.prepare(self.cases)
         for done, case in enumerate(self.cases):
-            on_case(done, " ".join(map(str, case.facts.values())))
-            outcome = self.measure(case, seconds)
+            label = " ".join(map(str, case.facts.values()))
+            on_case(done, label)
+            try:
+                outcome = self.measure(case, seconds)
+            except ArgumentError as error:
+                refused[label] = error
+                continue
             rows += outcome.rows
             for name, reason in outcome.absent.items():
                 missing.setdefault((name, reason), set()).add(outcome.about)
+        if not rows and refused:
+            raise next(iter(refused.values()))
         # A column that no row fills says less than the note below the table.
         columns = [name for name in rows[0] if any(row[name] is not None for row in rows)]
         notes = [
             f"{name} is absent from {', '.join(sorted(about))}: {reason}."
             for (name, reason), about in missing.items()
         ]
+        notes += [f"{label} was not measured: {error}" for label, error in refused.items()]
         return Table(self.title, columns, rows, [*self.notes, *notes])
 
     def shown(self, table: Table) -> list[Table]:

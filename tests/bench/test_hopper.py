@@ -8,6 +8,7 @@ import torch
 from jitsparse.bench.extents import H200, SMALL, Extents
 from jitsparse.bench.hopper import hopper
 from jitsparse.bench.section import Outcome, Section
+from jitsparse.errors import ArgumentError
 
 CPU = torch.device("cpu")
 
@@ -122,3 +123,23 @@ def test_absences_are_said_once() -> None:
         "peer is absent from dsd f32, sdd f32: no.",
         "peer is absent from sdd f32: why.",
     ]
+
+
+def test_a_case_that_cannot_be_measured_costs_no_others() -> None:
+    small = sections(TINY)["linear"].cases[0]
+
+    def section(*empty: bool) -> Section:
+        turns = iter(empty)
+
+        def measure(case: object, seconds: float) -> Outcome:
+            if next(turns):
+                raise ArgumentError("it is empty")
+            return Outcome([{"what": "it", "us": 1.0}])
+
+        return Section("s", "title", [small] * len(empty), measure)
+
+    table = section(False, True, False).table(seconds=0.0)
+    assert len(table.rows) == 2
+    assert [note.endswith("was not measured: it is empty") for note in table.notes] == [True]
+    with pytest.raises(ArgumentError, match="it is empty"):
+        section(True, True).table(seconds=0.0)
