@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -401,6 +402,17 @@ def test_what_is_written_to_a_layer_changes_no_other() -> None:
     assert torch.equal(matrix.to_dense(), whole)
     assert torch.equal(held.to_dense(), dense)
     assert torch.allclose(x @ matrix, x @ whole, atol=1e-5)
+
+
+@pytest.mark.parametrize("move", [lambda m: m.double(), lambda m: m.to("cpu"), copy.deepcopy])
+def test_what_was_written_survives_what_is_done_next(move: Callable[[Any], Any]) -> None:
+    source, target = (js.nn.BlockSparseLinear(32, 32, 8, density=0.5) for _ in range(2))
+    with torch.no_grad():
+        for to, of in zip(target.buffers(), source.buffers(), strict=True):
+            to.copy_(of)
+    moved = move(target)
+    assert torch.equal(moved.col_indices, source.col_indices)
+    assert moved.pattern == source.pattern
 
 
 def test_indices_that_are_none_of_a_pattern_are_found_where_they_were_written() -> None:

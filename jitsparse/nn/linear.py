@@ -260,6 +260,7 @@ class BlockSparseLinear(nn.Module):
             self._note(Pattern._trusted(*shape, crow.clone(), col.clone(), traits))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> BlockSparseLinear:
+        self._follow_buffers()
         old = self._pattern
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if old.device.type == "meta":
