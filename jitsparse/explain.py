@@ -121,7 +121,8 @@ def explain(
         problem, index = call.problem, call.index
     if target is None:
         target = registry.target_of(problem.device, index)
-    registry.check_target(problem.device, target)
+    else:
+        registry.check_target(problem.device, target)
     return _explain(problem, target, index)
 
 

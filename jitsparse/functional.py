@@ -222,11 +222,11 @@ def _dds(
             )
         if bias.dtype is not a.dtype or bias.device != a.device:
             raise _mismatch(_call(names), **{names[1]: a, "bias": bias})
-    if activation > 1 and (torch.is_grad_enabled() or autograd.transformed() or autograd.traced()):
+    if activation > 1:
         tensors = (a, values) if bias is None else (a, values, bias)
+        recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
         # torch.jit.trace records with gradients and compares with a record without.
-        always = autograd.transformed() or autograd.traced()
-        if always or any(tensor.requires_grad for tensor in tensors):
+        if recorded or autograd.transformed() or autograd.traced():
             product = autograd.dds(a, values, pattern.index, rows, cols, transposed, bias, 0)
             return activate(product, activation)
     return autograd.dds(a, values, pattern.index, rows, cols, transposed, bias, activation)

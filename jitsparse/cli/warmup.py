@@ -120,8 +120,9 @@ def command(
     if check or dry_run:
         missing = _print_survey(survey(variants), everything=dry_run, as_json=as_json)
         raise typer.Exit(MISSING if check and missing else 0)
-    if any(each.status == "missing" for each in survey(variants)):
-        caches.current().require_writable("nothing that is compiled would be kept")
+    cache = caches.current()
+    if not cache.writable() and any(each.status == "missing" for each in survey(variants)):
+        cache.require_writable("nothing that is compiled would be kept")
     progress = Progress(
         TextColumn("compiling"),
         BarColumn(),

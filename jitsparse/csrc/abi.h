@@ -1,7 +1,7 @@
 // The calling convention between Python and every compiled kernel: one pointer to a row of 64-bit
-// words. Python packs the words with one struct.pack (0.3 us for two dozen words, against 2 us for as many
-// ctypes arguments); a launcher reads them through these structs. The order of the members is the
-// contract with jitsparse/kernels/abi.py.
+// words. Python packs the words with one struct.pack (0.3 us for two dozen words, against 2 us for as
+// many ctypes arguments); a launcher reads them through these structs. The order of the members is
+// the contract with jitsparse/kernels/abi.py.
 #pragma once
 
 using int32 = int;

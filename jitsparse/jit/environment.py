@@ -282,15 +282,19 @@ def choice(name: str, value: object, legal: tuple[str, ...]) -> str:
     return chosen
 
 
+def _is_whole(value: str) -> bool:
+    return value.isascii() and value.isdigit() and len(value) <= _MAX_DIGITS
+
+
 def _rank(value: str) -> int:
     """Zero, which speaks, of what is no rank: other launchers say -1. It decides nothing else."""
-    return int(value) if value.isascii() and value.isdigit() and len(value) <= _MAX_DIGITS else 0
+    return int(value) if _is_whole(value) else 0
 
 
 def _count(name: str, value: str) -> int | None:
     if not value:
         return None
-    if not (value.isascii() and value.isdigit() and len(value) <= _MAX_DIGITS):
+    if not _is_whole(value):
         raise ConfigError(
             f"{name}={value!r} is not a whole number of 0 or more, of at most {_MAX_DIGITS} digits."
         )

@@ -21,10 +21,10 @@ from torch import Tensor
 from jitsparse import reference
 from jitsparse.errors import CacheMiss
 from jitsparse.jit import config
-from jitsparse.jit.kernel import Kernel
 from jitsparse.kernels import threads
 from jitsparse.kernels.choice import REFERENCE, Key, choosing, select
 from jitsparse.kernels.float32 import float32_arithmetic
+from jitsparse.kernels.operands import layout_of, require_memory
 from jitsparse.kernels.split import MOST_ELEMENTS, most_parts, splits
 from jitsparse.traits import TRAITS, pack
 
@@ -121,7 +121,7 @@ def dsd(
     if len(shape) == 2 and dense.is_contiguous():
         letter, ld, batch, batch_stride = "n", n, 1, 0
     else:
-        dense, letter, ld, batch, batch_stride = _layout(dense)
+        dense, letter, ld, batch, batch_stride = layout_of(dense)
     name, itemsize = DTYPES[dense.dtype]
     values_ptr, dense_ptr, out_ptr = values.data_ptr(), dense.data_ptr(), out.data_ptr()
     out_stride = m * n if batch > 1 else 0
@@ -149,7 +149,7 @@ def dsd(
     if kernel is REFERENCE:
         return _plain(reference.dsd, device, values, index, dense, rows, cols, transposed)
     if not (values_ptr and dense_ptr):
-        _require_memory(kernel, values, dense)
+        require_memory(kernel, values, dense)
     code = kernel.launch(
         kernel.pack(
             values_ptr,
@@ -205,7 +205,7 @@ def dds(
         letter, ld, batch, batch_stride = "n", shape[-1], 1, 0
         n = out.numel() // m
     else:
-        dense, letter, ld, batch, batch_stride = _layout(dense)
+        dense, letter, ld, batch, batch_stride = layout_of(dense)
         if batch > 1 and letter == "n" and batch_stride == n * ld:
             n, batch, batch_stride = n * batch, 1, 0
     name, itemsize = DTYPES[dense.dtype]
@@ -241,7 +241,7 @@ def dds(
         arguments = dense, values, index, rows, cols, transposed, bias, activation
         return _plain(reference.dds, device, *arguments)
     if not (values_ptr and dense_ptr):
-        _require_memory(kernel, values, dense)
+        require_memory(kernel, values, dense)
     code = kernel.launch(
         kernel.pack(
             values_ptr,
@@ -287,8 +287,8 @@ def sdd(
         with torch.cuda.device(device):
             return sdd(left, right, index, rows, cols, nnz, block_rows, block_cols, find)
     k = left.shape[-1]
-    left, left_letter, left_ld, batch, left_stride = _layout(left)
-    right, right_letter, right_ld, _, right_stride = _layout(right)
+    left, left_letter, left_ld, batch, left_stride = layout_of(left)
+    right, right_letter, right_ld, _, right_stride = layout_of(right)
     if (
         batch > 1
         and left_letter == "t"
@@ -321,7 +321,7 @@ def sdd(
         arguments = left, right, index, rows, cols, nnz, block_rows, block_cols
         return _plain(reference.sdd, device, *arguments)
     if not (left_ptr and right_ptr):
-        _require_memory(kernel, left, right)
+        require_memory(kernel, left, right)
     parts, workspace_ptr = 1, 0
     if device >= 0 and out.numel() <= MOST_ELEMENTS and splits(kernel.variant):
         parts = most_parts(out.numel(), k, batch)
@@ -365,43 +365,3 @@ def _plain(compute: Callable[..., Tensor], device: int, *arguments: Any) -> Tens
     # Operands have the dtype that autocast asks for; sums are wider.
     with torch.autocast("cpu" if device < 0 else "cuda", enabled=False):
         return compute(*arguments)
-
-
-def _require_memory(kernel: object, *operands: Tensor) -> None:
-    """Refuse operands that a kernel would read at no address; a warm-up's stand-in reads none."""
-    missing = [each for each in operands if not each.data_ptr()]
-    if missing and isinstance(kernel, Kernel):
-        raise RuntimeError(
-            f"an operand of shape {tuple(missing[0].shape)} has no memory: it was freed, as FSDP "
-            "and offloading do, or stands for zeros"
-        )
-
-
-def _layout(tensor: Tensor) -> tuple[Tensor, str, int, int, int]:
-    """A dense operand as kernels take it: ``(tensor, letter, ld, batch, batch stride)``.
-
-    The letter is ``n`` if the last axis is contiguous and ``t`` if the one before it is; ``ld`` is
-    the stride of the other one, at least its neighbour's extent. The stride of an axis of one entry
-    is never used, so such an axis fits either letter. A tensor that fits neither, or whose batch
-    dimensions have no common stride, is copied.
-    """
-    shape, strides = tensor.shape, tensor.stride()
-    batch, batch_stride = 1, 0
-    if len(shape) == 2:
-        (rows, cols), (row_stride, col_stride) = shape, strides
-    else:
-        *outer, rows, cols = shape
-        *outer_strides, row_stride, col_stride = strides
-        for extent, stride in zip(reversed(outer), reversed(outer_strides), strict=True):
-            if extent == 1:
-                continue
-            if batch == 1:
-                batch_stride = stride
-            elif stride != batch * batch_stride:
-                return _layout(tensor.contiguous())
-            batch *= extent
-    if (col_stride == 1 or cols == 1) and (row_stride >= cols or rows == 1):
-        return tensor, "n", row_stride if rows > 1 else cols, batch, batch_stride
-    if (row_stride == 1 or rows == 1) and (col_stride >= rows or cols == 1):
-        return tensor, "t", col_stride if cols > 1 else rows, batch, batch_stride
-    return _layout(tensor.contiguous())

@@ -17,6 +17,7 @@ __all__ = [
     "too_large",
     "too_many_tiles",
     "too_much_shared_memory",
+    "too_much_stored",
 ]
 
 _LIMIT = 1 << 31
@@ -45,6 +46,13 @@ def too_large(problem: Problem) -> str | None:
     summed = problem.extent * (problem.batch if problem.op == "sdd" else 1)
     if max(problem.rows, problem.cols, summed) >= _LIMIT:
         return "a side of an operand may have 2^31 elements or more, which only simt counts"
+    return None
+
+
+def too_much_stored(problem: Problem) -> str | None:
+    """Likewise the rows of all blocks, one below the other, as the copy engine sees them."""
+    if problem.nnz * problem.block[0] >= _LIMIT:
+        return "the stored blocks may have 2^31 rows or more, and the copy engine counts fewer"
     return None
 
 

@@ -17,7 +17,13 @@ from jitsparse.jit import Candidate, Template, Variant
 from jitsparse.jit.template import Context
 from jitsparse.kernels import cost, split
 from jitsparse.kernels.cuda import cuda_template, knobs, operand_context, typical_problems
-from jitsparse.kernels.legality import first_legal, low_blocks, misaligned, too_large
+from jitsparse.kernels.legality import (
+    first_legal,
+    low_blocks,
+    misaligned,
+    too_large,
+    too_much_stored,
+)
 from jitsparse.kernels.problem import Place, Problem
 from jitsparse.kernels.roles import cpp_bool, is_flipped, is_k_contiguous, op_block
 from jitsparse.panels import PANEL, SLAB, TALL_PANEL, has_tall
@@ -123,13 +129,7 @@ def _refusal(problem: Problem, target: str) -> str | None:
         refused = _refusal_of_tf32(problem) or misaligned(problem, itemsize=4)
     else:
         refused = low_blocks(problem) or misaligned(problem, itemsize=2)
-    return refused or too_large(problem) or _too_much_stored(problem)
-
-
-def _too_much_stored(problem: Problem) -> str | None:
-    if problem.nnz * problem.block[0] >= 1 << 31:
-        return "the stored blocks may have 2^31 rows or more, and the copy engine counts fewer"
-    return None
+    return refused or too_large(problem) or too_much_stored(problem)
 
 
 def _refusal_of_tf32(problem: Problem) -> str | None:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_functorch_wrapped_tensor
 
-from jitsparse.checks import as_block_size, as_count, check_indices
+from jitsparse.checks import as_block_size, as_count
 from jitsparse.errors import ArgumentError, PatternError
 from jitsparse.functional import linear
 from jitsparse.layout import div_up
+from jitsparse.nn.buffers import PatternBuffers
 from jitsparse.pattern import Pattern
 from jitsparse.reference import blocks_of
 from jitsparse.sparse import BlockSparse, clear_edge
@@ -22,7 +20,7 @@ from jitsparse.sparse import BlockSparse, clear_edge
 __all__ = ["BlockSparseLinear"]
 
 
-class BlockSparseLinear(nn.Module):
+class BlockSparseLinear(PatternBuffers):
     """``y = x W^T + b`` with a block-sparse weight of shape ``(out_features, in_features)``.
 
     Args:
@@ -67,10 +65,7 @@ class BlockSparseLinear(nn.Module):
 
     in_features: int
     out_features: int
-    values: nn.Parameter
     bias: nn.Parameter | None
-    crow_indices: Tensor
-    col_indices: Tensor
 
     def __init__(
         self,
@@ -111,12 +106,6 @@ class BlockSparseLinear(nn.Module):
         else:
             self.register_parameter("bias", None)
         self.reset_parameters()
-
-    @property
-    def pattern(self) -> Pattern:
-        """Where the blocks of the weight are."""
-        self._follow_buffers()
-        return self._pattern
 
     @property
     def weight(self) -> BlockSparse:
@@ -215,158 +204,6 @@ class BlockSparseLinear(nn.Module):
                 dense.bias.copy_(self.bias)
         return dense.train(self.training)
 
-    # -- the pattern follows the module ---------------------------------------------------------
-
-    def _set_pattern(self, pattern: Pattern) -> None:
-        # The buffers are what a state dict holds; the pattern's packed index is derived from them
-        # and differs between devices, so it is no buffer. They are copies: others may write to a
-        # layer's buffers, and nobody to a pattern, which other layers and matrices may have too.
-        self.register_buffer("crow_indices", pattern.crow_indices.clone())
-        self.register_buffer("col_indices", pattern.col_indices.clone())
-        self._note(pattern)
-
-    def _note(self, pattern: Pattern) -> None:
-        """The pattern is what the buffers say, as they are now."""
-        self._pattern = pattern
-        self._seen = self.crow_indices, self.col_indices
-        self._marks = _marks(*self._seen)
-
-    def _follow_buffers(self) -> None:
-        """Take over what was written to the buffers, or put in their place, behind the layer's
-        back, as ``DistributedDataParallel`` does.
-
-        Nothing is read back to the host, so on a GPU the indices are not judged, and the traits
-        stay unless there are more or fewer blocks.
-
-        Raises:
-            PatternError: the indices are none of a pattern, and on the CPU.
-        """
-        if torch.compiler.is_compiling():
-            return
-        old, crow, col = self._pattern, self.crow_indices, self.col_indices
-        others = crow is not self._seen[0] or col is not self._seen[1]
-        # What comes off the meta device is uninitialised memory, no pattern: wait for a load.
-        hollow = old.device.type == "meta" and not crow.is_meta
-        if others and is_functorch_wrapped_tensor(crow):
-            raise ArgumentError(
-                "the indices of a BlockSparseLinear cannot be mapped over by torch.func: all "
-                "models of an ensemble have one pattern; pass functional_call the parameters only"
-            )
-        if (others or self._marks != _marks(crow, col)) and not hollow:
-            if crow.device.type == "cpu" and type(crow) is Tensor:  # fake ones have no data
-                check_indices(old.shape, old.block_size, crow, col)
-            traits = old.traits if col.shape == old.col_indices.shape else 0
-            shape = old.shape, old.block_size
-            self._note(Pattern._trusted(*shape, crow.clone(), col.clone(), traits))
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> BlockSparseLinear:
-        self._follow_buffers()
-        old = self._pattern
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if old.device.type == "meta":
-            self._follow_buffers()
-        elif self._marks != _marks(self.crow_indices, self.col_indices):
-            # A move to another device is one of the pattern. Anything else is not for indices:
-            # bfloat16 would round them, `to_empty` would leave whatever the memory held.
-            pattern = old.to(self.crow_indices.device)
-            for name in ("crow_indices", "col_indices"):
-                buffer, wanted = getattr(self, name), getattr(pattern, name)
-                if buffer.dtype is wanted.dtype and not (buffer.is_meta or buffer.is_inference()):
-                    buffer.copy_(wanted)  # in its memory, which may be shared by now
-                else:
-                    self.register_buffer(name, wanted.clone())
-            self._note(pattern)
-        return self
-
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        # The layer's own hooks may make its state out of another one, so they come first.
-        hooks, self._load_state_dict_pre_hooks = self._load_state_dict_pre_hooks, OrderedDict()
-        arguments = local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        try:
-            for hook in hooks.values():
-                hook(state_dict, prefix, *arguments)
-            self._load_hooked(state_dict, prefix, *arguments)
-        finally:
-            self._load_state_dict_pre_hooks = hooks
-
-    def _load_hooked(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        crow = state_dict.get(prefix + "crow_indices")
-        col = state_dict.get(prefix + "col_indices")
-        if crow is not None and col is not None:
-            assign = local_metadata.get("assign_to_params_buffers", False)
-            device = crow.device if assign else self.values.device
-            old = self._pattern
-            try:
-                pattern = Pattern(
-                    old.shape, old.block_size, crow.to(device).clone(), col.to(device).clone()
-                )
-            except (ValueError, AttributeError, RuntimeError) as error:  # also of what is no tensor
-                error_msgs.append(f"the pattern of {prefix or 'the layer'!r}: {error}")
-                return
-            wanted = (pattern.nnz_blocks, *pattern.block_size)
-            values = state_dict.get(prefix + "values", self.values)
-            if tuple(values.shape) != wanted:
-                error_msgs.append(
-                    f"the pattern of {prefix or 'the layer'!r} stores {wanted[0]} blocks, so its "
-                    f"values need shape {wanted}; "
-                    + (
-                        f"the state dict has {tuple(values.shape)}"
-                        if prefix + "values" in state_dict
-                        else "the state dict has none"
-                    )
-                )
-                return
-            self._set_pattern(pattern)
-            if self.values.shape[0] != pattern.nnz_blocks:
-                self.values = nn.Parameter(
-                    self.values.new_empty((pattern.nnz_blocks, *pattern.block_size)),
-                    requires_grad=self.values.requires_grad,
-                )
-        # Values, bias and the reports of what is missing. The indices are there already, equal.
-        super()._load_from_state_dict(
-            {
-                key: value
-                for key, value in state_dict.items()
-                if key not in (prefix + "crow_indices", prefix + "col_indices")
-            }
-            | {
-                prefix + name: getattr(self, name)
-                for name in ("crow_indices", "col_indices")
-                if prefix + name in state_dict
-            },
-            prefix,
-            local_metadata,
-            strict,
-            missing_keys,
-            unexpected_keys,
-            error_msgs,
-        )
-        if crow is not None and col is not None:
-            self._note(self._pattern)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        # After a copy or a load the buffers are new tensors, maybe on another device.
-        self._follow_buffers()
-
     def extra_repr(self) -> str:
         pattern = self._pattern
         return (
@@ -374,19 +211,6 @@ class BlockSparseLinear(nn.Module):
             f"block_size={pattern.block_size}, nnz_blocks={pattern.nnz_blocks}, "
             f"density={pattern.density:.1%}, bias={self.bias is not None}"
         )
-
-
-def _marks(*buffers: Tensor) -> list[tuple[int, int]]:
-    """What tells that buffers were written to, or given other memory: ``buffer.data = ...`` counts
-    no version, and is how FSDP moves buffers to a GPU."""
-    return [
-        (
-            0 if each.is_inference() else each._version,
-            # Meta, fake and wrapped tensors have no memory of their own.
-            each.data_ptr() if type(each) is Tensor and not each.is_meta else 0,
-        )
-        for each in buffers
-    ]
 
 
 def _not_empty(pattern: Pattern, density: float) -> Pattern:

@@ -1,0 +1,52 @@
+"""Dense operands as kernels take them: where they lie, and how.
+
+One letter says which axis is contiguous; strides of the other axis and of the batch say the rest.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from jitsparse.jit.kernel import Kernel
+
+__all__ = ["layout_of", "require_memory"]
+
+
+def require_memory(kernel: object, *operands: Tensor) -> None:
+    """Refuse operands that a kernel would read at no address; a warm-up's stand-in reads none."""
+    missing = [each for each in operands if not each.data_ptr()]
+    if missing and isinstance(kernel, Kernel):
+        raise RuntimeError(
+            f"an operand of shape {tuple(missing[0].shape)} has no memory: it was freed, as FSDP "
+            "and offloading do, or stands for zeros"
+        )
+
+
+def layout_of(tensor: Tensor) -> tuple[Tensor, str, int, int, int]:
+    """A dense operand as kernels take it: ``(tensor, letter, ld, batch, batch stride)``.
+
+    The letter is ``n`` if the last axis is contiguous and ``t`` if the one before it is; ``ld`` is
+    the stride of the other one, at least its neighbour's extent. The stride of an axis of one entry
+    is never used, so such an axis fits either letter. A tensor that fits neither, or whose batch
+    dimensions have no common stride, is copied.
+    """
+    shape, strides = tensor.shape, tensor.stride()
+    batch, batch_stride = 1, 0
+    if len(shape) == 2:
+        (rows, cols), (row_stride, col_stride) = shape, strides
+    else:
+        *outer, rows, cols = shape
+        *outer_strides, row_stride, col_stride = strides
+        for extent, stride in zip(reversed(outer), reversed(outer_strides), strict=True):
+            if extent == 1:
+                continue
+            if batch == 1:
+                batch_stride = stride
+            elif stride != batch * batch_stride:
+                return layout_of(tensor.contiguous())
+            batch *= extent
+    if (col_stride == 1 or cols == 1) and (row_stride >= cols or rows == 1):
+        return tensor, "n", row_stride if rows > 1 else cols, batch, batch_stride
+    if (row_stride == 1 or rows == 1) and (col_stride >= rows or cols == 1):
+        return tensor, "t", col_stride if cols > 1 else rows, batch, batch_stride
+    return layout_of(tensor.contiguous())

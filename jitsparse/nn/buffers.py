@@ -1,0 +1,180 @@
+"""A module whose buffers are the indices of a pattern, which follows them.
+
+Whatever is done to a module may be done to them: it is moved, copied, loaded, averaged, given other
+memory. A pattern never changes, and its packed index is derived from it, so the module makes
+another one where the buffers have become something else.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
+
+from jitsparse.checks import check_indices
+from jitsparse.errors import ArgumentError
+from jitsparse.pattern import Pattern
+
+__all__ = ["PatternBuffers"]
+
+_INDICES = ("crow_indices", "col_indices")
+_Self = TypeVar("_Self", bound="PatternBuffers")
+
+
+class PatternBuffers(nn.Module):
+    """The base of a layer that stores ``values`` at the blocks of a pattern."""
+
+    values: nn.Parameter
+    crow_indices: Tensor
+    col_indices: Tensor
+
+    @property
+    def pattern(self) -> Pattern:
+        """Where the blocks of the weight are."""
+        self._follow_buffers()
+        return self._pattern
+
+    def _set_pattern(self, pattern: Pattern) -> None:
+        # The buffers are what a state dict holds; the pattern's packed index is derived from them
+        # and differs between devices, so it is no buffer. They are copies: others may write to a
+        # layer's buffers, and nobody to a pattern, which other layers and matrices may have too.
+        self.register_buffer("crow_indices", pattern.crow_indices.clone())
+        self.register_buffer("col_indices", pattern.col_indices.clone())
+        self._note(pattern)
+
+    def _note(self, pattern: Pattern) -> None:
+        """The pattern is what the buffers say, as they are now."""
+        self._pattern = pattern
+        self._seen = self.crow_indices, self.col_indices
+        self._marks = _marks(*self._seen)
+
+    def _follow_buffers(self) -> None:
+        """Take over what was written to the buffers, or put in their place, behind the layer's
+        back, as ``DistributedDataParallel`` does.
+
+        Nothing is read back to the host, so on a GPU the indices are not judged, and the traits
+        stay unless there are more or fewer blocks.
+
+        Raises:
+            PatternError: the indices are none of a pattern, and on the CPU.
+        """
+        if torch.compiler.is_compiling():
+            return
+        old, crow, col = self._pattern, self.crow_indices, self.col_indices
+        others = crow is not self._seen[0] or col is not self._seen[1]
+        # What comes off the meta device is uninitialised memory, no pattern: wait for a load.
+        hollow = old.device.type == "meta" and not crow.is_meta
+        if others and is_functorch_wrapped_tensor(crow):
+            raise ArgumentError(
+                "the indices of a BlockSparseLinear cannot be mapped over by torch.func: all "
+                "models of an ensemble have one pattern; pass functional_call the parameters only"
+            )
+        if (others or self._marks != _marks(crow, col)) and not hollow:
+            if crow.device.type == "cpu" and type(crow) is Tensor:  # fake ones have no data
+                check_indices(old.shape, old.block_size, crow, col)
+            traits = old.traits if col.shape == old.col_indices.shape else 0
+            shape = old.shape, old.block_size
+            self._note(Pattern._trusted(*shape, crow.clone(), col.clone(), traits))
+
+    def _apply(self: _Self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Self:
+        self._follow_buffers()
+        old = self._pattern
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if old.device.type == "meta":
+            self._follow_buffers()
+        elif self._marks != _marks(self.crow_indices, self.col_indices):
+            # A move to another device is one of the pattern. Anything else is not for indices:
+            # bfloat16 would round them, `to_empty` would leave whatever the memory held.
+            pattern = old.to(self.crow_indices.device)
+            for name in _INDICES:
+                buffer, wanted = getattr(self, name), getattr(pattern, name)
+                if buffer.dtype is wanted.dtype and not (buffer.is_meta or buffer.is_inference()):
+                    buffer.copy_(wanted)  # in its memory, which may be shared by now
+                else:
+                    self.register_buffer(name, wanted.clone())
+            self._note(pattern)
+        return self
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        # The layer's own hooks may make its state out of another one, so they come first.
+        hooks, self._load_state_dict_pre_hooks = self._load_state_dict_pre_hooks, OrderedDict()
+        arguments = local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        try:
+            for hook in hooks.values():
+                hook(state_dict, prefix, *arguments)
+            loaded = all(state_dict.get(prefix + name) is not None for name in _INDICES)
+            if loaded:
+                assign = local_metadata.get("assign_to_params_buffers", False)
+                error = self._load_pattern(state_dict, prefix, assign)
+                if error is not None:
+                    error_msgs.append(f"the pattern of {prefix or 'the layer'!r}{error}")
+                    return
+            # Values, bias and the reports of what is missing. The indices are there already, equal.
+            there = {
+                prefix + name: getattr(self, name)
+                for name in _INDICES
+                if prefix + name in state_dict
+            }
+            super()._load_from_state_dict({**state_dict, **there}, prefix, *arguments)
+            if loaded:
+                self._note(self._pattern)
+        finally:
+            self._load_state_dict_pre_hooks = hooks
+
+    def _load_pattern(self, state_dict: dict[str, Any], prefix: str, assign: bool) -> str | None:
+        """Take over the pattern of a state dict, and make room for its values; what is wrong with
+        it, or None."""
+        crow, col = (state_dict[prefix + name] for name in _INDICES)
+        old = self._pattern
+        try:
+            device = crow.device if assign else self.values.device
+            pattern = Pattern(
+                old.shape, old.block_size, crow.to(device).clone(), col.to(device).clone()
+            )
+        except (ValueError, AttributeError, RuntimeError) as error:  # also of what is no tensor
+            return f": {error}"
+        wanted = (pattern.nnz_blocks, *pattern.block_size)
+        values = state_dict.get(prefix + "values", self.values)
+        if tuple(values.shape) != wanted:
+            has = tuple(values.shape) if prefix + "values" in state_dict else "none"
+            return (
+                f" stores {wanted[0]} blocks, so its values need shape {wanted}; "
+                f"the state dict has {has}"
+            )
+        self._set_pattern(pattern)
+        if self.values.shape[0] != pattern.nnz_blocks:
+            self.values = nn.Parameter(
+                self.values.new_empty(wanted), requires_grad=self.values.requires_grad
+            )
+        return None
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        # After a copy or a load the buffers are new tensors, maybe on another device.
+        self._follow_buffers()
+
+
+def _marks(*buffers: Tensor) -> list[tuple[int, int]]:
+    """What tells that buffers were written to, or given other memory: ``buffer.data = ...`` counts
+    no version, and is how FSDP moves buffers to a GPU."""
+    return [
+        (
+            0 if each.is_inference() else each._version,
+            # Meta, fake and wrapped tensors have no memory of their own.
+            each.data_ptr() if type(each) is Tensor and not each.is_meta else 0,
+        )
+        for each in buffers
+    ]
