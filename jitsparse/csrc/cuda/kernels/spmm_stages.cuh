@@ -78,6 +78,7 @@ struct SpmmStages {
   static JITSPARSE_HD int64 tiles(const SpmmArgs& args) { return panels(args) * column_tiles(args) * args.batch; }
 
   // A CTA of a kernel with these stages, whose barriers lie at Kernel::kBarriersAt; calls Kernel::consume in kConsumers warpgroups.
+  // All threads meet once, when the barriers are there.
   template <typename Kernel>
   static __device__ __forceinline__ void run(const typename Kernel::Params& params) {
     extern __shared__ unsigned char unaligned[];
@@ -89,13 +90,17 @@ struct SpmmStages {
       ptx::tma_prefetch_map(&params.dense);
       ptx::tma_prefetch_map(&params.values);
     }
-    __syncthreads();
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     if (warp >= kConsumers * 4) {
       ptx::give_registers_back<kProducerRegisters>();
       const int producer = warp - kConsumers * 4;
-      if (kProducers == 4 || producer < kProducers) produce(params, base, barriers, producer, threadIdx.x % 32);
+      if (kProducers == 4 || producer < kProducers) {
+        produce(params, base, barriers, producer, threadIdx.x % 32);
+      } else {
+        __syncthreads();
+      }
     } else {
+      __syncthreads();
       ptx::take_registers<kConsumerRegisters>();
       Kernel::consume(params, base, barriers, warp / 4, threadIdx.x % 128);
     }
@@ -109,6 +114,7 @@ struct SpmmStages {
     Walk walk(params, warp / kParts);
     auto step = walk.take();
     int position = walk.position(step, lane);
+    __syncthreads();  // The barriers are there. The index was read meanwhile: 36.8 -> 35.8 us (4096, blocks of 64, density 0.1).
     while (step.valid) {
       const auto next = walk.take();
       const unsigned mask = step.words.y;

@@ -177,12 +177,10 @@ inline void run_cta(int threads, const std::function<void()>& body) {
       all_done = all_done && self().done;
     }
     if (all_done) break;
-    if (!here.bulk_loads.empty()) {
-      here.bulk_loads.front()();
-      here.bulk_loads.pop_front();
-    } else if (here.progress == before) {
-      fail("no thread can go on");
-    }
+    if (here.progress != before) continue;
+    if (here.bulk_loads.empty()) fail("no thread can go on");
+    here.bulk_loads.front()();
+    here.bulk_loads.pop_front();
   }
   if (!here.bulk_loads.empty()) fail("bulk copies left at the end of a CTA");
 }
