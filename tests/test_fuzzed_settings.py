@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from jitsparse.cli import app, main
 from jitsparse.doctor.settings import check_variables
+from jitsparse.doctor.software import Torch
 from jitsparse.errors import ConfigError, PinError
 from jitsparse.jit import config
 from jitsparse.jit.environment import VARIABLES, Config, legal_part
@@ -165,7 +166,7 @@ def judge_variable(name: str, value: str) -> None:
         if name not in str(error):
             raise
     legal, errors = legal_part({name: value})
-    findings = list(check_variables({name: value}, legal, errors))
+    findings = list(check_variables({name: value}, legal, errors, Torch()))
     assert {each.status for each in findings} <= {"ok", "warn", "fail"}
 
 

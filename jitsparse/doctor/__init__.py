@@ -46,7 +46,7 @@ def examine(*, smoke_compile: bool = True) -> list[Finding]:
             ("ninja", lambda: compilers.check_ninja(chosen)),
             ("nvcc", lambda: compilers.check_nvcc(chosen, torch)),
             ("target", lambda: gpu.check_targets(chosen, torch)),
-            ("variables", lambda: settings.check_variables(os.environ, chosen, errors)),
+            ("variables", lambda: settings.check_variables(os.environ, chosen, errors, torch)),
             ("jit", lambda: settings.check_jit(chosen)),
             ("rank", lambda: settings.check_rank(chosen)),
             ("cache", lambda: storage.check_root(chosen)),

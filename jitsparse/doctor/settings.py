@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import itertools
 import os
 from collections.abc import Iterator, Mapping
 
 from jitsparse.doctor.finding import Finding
-from jitsparse.errors import ConfigError, PinError
+from jitsparse.doctor.software import Torch
+from jitsparse.errors import ConfigError, JitsparseError, PinError
 from jitsparse.jit import selection
 from jitsparse.jit.cache import Cache
-from jitsparse.jit.environment import VARIABLES, Config
+from jitsparse.jit.environment import CPU_TARGETS, VARIABLES, Config
 
 __all__ = ["check_jit", "check_rank", "check_variables"]
 
@@ -18,7 +21,10 @@ OURS = tuple(name for name in VARIABLES if name.startswith("JITSPARSE_"))
 
 
 def check_variables(
-    environment: Mapping[str, str], settings: Config, errors: Mapping[str, ConfigError]
+    environment: Mapping[str, str],
+    settings: Config,
+    errors: Mapping[str, ConfigError],
+    torch: Torch,
 ) -> Iterator[Finding]:
     """One finding a variable that is wrong, and one for those that are right."""
     wrong = set(errors)
@@ -36,7 +42,7 @@ def check_variables(
     for name, error in errors.items():
         remedy = f"Set {name} to a legal value, or unset it."
         yield Finding(f"variable.{name}", "fail", str(error), remedy)
-    for finding in (*_check_pin(settings), *_check_record(settings)):
+    for finding in (*_check_pin(settings, torch), *_check_record(settings)):
         wrong.add(finding.name.partition(".")[2])
         yield finding
     right = [
@@ -70,14 +76,39 @@ def check_rank(settings: Config) -> Iterator[Finding]:
         yield Finding("rank", "ok", text)
 
 
-def _check_pin(settings: Config) -> Iterator[Finding]:
-    name = "variable.JITSPARSE_PIN"
+def _check_pin(settings: Config, torch: Torch) -> Iterator[Finding]:
+    """Pins that cannot be read, and those that the calls which they are for cannot obey here."""
     try:
-        for pinned in selection.parse_pins(settings.pin, "JITSPARSE_PIN: "):
-            selection.check_operation(pinned, "JITSPARSE_PIN")
+        pins = selection.parse_pins(settings.pin, "JITSPARSE_PIN: ")
+        for pinned in pins if torch.usable else ():
+            _check_obeyable(pinned, settings, torch)
     except PinError as error:
         remedy = "jitsparse explain prints the variants that a pin may name for a call."
-        yield Finding(name, "fail", str(error), remedy)
+        yield Finding("variable.JITSPARSE_PIN", "fail", str(error), remedy)
+
+
+def _check_obeyable(pinned: selection.Pin, settings: Config, torch: Torch) -> None:
+    # These import torch; the registry says what operations there are.
+    from jitsparse.checks import BLOCK_SIZES
+    from jitsparse.kernels import registry
+
+    selection.check_pin(pinned, "JITSPARSE_PIN")
+    targets = [each for each in settings.arch if each not in CPU_TARGETS]
+    with contextlib.suppress(JitsparseError):  # which check_targets reports
+        targets.append(registry.target_of("cpu"))
+        targets += [registry.target_of("cuda", gpu) for gpu in range(len(torch.gpus))]
+    words = {*pinned.filters, *pinned.wanted}
+    blocks = [
+        (rows, cols)
+        for rows, cols in itertools.product(BLOCK_SIZES, repeat=2)
+        if f"b{rows}x{cols}" in words or (rows == cols and f"b{rows}" in words)
+    ]
+    found = (
+        candidate
+        for target in dict.fromkeys(targets)
+        for candidate in registry.typical_candidates(target, pinned.op, blocks)
+    )
+    selection.check_obeyable(pinned, found, "JITSPARSE_PIN")
 
 
 def _check_record(settings: Config) -> Iterator[Finding]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from jitsparse.errors import PinError, UnsupportedProblem
@@ -30,7 +30,8 @@ __all__ = [
     "Candidate",
     "Choice",
     "Pin",
-    "check_operation",
+    "check_obeyable",
+    "check_pin",
     "choose",
     "declare_ops",
     "declare_values",
@@ -251,25 +252,18 @@ def _applying(pins: Sequence[Pin], candidates: tuple[Candidate, ...], origin: st
     """The pin that applies to these candidates: the one with most filters, of equals the last."""
     best: Pin | None = None
     for each in pins:
-        check_operation(each, origin)
-        for filtered in each.filters:
-            legal = _values.get(filtered[0]) if _BLOCK.fullmatch(filtered) else None
-            if legal is not None and filtered[1:] not in legal:
-                raise PinError(
-                    f"{origin}: {each.text!r} would never apply, since no {filtered[0]} is "
-                    f"{filtered[1:]}. Legal: {', '.join(legal)}."
-                )
+        check_pin(each, origin)
         if any(each.applies_to(candidate.variant) for candidate in candidates):
             if best is None or len(each.filters) >= len(best.filters):
                 best = each
     return best
 
 
-def check_operation(pinned: Pin, origin: str) -> None:
-    """Refuse a pin of what is no operation.
+def check_pin(pinned: Pin, origin: str) -> None:
+    """Refuse a pin that can apply to no call at all.
 
     Raises:
-        PinError: there is none of that name.
+        PinError: there is no operation of that name, or a filter names a value that no kernel has.
     """
     if pinned.op not in _ops:
         near = difflib.get_close_matches(pinned.op, _ops, 1)
@@ -277,6 +271,32 @@ def check_operation(pinned: Pin, origin: str) -> None:
             f"{origin}: {pinned.text!r} pins the operation {pinned.op!r}, which does not exist. "
             f"Operations: {', '.join(sorted(_ops))}."
             + (f" Did you mean {near[0]}?" if near else "")
+        )
+    for filtered in pinned.filters:
+        legal = _values.get(filtered[0]) if _BLOCK.fullmatch(filtered) else None
+        if legal is not None and filtered[1:] not in legal:
+            raise PinError(
+                f"{origin}: {pinned.text!r} would never apply, since no {filtered[0]} is "
+                f"{filtered[1:]}. Legal: {', '.join(legal)}."
+            )
+
+
+def check_obeyable(pinned: Pin, candidates: Iterable[Candidate], origin: str) -> None:
+    """Refuse a pin that applies to some of these candidates and asks for what none of them is.
+
+    Args:
+        pinned: which :func:`check_pin` has nothing against.
+        candidates: of many problems. What is refused for one may be legal for another.
+        origin: what the message begins with.
+
+    Raises:
+        PinError: calls that the pin applies to would raise one.
+    """
+    applying = tuple(each for each in candidates if pinned.applies_to(each.variant))
+    if applying and all(pinned.mismatch(each.variant) is not None for each in applying):
+        raise PinError(
+            f"{origin}: {pinned.text!r} asks for what no kernel is that a call here can have. "
+            f"{_suspicion(pinned, applying)}".rstrip()
         )
 
 

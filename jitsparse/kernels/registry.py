@@ -32,6 +32,7 @@ __all__ = [
     "select_variants",
     "target_of",
     "template_of",
+    "typical_candidates",
     "variant_named",
 ]
 
@@ -231,6 +232,16 @@ def _typical_problems(
             ("nn", "nt", "tn", "tt"), (True, False), (8, 16, 256, 4096)
         ):
             yield typical_problem(op, device, dtype, block, layout, extent, aligned=aligned)
+
+
+def typical_candidates(
+    target: str, op: str, block_sizes: Sequence[tuple[int, int]]
+) -> Iterator[Candidate]:
+    """What calls of an operation may have on a target, refused ones included, problem by problem;
+    without block sizes those of all square ones."""
+    blocks = block_sizes or [(size, size) for size in BLOCK_SIZES]
+    for problem in _typical_problems(device_of(target), [op], DTYPES, blocks):
+        yield from candidates(problem, target)
 
 
 def _first_legal(problem: Problem, target: str) -> list[Variant]:

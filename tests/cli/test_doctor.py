@@ -185,3 +185,26 @@ def test_a_pin_of_what_is_no_operation(tmp_path: Path) -> None:
     code, findings, _ = process(tmp_path, "--no-compile", JITSPARSE_PIN="dsx=vec")
     assert code == 1
     assert "'dsx', which does not exist" in findings["variable.JITSPARSE_PIN"]["found"]
+
+
+@pytest.mark.parametrize("pin", ["dsd=vec", "dsd:f32:b32=vec.b32x32", "sdd:sm90a=wgmma.ksplit"])
+def test_pins_that_calls_can_obey(pin: str, tmp_path: Path) -> None:
+    code, findings, _ = process(tmp_path, "--no-compile", JITSPARSE_PIN=pin)
+    assert code == 0
+    assert "variable.JITSPARSE_PIN" not in findings
+    assert pin in findings["variables"]["found"]
+
+
+@pytest.mark.parametrize(
+    ("pin", "said"),
+    [
+        ("dsd=vex", "'vex' is neither a family"),
+        ("dsd:f32:b32=vec.q9", "'q9' is neither a family"),
+        ("dsd:b32=vec.b31", "a value that knob 'b' has here"),
+        ("dsd:b31=vec", "no b is 31"),
+    ],
+)
+def test_pins_that_no_call_can_obey(pin: str, said: str, tmp_path: Path) -> None:
+    code, findings, _ = process(tmp_path, "--no-compile", JITSPARSE_PIN=pin)
+    assert code == 1
+    assert said in findings["variable.JITSPARSE_PIN"]["found"]

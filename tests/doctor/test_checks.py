@@ -208,7 +208,7 @@ def test_jit_off_with_and_without_kernels(tmp_path: Path) -> None:
 
 def test_a_record_that_cannot_be_written(tmp_path: Path) -> None:
     for record, wrong in ((tmp_path, True), (tmp_path / "new", False), (tmp_path / "a/b", True)):
-        found = settings.check_variables({}, Config(tmp_path, record=record), {})
+        found = settings.check_variables({}, Config(tmp_path, record=record), {}, CPU_TORCH)
         assert any(each.status == "warn" for each in found) == wrong
 
 
