@@ -291,9 +291,12 @@ def _targets(device: str | None, arch: str | Sequence[str] | None) -> list[str]:
     if arch is not None:
         named = parse_arch(arch if isinstance(arch, str) else ";".join(arch), "arch")
         targets = [t for t in named if device in (None, registry.device_of(t))]
+        if not named:
+            raise ArgumentError(
+                f"arch is {arch!r}, which names no target: name one, or leave it out"
+            )
         if not targets:
-            asked = ", ".join(named) or repr(arch)
-            raise ArgumentError(f"none of the targets {asked} is for {device}")
+            raise ArgumentError(f"none of the targets {', '.join(named)} is for {device}")
         return targets
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
     named = tuple(t for t in config.get().arch if registry.device_of(t) == where)

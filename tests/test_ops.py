@@ -165,6 +165,8 @@ def test_warmup_refuses_what_does_not_exist() -> None:
         js.warmup(device="tpu")
     with pytest.raises(js.ArgumentError, match="none of the targets sm90a is for cpu"):
         js.warmup(device="cpu", arch="9.0a")
+    with pytest.raises(js.ArgumentError, match=r"arch is \[\], which names no target"):
+        js.warmup(arch=[])
 
 
 def test_whoever_observes_a_call_sees_the_registered_operation() -> None:

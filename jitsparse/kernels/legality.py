@@ -64,7 +64,7 @@ def too_many_tiles(problem: Problem, tile: tuple[int, int]) -> str | None:
 
 
 def before_ampere(target: str) -> str | None:
-    """cp.async and the tensor cores' types came with sm80."""
+    """cp.async, bfloat16 and the tensor cores' shapes came with sm80."""
     return f"target {target}: needs sm80 or later" if capability(target) < 80 else None
 
 

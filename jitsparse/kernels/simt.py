@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from jitsparse.jit import Candidate, Template, Variant
 from jitsparse.jit.template import Context
 from jitsparse.kernels.cuda import cuda_template, knobs, operand_context, typical_problems
+from jitsparse.kernels.legality import before_ampere
 from jitsparse.kernels.problem import Place, Problem
 from jitsparse.kernels.roles import op_block
 
@@ -22,18 +23,19 @@ _MAX_SIDE = 64
 
 
 def place(problem: Problem) -> Place:
-    """After all others: it is always legal."""
+    """After all others: it is legal wherever the dtype exists."""
     return Place(3, "always legal, and slower than tensor cores")
 
 
 def candidates(problem: Problem, target: str) -> list[Candidate]:
-    """Variants for a problem, best first; none is ever refused."""
+    """Variants for a problem, best first; refused is only bfloat16 that no instruction knows."""
     # tf32 permits less than float32 precision and does not ask for it.
     dtype = "f32" if problem.dtype == "tf32" else problem.dtype
+    refused = before_ampere(target) if dtype == "bf16" else None
     found = []
     for tile in _tiles(problem):
         variant = Variant(problem.op, "simt", target, dtype, knobs(problem, t=tile))
-        found.append(Candidate(variant, template(variant)))
+        found.append(Candidate(variant, template(variant), refused))
     return found
 
 
@@ -53,7 +55,9 @@ def default_variants(target: str) -> Iterator[Variant]:
         *typical_problems(("f64",), (32,)),
         *typical_problems(("bf16",), (8,)),
     ):
-        yield candidates(problem, target)[0].variant
+        first = candidates(problem, target)[0]
+        if first.refused is None:
+            yield first.variant
 
 
 def template(variant: Variant) -> Template:

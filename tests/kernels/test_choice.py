@@ -51,6 +51,18 @@ def test_many_columns(target: str, op: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize("op", registry.OPS)
+def test_before_ampere_there_is_no_bfloat16(op: str) -> None:
+    """ptxas knows none of its conversions there, so the reason comes before a failed build does."""
+    everything = registry.candidates(typical_problem(op, "cuda", "bf16", 32, "nn"), "sm75")
+    assert {each.variant.family for each in everything} >= {"simt", "mma"}
+    assert all(each.refused for each in everything)
+    assert "target sm75: needs sm80 or later" in {each.refused for each in everything}
+    for dtype in ("f16", "f32", "f64"):
+        assert chosen(typical_problem(op, "cuda", dtype, 32, "nn"), "sm75").startswith("simt.")
+    assert {each.dtype for each in registry.default_variants("sm75")} == {"f32", "f64"}
+
+
+@pytest.mark.parametrize("op", registry.OPS)
 def test_misaligned_operands_fall_back_and_say_why(op: str) -> None:
     problem = dataclasses.replace(typical_problem(op, "cuda", "bf16", 64, "nt", 8), aligned=False)
     assert chosen(problem).startswith("simt.")
