@@ -57,7 +57,7 @@ def test_lists_the_variables_that_are_read() -> None:
 
 def test_lists_the_families_that_there_are() -> None:
     table = set(re.findall(r"^\| `([a-z]+)` \|", README, re.MULTILINE))
-    targets = ("amx", "avx512", "avx2", "generic", "sm80", "sm90a")
+    targets = ("amx", "avx512bf16", "avx512", "avx2", "generic", "sm80", "sm90a")
     assert table == {v.family for target in targets for v in registry.default_variants(target)}
 
 

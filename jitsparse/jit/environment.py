@@ -35,7 +35,7 @@ __all__ = [
 
 FIRST_USES = ("wait", "fallback")
 LOG_LEVELS = ("debug", "info", "warning", "quiet")
-CPU_TARGETS = ("generic", "avx2", "avx512", "amx")
+CPU_TARGETS = ("generic", "avx2", "avx512", "avx512bf16", "amx")
 CACHE_MAX_SIZE = 2 * 1024**3
 NO_HOME = Path("/nonexistent")
 # ASCII: other scripts have digits too, and no compiler knows them.

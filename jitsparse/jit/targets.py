@@ -32,11 +32,13 @@ _CPU_FLAGS: dict[str, tuple[str, ...]] = {
     "generic": (),
     "avx2": ("-mavx2", "-mfma", "-mf16c"),
     "avx512": _AVX512,
+    "avx512bf16": (*_AVX512, "-mavx512bf16"),
     "amx": (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
 }
 # What /proc/cpuinfo must list for a target, best target first.
 _CPU_FEATURES: dict[str, frozenset[str]] = {
     "amx": frozenset("avx512f avx512bw avx512dq avx512vl avx512_bf16 amx_tile amx_bf16".split()),
+    "avx512bf16": frozenset("avx512f avx512bw avx512dq avx512vl avx512_bf16 fma f16c".split()),
     "avx512": frozenset("avx512f avx512bw avx512dq avx512vl fma f16c".split()),
     "avx2": frozenset("avx2 fma f16c".split()),
     "generic": frozenset(),

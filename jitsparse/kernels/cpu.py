@@ -24,10 +24,12 @@ __all__ = ["candidates", "default_variants", "place", "template"]
 
 _ROOT = Path(__file__).resolve().parent.parent
 
-_VEC_TARGETS = ("avx512", "avx2", "generic")
-"""Targets of ``vec``, each including the next."""
+_VEC_TARGETS = ("avx512bf16", "avx512", "avx2", "generic")
+"""Targets of ``vec``, each including the next. The first multiplies pairs of bfloat16, and is the
+second to all other dtypes, which share its compiled kernels."""
 
 _VEC_TILES = {
+    "avx512bf16": ((8, 3), (8, 2), (16, 1)),
     "avx512": ((8, 3), (8, 2), (16, 1)),
     "avx2": ((4, 3), (4, 2), (8, 1)),
     "generic": ((4, 3), (4, 2), (8, 1)),
@@ -74,9 +76,11 @@ def _amx(problem: Problem, target: str, height: int) -> Iterator[Candidate]:
 
 
 def _vec(problem: Problem, target: str, height: int) -> Iterator[Candidate]:
-    # An AMX machine is an AVX-512 machine to everything but tiles, and shares its compiled kernels.
-    best = "avx512" if target == "amx" else target
+    # An AMX machine has AVX-512 with bfloat16.
+    best = "avx512bf16" if target == "amx" else target
     for each in _VEC_TARGETS[_VEC_TARGETS.index(best) :]:
+        if each == "avx512bf16" and problem.dtype != "bf16":
+            continue
         for tile in _VEC_TILES[each]:
             refused = None
             if height % tile[0]:

@@ -64,5 +64,5 @@ def test_text(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("target", ["avx9", "sm90a", ""])
 def test_a_target_of_no_cpu(target: str) -> None:
     a = js.random((64, 64), 32, 0.5)
-    with pytest.raises(js.ArgumentError, match="generic, avx2, avx512, amx"):
+    with pytest.raises(js.ArgumentError, match="generic, avx2, avx512, avx512bf16, amx"):
         js.explain("dsd", a, torch.ones(64, 3), target=target)

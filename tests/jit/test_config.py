@@ -88,7 +88,7 @@ def test_xdg_cache_home_holds_the_default_cache() -> None:
         ("JITSPARSE_JIT", "maybe", "on, off"),
         ("JITSPARSE_FIRST_USE", "never", "wait, fallback"),
         ("JITSPARSE_LOG", "loud", "debug, info, warning, quiet"),
-        ("JITSPARSE_ARCH", "hopper", "generic, avx2, avx512, amx"),
+        ("JITSPARSE_ARCH", "hopper", "generic, avx2, avx512, avx512bf16, amx"),
         ("MAX_JOBS", "many", "whole number"),
         ("JITSPARSE_CACHE_MAX_SIZE", "big", "500M"),
         ("JITSPARSE_CACHE_MAX_SIZE", "-1", "unlimited"),

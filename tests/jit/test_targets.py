@@ -12,6 +12,7 @@ from jitsparse.jit.targets import compile_flags
 
 FEATURES = {
     "amx": "avx2 fma f16c avx512f avx512bw avx512dq avx512vl avx512_bf16 amx_tile amx_bf16",
+    "avx512bf16": "avx2 fma f16c avx512f avx512bw avx512dq avx512vl avx512_bf16",
     "avx512": "avx2 fma f16c avx512f avx512bw avx512dq avx512vl",
     "avx2": "avx2 fma f16c avx512f",
     "generic": "sse2",
@@ -103,11 +104,12 @@ def test_cuda_flags_name_one_architecture() -> None:
 
 
 def test_cpu_flags_grow_with_the_target() -> None:
-    generic, avx2, avx512, amx = (
-        set(compile_flags("c++", target)) for target in ("generic", "avx2", "avx512", "amx")
+    generic, avx2, avx512, pairs, amx = (
+        set(compile_flags("c++", target))
+        for target in ("generic", "avx2", "avx512", "avx512bf16", "amx")
     )
     assert generic < avx2
-    assert generic < avx512 < amx
+    assert generic < avx512 < pairs < amx
     assert not [flag for flag in generic if flag.startswith("-m")]
 
 

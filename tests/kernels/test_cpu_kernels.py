@@ -35,7 +35,7 @@ DTYPES = {
     "bf16": torch.bfloat16,
 }
 BLOCKS = (8, 16, 32, 64, 128)
-TARGETS = ("amx", "avx512", "avx2", "generic")
+TARGETS = ("amx", "avx512bf16", "avx512", "avx2", "generic")
 
 
 def runnable() -> list[str]:
@@ -235,7 +235,8 @@ def check(run: jit.Kernel, cut: tuple[int, int], extent: int, batch: int = 2) ->
 def covering(target: str) -> Iterator[tuple[str, str, tuple[int, int], str, str]]:
     """Every op with every layout and tile, and over these every dtype and block edge."""
     tiles_only = target in ("amx", "emulated")
-    dtypes = ("bf16",) if tiles_only else tuple(DTYPES)
+    pairs_only = tiles_only or target == "avx512bf16"
+    dtypes = ("bf16",) if pairs_only else tuple(DTYPES)
     tiles = cpu._AMX_TILES if tiles_only else cpu._VEC_TILES[target]
     count = TARGETS.index("amx" if tiles_only else target)
     for shift, op in enumerate(("dsd", "dds", "sdd")):
@@ -451,6 +452,14 @@ def test_refusals_say_why() -> None:
     offered = cpu.candidates(problem("dsd", "bf16", (32, 32), "nn"), "avx2")
     assert offered[0].refused == "target avx2: needs AMX tiles for bfloat16"
     assert {each.variant.target for each in offered if not each.refused} == {"avx2", "generic"}
+
+
+@pytest.mark.parametrize("target", ["amx", "avx512bf16"])
+def test_other_dtypes_share_the_kernels_of_avx512(target: str) -> None:
+    for dtype in (*DTYPES, "tf32"):
+        offered = cpu.candidates(problem("dsd", dtype, (32, 32), "nn"), target)
+        vec = next(each.variant for each in offered if each.variant.family == "vec")
+        assert vec.target == ("avx512bf16" if dtype == "bf16" else "avx512")
 
 
 @pytest.mark.parametrize("target", TARGETS)

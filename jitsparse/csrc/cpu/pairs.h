@@ -1,5 +1,5 @@
-// Packing for AMX. Its tiles take 16-bit elements in pairs of neighbours along k, so that a pair is
-// one 32-bit element to everything here.
+// Packing for instructions that take bfloat16 in pairs of neighbours along k, so that a pair is one
+// 32-bit element to everything here: of vectors (pack, as in pack.h), and of AMX tiles.
 //
 //   left tile    M x K: row by row, K / 2 pairs each
 //   right tile   K x N: a row of N elements for each of K / 2 pairs of k
@@ -10,8 +10,6 @@
 #include "cpu/pack.h"
 
 namespace jitsparse::cpu {
-
-using Pair = unsigned;
 
 // Where tile number `tile` of a step stands, in pairs.
 struct TileStrides {
@@ -75,6 +73,28 @@ inline void pack_square(const DenseView<BFloat16, K_CONTIGUOUS>& from, int64 k, 
   if constexpr (LEFT != K_CONTIGUOUS) transpose(rows);
   JITSPARSE_UNROLL
   for (int i = 0; i < SIZE; ++i) __builtin_memcpy(to + i * stride, &rows[i], sizeof rows[i]);
+}
+
+// As pack() of pack.h: a row of PANEL pairs after the other. `depth` is even.
+template <int WIDTH, int PANEL, int SQUARE, bool K_CONTIGUOUS>
+inline void pack(const DenseView<BFloat16, K_CONTIGUOUS>& from, int64 depth0, int64 depth, int64 width0, Pair* panels,
+                 int64 panel_stride) {
+  constexpr int L = min(16, PANEL), S = min(L, SQUARE);
+  const auto at = [=](int64 p, int w) { return panels + w / PANEL * panel_stride + p * PANEL + w % PANEL; };
+  if (!K_CONTIGUOUS && depth0 + depth <= from.depth && width0 + WIDTH <= from.width) {
+    for (int64 p = 0; p < depth / 2; ++p) {
+      const BFloat16 *even = from.at(depth0 + 2 * p, width0), *odd = even + from.ld;
+      int w = 0;
+      for (; w + 2 * L <= WIDTH; w += 2 * L) interleave_two<L>(even + w, odd + w, at(p, w), at(p, w + L));
+      if (w < WIDTH) interleave<L>(even + w, odd + w, at(p, w));
+    }
+    return;
+  }
+  for (int w = 0; w < WIDTH; w += S) {
+    for (int64 p = 0; p < depth / 2; p += S) {
+      pack_square<S, false>(from, depth0 + 2 * p, width0 + w, at(p, w), PANEL);
+    }
+  }
 }
 
 // Right tiles: `steps` x `tiles` of them, from (k, w) on. Where w is the contiguous axis, whole rows are

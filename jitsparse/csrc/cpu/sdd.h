@@ -6,7 +6,7 @@
 // block.
 #pragma once
 
-#include "cpu/pack.h"
+#include "cpu/pairs.h"
 #include "cpu/parallel.h"
 
 namespace jitsparse::cpu {
@@ -19,6 +19,7 @@ template <class T, int BLOCK_ROWS, int BLOCK_COLS, bool LEFT_K_CONTIGUOUS, bool 
           int TILE_COLS>
 class Sdd {
   using A = Acc<T>;
+  using P = Packed<T>;
   using Left = DenseView<T, LEFT_K_CONTIGUOUS>;
   using Right = DenseView<T, RIGHT_K_CONTIGUOUS>;
   static constexpr int kL = min(kLanes<A>, BLOCK_COLS);
@@ -34,8 +35,9 @@ class Sdd {
 
   // Slices are so deep that a tile's sums are loaded and stored rarely, unless B is so wide that its
   // packed slice would not stay in the caches.
+  // Depths count packed elements.
   static constexpr int64 kSquare = 16;
-  static constexpr int64 kDeepest = 2048 / sizeof(A), kShallowest = kDeepest / 4;
+  static constexpr int64 kDeepest = 2048 / sizeof(P), kShallowest = kDeepest / 4;
   static constexpr int64 kSliceBytes = 8 << 20;
   // Sums of 16-bit products are kept apart, in float, until the last slice.
   static constexpr bool kSumInPlace = sizeof(T) == sizeof(A);
@@ -49,7 +51,7 @@ class Sdd {
     if (!scratch) return kOutOfMemory;
     parallel(threads, [&](int64 rank, int64 size) {
       char* const left = scratch.at(product.shared_bytes_ + rank * product.left_bytes_);
-      product.work(rank, size, scratch.at(0), reinterpret_cast<A*>(left));
+      product.work(rank, size, scratch.at(0), reinterpret_cast<P*>(left));
     });
     return kOk;
   }
@@ -58,17 +60,17 @@ class Sdd {
   explicit Sdd(const SddArgs& args) : args_(args), index_(args.index, args.rows, args.cols, args.nnz) {
     const int64 width = div_up(args.cols, kRightCols) * kRightCols;
     depth_ = kDeepest;
-    while (depth_ > kShallowest && width * depth_ * int64(sizeof(A)) > kSliceBytes) depth_ /= 2;
-    const int64 rounded = div_up(args.k, kSquare) * kSquare;
+    while (depth_ > kShallowest && width * depth_ * int64(sizeof(P)) > kSliceBytes) depth_ /= 2;
+    const int64 rounded = div_up(args.k, kSquare * kTogether<T>) * kSquare;
     if (rounded < depth_) depth_ = rounded;
-    right_bytes_ = Scratch::round_up(width * depth_ * sizeof(A));
+    right_bytes_ = Scratch::round_up(width * depth_ * sizeof(P));
     sums_offset_ = 2 * right_bytes_;
     shared_bytes_ = sums_offset_ + (kSumInPlace ? 0 : Scratch::round_up(args.nnz * kBlock * sizeof(A)));
-    left_bytes_ = Scratch::round_up(kLeftRows * depth_ * sizeof(A));
+    left_bytes_ = Scratch::round_up(kLeftRows * depth_ * sizeof(P));
   }
 
   // One barrier a slice is enough: a thread that is ahead packs into the other of two buffers.
-  void work(int64 rank, int64 size, char* shared, A* left) const {
+  void work(int64 rank, int64 size, char* shared, P* left) const {
     const int64 begin = args_.nnz * rank / size, end = args_.nnz * (rank + 1) / size;
     A* const sums = reinterpret_cast<A*>(kSumInPlace ? static_cast<char*>(args_.out) : shared + sums_offset_);
     bool add = false, second = false;
@@ -77,12 +79,12 @@ class Sdd {
                    args_.left_ld};
       const Right b{static_cast<const T*>(args_.right) + batch * args_.right_batch_stride, args_.k, args_.cols,
                     args_.right_ld};
-      for (int64 k = 0; k < args_.k; k += depth_) {
-        A* const right = reinterpret_cast<A*>(shared + (second ? right_bytes_ : 0));
+      for (int64 k = 0; k < args_.k; k += depth_ * kTogether<T>) {
+        P* const right = reinterpret_cast<P*>(shared + (second ? right_bytes_ : 0));
         const int64 parts = div_up(args_.cols, kRightCols);
         for (int64 part = parts * rank / size; part < parts * (rank + 1) / size; ++part) {
           const int64 c = part * kRightCols;
-          pack<kRightCols, kL, kSquare>(b, k, depth_, c, right + c * depth_, depth_ * kL);
+          pack<kRightCols, kL, kSquare>(b, k, depth_ * kTogether<T>, c, right + c * depth_, depth_ * kL);
         }
         barrier(size);
         multiply_slice(a, k, begin, end, add, right, left, sums);
@@ -94,16 +96,16 @@ class Sdd {
     finish(begin, end, sums);
   }
 
-  void multiply_slice(const Left& a, int64 k, int64 begin, int64 end, bool add, const A* right, A* left,
+  void multiply_slice(const Left& a, int64 k, int64 begin, int64 end, bool add, const P* right, P* left,
                       A* sums) const {
-    const int64 depth = args_.k - k < depth_ ? args_.k - k : depth_;
+    const int64 left_over = div_up(args_.k - k, kTogether<T>), depth = left_over < depth_ ? left_over : depth_;
     int64 packed = -1;
     for (int64 z = begin; z < end;) {
       const int64 row = index_.row()[z], row_end = index_.crow()[row + 1], stop = row_end < end ? row_end : end;
       const int64 part = row * BLOCK_ROWS / kLeftRows, offset = row * BLOCK_ROWS % kLeftRows;
       if (part != packed) {
         packed = part;
-        pack<kLeftRows, TILE_ROWS, kSquare>(a, k, depth_, part * kLeftRows, left, depth_ * TILE_ROWS);
+        pack<kLeftRows, TILE_ROWS, kSquare>(a, k, depth_ * kTogether<T>, part * kLeftRows, left, depth_ * TILE_ROWS);
       }
       const int64 vectors = (stop - z) * kVectors;
       for (int64 v = 0; v < vectors; v += TILE_COLS) {
@@ -118,12 +120,12 @@ class Sdd {
   // Sets, or adds to, TILE_ROWS rows from r on of V vectors of columns; they are counted from block z
   // on, through one block after the other.
   template <int V>
-  void multiply_tile(int64 vectors, const A* left, const A* right, int64 depth, int64 z, int64 first, int r,
+  void multiply_tile(int64 vectors, const P* left, const P* right, int64 depth, int64 z, int64 first, int r,
                      bool add, A* sums) const {
     if constexpr (V > 1) {
       if (vectors < V) return multiply_tile<V - 1>(vectors, left, right, depth, z, first, r, add, sums);
     }
-    const A* panel[V];
+    const P* panel[V];
     A* out[V];
     for (int v = 0; v < V; ++v) {
       const int64 block = z + (first + v) / kVectors, part = (first + v) % kVectors;
@@ -134,7 +136,7 @@ class Sdd {
   }
 
   template <int V>
-  static __attribute__((noinline)) void multiply_panels(const A* left, const A* const (&panel)[V], int64 depth,
+  static __attribute__((noinline)) void multiply_panels(const P* left, const P* const (&panel)[V], int64 depth,
                                                         bool add, A* const (&out)[V]) {
     Sum sum[TILE_ROWS][V];
     JITSPARSE_UNROLL
@@ -144,14 +146,14 @@ class Sdd {
     }
 #pragma GCC unroll 4
     for (int64 d = 0; d < depth; ++d) {
-      Sum x[V];
+      Vec<P, kL> x[V];
       JITSPARSE_UNROLL
-      for (int v = 0; v < V; ++v) x[v] = load<kL>(panel[v] + d * kL);
+      for (int v = 0; v < V; ++v) x[v] = load_packed<kL>(panel[v] + d * kL);
       JITSPARSE_UNROLL
       for (int i = 0; i < TILE_ROWS; ++i) {
-        const A factor = left[d * TILE_ROWS + i];
+        const P factor = left[d * TILE_ROWS + i];
         JITSPARSE_UNROLL
-        for (int v = 0; v < V; ++v) sum[i][v] += factor * x[v];
+        for (int v = 0; v < V; ++v) add_product<kL>(sum[i][v], factor, x[v]);
       }
     }
     JITSPARSE_UNROLL

@@ -9,7 +9,7 @@
 #pragma once
 
 #include "cpu/epilogue.h"
-#include "cpu/pack.h"
+#include "cpu/pairs.h"
 #include "cpu/parallel.h"
 #include "cpu/strips.h"
 
@@ -25,18 +25,20 @@ template <class T, int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CO
           int TILE_ROWS, int TILE_COLS>
 class Spmm {
   using A = Acc<T>;
+  using P = Packed<T>;
   using Dense = DenseView<T, DENSE_K_CONTIGUOUS>;
   using Out = OutView<T, OUT_TRANSPOSED>;
   static constexpr int kL = kLanes<A>;
   using Sum = Vec<A, kL>;
   static constexpr int kRows = FLIPPED ? BLOCK_COLS : BLOCK_ROWS;  // of a block of op(S)
   static constexpr int kDepth = FLIPPED ? BLOCK_ROWS : BLOCK_COLS;
+  static constexpr int kPackedDepth = kDepth / kTogether<T>;  // rows of a panel
   static_assert(kRows % TILE_ROWS == 0, "a register tile must not cross block rows");
 
   // Blocks of a row that one tile of V vectors multiplies before the next tile of the row takes its turn:
   // as many as leave their panels in the L1 cache.
   template <int V>
-  static constexpr int64 kRun = kRows == TILE_ROWS ? 1 << 30 : max(1, kL1Bytes / (kDepth * V * kVecBytes));
+  static constexpr int64 kRun = kRows == TILE_ROWS ? 1 << 30 : max(1, kL1Bytes / (kPackedDepth * V * kVecBytes));
   // Block columns that are packed at a time: where k is the contiguous axis of B, a few cache lines of
   // each of its rows.
   static constexpr int64 kPart = DENSE_K_CONTIGUOUS ? max(1, 128 / kDepth) : 1;
@@ -72,7 +74,7 @@ class Spmm {
         row_ptr_(FLIPPED ? index_.ccol() : index_.crow()),
         col_(FLIPPED ? index_.row_t() : index_.col()),
         block_cols_(FLIPPED ? index_.R : index_.C) {
-    const int64 vectors = div_up(args.n, kL), vector_bytes = block_cols_ * kDepth * kVecBytes;
+    const int64 vectors = div_up(args.n, kL), vector_bytes = block_cols_ * kPackedDepth * kVecBytes;
     int64 widest = kWidestTiles * TILE_COLS;
     while (widest > TILE_COLS && widest * vector_bytes > kL2Bytes) widest -= TILE_COLS;
     while (widest > 1 && widest * vector_bytes > kPanelsLimit) --widest;
@@ -94,11 +96,11 @@ class Spmm {
 
   // Block rows from .. to of the strip of `width` vectors of columns that begins at vector `first`.
   void multiply_strip(int64 batch, int64 first, int64 width, int64 from, int64 to, char* scratch) const {
-    A* const panels = reinterpret_cast<A*>(scratch);
+    P* const panels = reinterpret_cast<P*>(scratch);
     A* const tile = reinterpret_cast<A*>(scratch + panels_bytes_);
     char* const packed = scratch + panels_bytes_ + tile_bytes_;
     __builtin_memset(packed, 0, block_cols_);
-    const auto panels_at = [&](int64 v) { return panels + v * kL * block_cols_ * kDepth; };
+    const auto panels_at = [&](int64 v) { return panels + v * kL * block_cols_ * kPackedDepth; };
 
     const Dense dense{static_cast<const T*>(args_.dense) + batch * args_.dense_batch_stride, k_, args_.n,
                       args_.dense_ld};
@@ -134,17 +136,18 @@ class Spmm {
   }
 
   // `width` vectors of columns of a part, at most as many as a register tile has.
-  template <int V> void pack_part(int64 width, const Dense& dense, int64 part, int64 first, A* panels) const {
+  template <int V> void pack_part(int64 width, const Dense& dense, int64 part, int64 first, P* panels) const {
     if constexpr (V > 1) {
       if (width < V) return pack_part<V - 1>(width, dense, part, first, panels);
     }
-    const int64 row = part * kPart * kDepth;
-    pack<V * kL, V * kL, kDepth>(dense, row, blocks_of(part) * kDepth, first * kL, panels + row * (V * kL), 0);
+    const int64 block = part * kPart;
+    pack<V * kL, V * kL, kPackedDepth>(dense, block * kDepth, blocks_of(part) * kDepth, first * kL,
+                                       panels + block * kPackedDepth * (V * kL), 0);
   }
 
   // The same columns of a block row of C.
   template <int V>
-  void multiply_row(int64 width, int64 row, const A* panels, A* tile, int64 first, const Out& out) const {
+  void multiply_row(int64 width, int64 row, const P* panels, A* tile, int64 first, const Out& out) const {
     if constexpr (V > 1) {
       if (width < V) return multiply_row<V - 1>(width, row, panels, tile, first, out);
     }
@@ -160,7 +163,7 @@ class Spmm {
 
   // Sets the tile to, or adds to it, rows r .. r + TILE_ROWS of the blocks begin .. end times their panels.
   template <int V>
-  __attribute__((noinline)) void multiply_run(int64 begin, int64 end, bool add, int r, const A* panels,
+  __attribute__((noinline)) void multiply_run(int64 begin, int64 end, bool add, int r, const P* panels,
                                               A* __restrict tile) const {
     constexpr int kWidth = V * kL;
     Sum sum[TILE_ROWS][V];
@@ -172,13 +175,15 @@ class Spmm {
     for (int64 z = begin; z < end; ++z) {
       const T* values = rows_of_block(z, r);
       if (z + 1 < args_.nnz) prefetch_rows(rows_of_block(z + 1, r), r);
-      const A* panel = panels + col_[z] * int64(kDepth * kWidth);
+      const P* panel = panels + col_[z] * int64(kPackedDepth * kWidth);
       if constexpr (sizeof(T) == sizeof(A)) {
         multiply_block<V, FLIPPED ? 1 : BLOCK_COLS, FLIPPED ? BLOCK_COLS : 1>(sum, values, panel);
+      } else if constexpr (kTogether<T> == 2 && !FLIPPED) {
+        multiply_block<V, kPackedDepth, 1>(sum, values, panel);
       } else {
-        A wide[TILE_ROWS * kDepth];
-        widen_rows(values, wide);
-        multiply_block<V, FLIPPED ? 1 : kDepth, FLIPPED ? TILE_ROWS : 1>(sum, wide, panel);
+        P rows[TILE_ROWS * kPackedDepth];
+        pack_rows(values, rows);
+        multiply_block<V, FLIPPED ? 1 : kPackedDepth, FLIPPED ? TILE_ROWS : 1>(sum, rows, panel);
       }
     }
     JITSPARSE_UNROLL
@@ -205,8 +210,17 @@ class Spmm {
     }
   }
 
-  // TILE_ROWS rows of a block of op(S), converted, in the order in which they are stored.
-  static JITSPARSE_INLINE void widen_rows(const T* values, A* wide) {
+  // TILE_ROWS rows of a block of op(S), in the order in which they are stored: as pairs along k, of a
+  // block whose columns they are,
+  static JITSPARSE_INLINE void pack_rows(const T* values, Pair* rows) {
+    for (int d = 0; d < kPackedDepth; ++d) {
+      const T* even = values + 2 * d * BLOCK_COLS;
+      interleave<TILE_ROWS>(even, even + BLOCK_COLS, rows + d * TILE_ROWS);
+    }
+  }
+
+  // or converted.
+  static JITSPARSE_INLINE void pack_rows(const T* values, A* wide) {
     constexpr int kRun = FLIPPED ? TILE_ROWS : TILE_ROWS * kDepth, L = min(kL, kRun);
     for (int d = 0; d < TILE_ROWS * kDepth; d += kRun) {
       const T* from = values + d / kRun * BLOCK_COLS;
@@ -214,19 +228,19 @@ class Spmm {
     }
   }
 
-  // sum += s panel, where s[i][d] stands at s + i * ROW_STRIDE + d * DEPTH_STRIDE.
+  // sum += s panel, where s[i][d] stands at s + i * ROW_STRIDE + d * DEPTH_STRIDE, counted in packed elements.
   template <int V, int ROW_STRIDE, int DEPTH_STRIDE>
-  static JITSPARSE_INLINE void multiply_block(Sum (&sum)[TILE_ROWS][V], const A* s, const A* panel) {
+  static JITSPARSE_INLINE void multiply_block(Sum (&sum)[TILE_ROWS][V], const void* s, const P* panel) {
 #pragma GCC unroll 4
-    for (int d = 0; d < kDepth; ++d) {
-      Sum x[V];
+    for (int d = 0; d < kPackedDepth; ++d) {
+      Vec<P, kL> x[V];
       JITSPARSE_UNROLL
-      for (int v = 0; v < V; ++v) x[v] = load<kL>(panel + (d * V + v) * kL);
+      for (int v = 0; v < V; ++v) x[v] = load_packed<kL>(panel + (d * V + v) * kL);
       JITSPARSE_UNROLL
       for (int i = 0; i < TILE_ROWS; ++i) {
-        const A factor = s[i * ROW_STRIDE + d * DEPTH_STRIDE];
+        const P factor = packed_at<P>(s, i * ROW_STRIDE + d * DEPTH_STRIDE);
         JITSPARSE_UNROLL
-        for (int v = 0; v < V; ++v) sum[i][v] += factor * x[v];
+        for (int v = 0; v < V; ++v) add_product<kL>(sum[i][v], factor, x[v]);
       }
     }
   }

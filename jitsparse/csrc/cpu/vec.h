@@ -27,6 +27,23 @@ constexpr int kVecBytes = 32;
 constexpr int kVecBytes = 16;
 #endif
 
+// Two bfloat16 that are neighbours along k: one 32-bit element to everything that packs.
+using Pair = unsigned;
+
+// What a packed operand holds: elements as they are summed, kTogether of them along k in one.
+template <class T> struct PackedOf {
+  using type = Acc<T>;
+  static constexpr int kTogether = 1;
+};
+#if defined(__AVX512BF16__)
+template <> struct PackedOf<BFloat16> {
+  using type = Pair;
+  static constexpr int kTogether = 2;
+};
+#endif
+template <class T> using Packed = typename PackedOf<T>::type;
+template <class T> constexpr int kTogether = PackedOf<T>::kTogether;
+
 // What a loop may use of a core's caches and find it there the next time round: half of a small L1
 // data cache, and most of a small L2 cache.
 constexpr int kL1Bytes = 16 << 10;
@@ -61,7 +78,7 @@ template <int N> JITSPARSE_INLINE Vec<float, N> widen(BFloat16, Vec<unsigned sho
 
 template <int N> JITSPARSE_INLINE Vec<unsigned short, N> narrow(BFloat16, Vec<float, N> f) {
 #if defined(__AVX512BF16__)
-  // Subnormals become zero, as they do in the AMX tiles of the kernels that are compiled with this.
+  // Subnormals become zero, as they do in what multiplies pairs, in vectors and in AMX tiles.
   if constexpr (N == 8 || N == 16) {
     Vec<unsigned short, N> h;
     asm("vcvtneps2bf16 %1, %0" : "=v"(h) : "v"(f));
@@ -162,6 +179,29 @@ template <int N, class T> JITSPARSE_INLINE void store(T* p, Vec<Acc<T>, N> v) {
   const Stored<T, N> stored = to_stored<T, N>(v);
   __builtin_memcpy(p, &stored, sizeof stored);
 }
+
+// Elements of a packed operand.
+template <int N, class P> JITSPARSE_INLINE Vec<P, N> load_packed(const P* p) {
+  Vec<P, N> v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+
+// One of what may be stored as something else: two bfloat16 are a pair where they lie side by side.
+template <class P> JITSPARSE_INLINE P packed_at(const void* from, int64 at) {
+  P p;
+  __builtin_memcpy(&p, static_cast<const char*>(from) + at * int64(sizeof p), sizeof p);
+  return p;
+}
+
+// sum += factor x: one product, or two where an element holds two. Then subnormals count as zero.
+template <int N, class A> JITSPARSE_INLINE void add_product(Vec<A, N>& sum, A factor, Vec<A, N> x) { sum += factor * x; }
+#if defined(__AVX512BF16__)
+template <int N> JITSPARSE_INLINE void add_product(Vec<float, N>& sum, Pair factor, Vec<Pair, N> x) {
+  const Vec<Pair, N> factors = Vec<Pair, N>{} + factor;
+  asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(factors), "v"(x));
+}
+#endif
 
 // Stores a vector past the caches, which saves reading the memory that it overwrites and keeps the
 // caches for other data. `p` is aligned to the vector, and the rest of its cache line is to be written
