@@ -53,10 +53,10 @@ inline void pack_square(const DenseView<BFloat16, K_CONTIGUOUS>& from, int64 k, 
     constexpr int64 kOuter = K_CONTIGUOUS ? SIZE : 2 * SIZE, kInner = K_CONTIGUOUS ? 2 * SIZE : SIZE;
     const int64 outer = K_CONTIGUOUS ? from.width - w : from.depth - k;
     const int64 inner = K_CONTIGUOUS ? from.depth - k : from.width - w;
-    for (int64 i = 0; i < kOuter; ++i) {
-      for (int64 j = 0; j < kInner; ++j) {
-        edge[i * kInner + j] = i < outer && j < inner ? source[i * ld + j] : BFloat16{};
-      }
+    const int64 inside = inner < kInner ? inner : kInner;
+    __builtin_memset(edge, 0, sizeof edge);
+    for (int64 i = 0; i < kOuter && i < outer && inside > 0; ++i) {
+      __builtin_memcpy(edge + i * kInner, source + i * ld, inside * sizeof(BFloat16));
     }
     source = edge;
     ld = kInner;
@@ -75,24 +75,35 @@ inline void pack_square(const DenseView<BFloat16, K_CONTIGUOUS>& from, int64 k, 
   for (int i = 0; i < SIZE; ++i) __builtin_memcpy(to + i * stride, &rows[i], sizeof rows[i]);
 }
 
-// As pack() of pack.h: a row of PANEL pairs after the other. `depth` is even.
+// As pack() of pack.h: a row of PANEL pairs after the other. `depth` is even; where k is the contiguous axis
+// it is a multiple of two squares.
 template <int WIDTH, int PANEL, int SQUARE, bool K_CONTIGUOUS>
 inline void pack(const DenseView<BFloat16, K_CONTIGUOUS>& from, int64 depth0, int64 depth, int64 width0, Pair* panels,
                  int64 panel_stride) {
   constexpr int L = min(16, PANEL), S = min(L, SQUARE);
   const auto at = [=](int64 p, int w) { return panels + w / PANEL * panel_stride + p * PANEL + w % PANEL; };
-  if (!K_CONTIGUOUS && depth0 + depth <= from.depth && width0 + WIDTH <= from.width) {
+  if constexpr (K_CONTIGUOUS) {
+    for (int w = 0; w < WIDTH; w += S) {
+      for (int64 p = 0; p < depth / 2; p += S) {
+        pack_square<S, false>(from, depth0 + 2 * p, width0 + w, at(p, w), PANEL);
+      }
+    }
+  } else {
+    const int64 wide = from.width - width0 < WIDTH ? from.width - width0 : WIDTH;
     for (int64 p = 0; p < depth / 2; ++p) {
+      const int64 deep = from.depth - (depth0 + 2 * p);  // rows from here on
       const BFloat16 *even = from.at(depth0 + 2 * p, width0), *odd = even + from.ld;
+      BFloat16 edge[2][WIDTH];
+      if (deep < 2 || wide < WIDTH) {
+        __builtin_memset(edge, 0, sizeof edge);
+        if (deep > 0) __builtin_memcpy(edge[0], even, wide * sizeof(BFloat16));
+        if (deep > 1) __builtin_memcpy(edge[1], odd, wide * sizeof(BFloat16));
+        even = edge[0];
+        odd = edge[1];
+      }
       int w = 0;
       for (; w + 2 * L <= WIDTH; w += 2 * L) interleave_two<L>(even + w, odd + w, at(p, w), at(p, w + L));
       if (w < WIDTH) interleave<L>(even + w, odd + w, at(p, w));
-    }
-    return;
-  }
-  for (int w = 0; w < WIDTH; w += S) {
-    for (int64 p = 0; p < depth / 2; p += S) {
-      pack_square<S, false>(from, depth0 + 2 * p, width0 + w, at(p, w), PANEL);
     }
   }
 }

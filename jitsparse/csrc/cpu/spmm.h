@@ -5,7 +5,8 @@
 //
 // A thread takes strips of C, some register tiles wide, and walks the block rows. The panel of B that a
 // block multiplies is packed when a strip first needs it, so what no block needs is never read. The
-// blocks themselves are read in place, one element broadcast against a row of the panel.
+// blocks themselves are read in place, one element, or pair, broadcast against a row of the panel; those that
+// have to be converted or paired first, a few rows at a time.
 #pragma once
 
 #include "cpu/epilogue.h"
@@ -46,8 +47,8 @@ class Spmm {
   // through it once a strip, are in the L1 cache for all but its first columns.
   static constexpr int64 kWidestTiles = 4;
   // Values that are not multiplied as they are stored are packed for every tile. Pairs, whose halves lie a
-  // row apart, are packed once for all tiles of a strip, if these are several and the L2 cache holds a block
-  // row of them: that takes 0.78 to 0.86 of the time. (Conversions, done so, took 0.92 to 1.1 of it.)
+  // row apart, are packed once for all tiles of a strip, if these are several and a block row of them is no
+  // larger than the L2 cache: that takes 0.78 to 0.86 of the time. (Conversions, done so, took 0.92 to 1.1.)
   static constexpr bool kAsStored = sizeof(T) == sizeof(A) || (kTogether<T> == 2 && !FLIPPED);
   static constexpr bool kPackRows = kTogether<T> == 2 && FLIPPED;
   static constexpr int64 kSeveralTiles = 3;

@@ -83,6 +83,12 @@ template <int N> JITSPARSE_INLINE Vec<unsigned short, N> narrow(BFloat16, Vec<fl
     Vec<unsigned short, N> h;
     asm("vcvtneps2bf16 %1, %0" : "=v"(h) : "v"(f));
     return h;
+  } else if constexpr (N == 4) {
+    Vec<unsigned short, 8> low_half;
+    asm("vcvtneps2bf16 %1, %0" : "=v"(low_half) : "v"(f));
+    Vec<unsigned short, N> h;
+    __builtin_memcpy(&h, &low_half, sizeof h);
+    return h;
   }
 #endif
   const auto u = (Vec<unsigned, N>)f;
