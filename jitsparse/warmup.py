@@ -290,11 +290,11 @@ def _targets(device: str | None, arch: str | Sequence[str] | None) -> list[str]:
         raise ArgumentError(f"device {device!r} is not one of cpu, cuda")
     if arch is not None:
         named = parse_arch(arch if isinstance(arch, str) else ";".join(arch), "arch")
-        targets = [t for t in named if device in (None, registry.device_of(t))]
         if not named:
             raise ArgumentError(
                 f"arch is {arch!r}, which names no target: name one, or leave it out"
             )
+        targets = [t for t in named if device in (None, registry.device_of(t))]
         if not targets:
             raise ArgumentError(f"none of the targets {', '.join(named)} is for {device}")
         return targets

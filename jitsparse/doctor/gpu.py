@@ -100,7 +100,7 @@ def check_targets(settings: Config, torch: Torch) -> Iterator[Finding]:
     else:
         origin = f"of {asked}" if set(settings.arch) & set(CPU_TARGETS) else "the best that runs"
         yield Finding("target.cpu", "ok", f"{target}, {origin} on {targets.cpu_name()}")
-    named = [each for each in settings.arch if each not in CPU_TARGETS]
+    named = settings.cuda_arch
     if not torch.gpus:
         if named:
             yield Finding("target.cuda", "ok", f"{', '.join(named)}, of {asked}")

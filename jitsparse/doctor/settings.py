@@ -13,7 +13,7 @@ from jitsparse.doctor.software import Torch
 from jitsparse.errors import ConfigError, JitsparseError, PinError
 from jitsparse.jit import selection
 from jitsparse.jit.cache import Cache
-from jitsparse.jit.environment import CPU_TARGETS, VARIABLES, Config
+from jitsparse.jit.environment import VARIABLES, Config
 
 __all__ = ["check_jit", "check_rank", "check_variables"]
 
@@ -93,7 +93,7 @@ def _check_obeyable(pinned: selection.Pin, settings: Config, torch: Torch) -> No
     from jitsparse.kernels import registry
 
     selection.check_pin(pinned, "JITSPARSE_PIN")
-    targets = [each for each in settings.arch if each not in CPU_TARGETS]
+    targets = [*settings.cuda_arch]
     with contextlib.suppress(JitsparseError):  # which check_targets reports
         targets.append(registry.target_of("cpu"))
         targets += [registry.target_of("cuda", gpu) for gpu in range(len(torch.gpus))]
@@ -106,7 +106,7 @@ def _check_obeyable(pinned: selection.Pin, settings: Config, torch: Torch) -> No
     found = (
         candidate
         for target in dict.fromkeys(targets)
-        for candidate in registry.typical_candidates(target, pinned.op, blocks)
+        for candidate in registry.typical_candidates(target, pinned.op, block_sizes=blocks)
     )
     selection.check_obeyable(pinned, found, "JITSPARSE_PIN")
 

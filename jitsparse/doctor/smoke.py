@@ -15,7 +15,6 @@ from jitsparse.doctor.software import Torch
 from jitsparse.errors import JitsparseError, ToolchainError
 from jitsparse.jit import compile_only, config, targets, toolchain
 from jitsparse.jit.diagnostics import first_error
-from jitsparse.jit.environment import CPU_TARGETS
 from jitsparse.jit.template import render
 
 if TYPE_CHECKING:
@@ -125,7 +124,7 @@ def _plain(target: str) -> Variant:
 
 
 def _cuda_target(torch: Torch) -> str:
-    named = [each for each in config.get().arch if each not in CPU_TARGETS]
+    named = config.get().cuda_arch
     if torch.gpus:
         return targets.cuda_target()
     return named[0] if named else CUDA_TARGET

@@ -111,6 +111,11 @@ class Config:
     rank: int = 0
 
     @property
+    def cuda_arch(self) -> tuple[str, ...]:
+        """Those of :attr:`arch` that are GPUs'."""
+        return tuple(each for each in self.arch if each not in CPU_TARGETS)
+
+    @property
     def jobs(self) -> int:
         """How many compilers run at a time: ``MAX_JOBS``, else :func:`jitsparse.jit.jobs.limit`."""
         return self.max_jobs or jobs.limit()

@@ -235,12 +235,16 @@ def _typical_problems(
 
 
 def typical_candidates(
-    target: str, op: str, block_sizes: Sequence[tuple[int, int]]
+    target: str,
+    op: str,
+    *,
+    dtypes: Sequence[str] = (),
+    block_sizes: Sequence[tuple[int, int]] = (),
 ) -> Iterator[Candidate]:
-    """What calls of an operation may have on a target, refused ones included, problem by problem;
-    without block sizes those of all square ones."""
+    """What calls of an operation may have on a target, refused ones included, problem by problem:
+    of all dtypes and square blocks, or of those that are named."""
     blocks = block_sizes or [(size, size) for size in BLOCK_SIZES]
-    for problem in _typical_problems(device_of(target), [op], DTYPES, blocks):
+    for problem in _typical_problems(device_of(target), [op], dtypes, blocks):
         yield from candidates(problem, target)
 
 
@@ -259,17 +263,13 @@ def variant_named(name: str) -> Variant:
     variant = Variant.parse(name)
     parse_arch(variant.target, "target")
     _check_names([variant.op], [variant.dtype])
-    problems = _typical_problems(
-        device_of(variant.target),
-        [variant.op],
-        [variant.dtype],
-        [parse_block_size(variant.knob("b"))],
-    )
+    block = parse_block_size(variant.knob("b"))
     offered: dict[str, str | None] = {}
-    for problem in problems:
-        for each in candidates(problem, variant.target):
-            if each.refused is None or each.variant.name not in offered:
-                offered[each.variant.name] = each.refused
+    for each in typical_candidates(
+        variant.target, variant.op, dtypes=[variant.dtype], block_sizes=[block]
+    ):
+        if each.refused is None or each.variant.name not in offered:
+            offered[each.variant.name] = each.refused
     if name not in offered:
         near = difflib.get_close_matches(name, offered, 3, 0)
         raise ArgumentError(f"no call has the variant {name}; the nearest are {', '.join(near)}")

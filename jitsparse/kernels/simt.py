@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from jitsparse.jit import Candidate, Template, Variant
 from jitsparse.jit.template import Context
 from jitsparse.kernels.cuda import cuda_template, knobs, operand_context, typical_problems
-from jitsparse.kernels.legality import before_ampere
+from jitsparse.kernels.legality import before_ampere, first_legal
 from jitsparse.kernels.problem import Place, Problem
 from jitsparse.kernels.roles import op_block
 
@@ -50,14 +50,12 @@ def _tiles(problem: Problem) -> list[tuple[int, int]]:
 
 def default_variants(target: str) -> Iterator[Variant]:
     """What calls choose where no other family has a kernel: float64, and blocks of 8."""
-    for problem in (
+    problems = (
         *typical_problems(("f32",), (8,)),
         *typical_problems(("f64",), (32,)),
         *typical_problems(("bf16",), (8,)),
-    ):
-        first = candidates(problem, target)[0]
-        if first.refused is None:
-            yield first.variant
+    )
+    yield from first_legal(candidates, problems, target)
 
 
 def template(variant: Variant) -> Template:

@@ -119,8 +119,7 @@ class Spmm {
     P* const panels = reinterpret_cast<P*>(scratch);
     A* const tile = reinterpret_cast<A*>(scratch + panels_bytes_);
     char* const after_tile = scratch + panels_bytes_ + tile_bytes_;
-    const bool several = width > (kSeveralTiles - 1) * TILE_COLS;
-    P* const rows = several && rows_bytes_ ? reinterpret_cast<P*>(after_tile) : nullptr;
+    P* const rows = rows_bytes_ ? reinterpret_cast<P*>(after_tile) : nullptr;
     char* const packed = after_tile + rows_bytes_;
     __builtin_memset(packed, 0, block_cols_);
     const auto panels_at = [&](int64 v) { return panels + v * kL * block_cols_ * kPackedDepth; };
