@@ -67,7 +67,8 @@ class _UponTorch(MetaPathFinder):
     ) -> ModuleSpec | None:
         if name != "torch":
             return None
-        sys.meta_path.remove(self)
+        # A new list: another thread that is going through this one would pass over a finder.
+        sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
         spec = importlib.util.find_spec(name)
         loader = None if spec is None else spec.loader
         if loader is not None:
