@@ -173,3 +173,32 @@ if child:
     assert done.returncode == 0, done.stderr
     assert toykernel.compilations(held.notes) == 1
     assert len(toykernel.entries(tmp_path / "cache")) == 1
+
+
+def test_builders_leave_imports_that_change_the_import_system_to_the_caller(tmp_path: Path) -> None:
+    """setuptools takes a finder out of ``sys.meta_path`` when it is imported. Done by a builder, an
+    import by the program's own thread might pass over a finder."""
+    held = toykernel.Held(tmp_path)
+    code = f"""
+import sys, threading, torch, jitsparse as js
+
+class Watch:
+    def find_spec(self, name, path, target=None):
+        if name == "setuptools":
+            print(threading.current_thread().name)
+
+sys.meta_path.insert(0, Watch())
+js.first_use("fallback")
+js.dsd(js.random((8, 8), 8, 1.0), torch.zeros(8, 8))
+while not __import__("os").path.getsize({str(held.notes)!r}): __import__("time").sleep(0.02)
+"""
+    environment = {"CXX": str(held.cxx), "JITSPARSE_CACHE_DIR": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env={**os.environ, **environment},
+    )
+    assert (done.returncode, done.stdout) == (0, "MainThread\n"), done.stderr

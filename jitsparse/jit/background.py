@@ -15,7 +15,7 @@ from collections import deque
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from jitsparse.jit import build, config, progress
+from jitsparse.jit import build, config, forks, progress
 from jitsparse.jit.kernel import Kernel, load
 
 if TYPE_CHECKING:
@@ -106,6 +106,10 @@ def _enter(job: Callable[[tuple[int, int]], T], jobs: int) -> Future[T]:
         _builds.asked = _builds.begun = 0
     _builds.asked += 1
     if len(_builds.threads) < jobs:
+        # Here rather than by the thread that will need it, 50 ms once: it imports setuptools, which
+        # takes a finder out of sys.meta_path in place, and an import by the program's own thread at
+        # that moment would pass over the next finder (ModuleNotFoundError, once in 30 test runs).
+        forks.ready("torch.utils.cpp_extension")
         thread = threading.Thread(target=_work, name="jitsparse-build", daemon=True)
         thread.start()
         _builds.threads.add(thread)
