@@ -36,7 +36,7 @@ struct SddArgs {
   const void* right;         // k x cols
   const int32* index;
   void* out;                 // (nnz, block_rows, block_cols), contiguous
-  void* workspace;           // float32 (parts, nnz, block_rows, block_cols), or null
+  void* workspace;           // a turned operand, then float32 (parts, nnz, block_rows, block_cols), as the kernel wants; or null
   int64 rows, cols, nnz, k;
   int64 left_ld, left_batch_stride;
   int64 right_ld, right_batch_stride;

@@ -26,6 +26,7 @@ from jitsparse.kernels.choice import REFERENCE, Key, choosing, select
 from jitsparse.kernels.float32 import float32_arithmetic
 from jitsparse.kernels.operands import layout_of, require_memory
 from jitsparse.kernels.split import MOST_ELEMENTS, most_parts, splits
+from jitsparse.kernels.turn import bytes_of, turns
 from jitsparse.traits import TRAITS, pack
 
 if TYPE_CHECKING:
@@ -323,11 +324,17 @@ def sdd(
     if not (left_ptr and right_ptr):
         require_memory(kernel, left, right)
     parts, workspace_ptr = 1, 0
-    if device >= 0 and out.numel() <= MOST_ELEMENTS and splits(kernel.variant):
-        parts = most_parts(out.numel(), k, batch)
-        if parts > 1:
+    if device >= 0:
+        size = 0
+        if turns(kernel.variant):
+            size = bytes_of(kernel.variant, rows, cols, k, batch, itemsize)
+        if out.numel() <= MOST_ELEMENTS and splits(kernel.variant):
+            parts = most_parts(out.numel(), k, batch)
+            if parts > 1:
+                size += 4 * parts * out.numel()
+        if size:
             # Freed on return, in the order of the stream.
-            workspace = out.new_empty(parts * out.numel(), dtype=torch.float32)
+            workspace = out.new_empty(size, dtype=torch.uint8)
             workspace_ptr = workspace.data_ptr()
     code = kernel.launch(
         kernel.pack(

@@ -1,11 +1,12 @@
 """Family ``wgmma``: Hopper's warpgroup tensor cores, fed by its copy engine.
 
-16-bit elements in blocks of 16 and more; TF32 in blocks of 64 and 128, where one of the operands
-lies along the axis that is summed over.
+16-bit elements in blocks of 16 and more; TF32 in blocks of 64 and 128, in a dsd or dds where one of
+the operands lies along the axis that is summed over.
 
 Knobs: ``b`` block, ``l`` layout; of dsd and dds also ``t`` tile (rows x columns x depth of a
-pipeline stage); of sdd ``g``, the side along which blocks are gathered, and ``k``, whether sums may
-be divided (:mod:`jitsparse.kernels.split`). An sdd's tiles are as wide as suits its pattern, which
+pipeline stage); of sdd ``g``, the side along which blocks are gathered, ``o``, whether the operand
+there is turned before (:mod:`jitsparse.kernels.turn`), and ``k``, whether sums may be divided
+(:mod:`jitsparse.kernels.split`). An sdd's tiles are as wide as suits its pattern, which
 the index decides. Measurements are in docs/performance.md.
 """
 
@@ -15,7 +16,7 @@ from collections.abc import Iterator
 
 from jitsparse.jit import Candidate, Template, Variant
 from jitsparse.jit.template import Context
-from jitsparse.kernels import cost, split
+from jitsparse.kernels import cost, split, turn
 from jitsparse.kernels.cuda import cuda_template, knobs, operand_context, typical_problems
 from jitsparse.kernels.legality import (
     first_legal,
@@ -35,38 +36,19 @@ _DTYPES = ("bf16", "f16", "tf32")
 _BLOCKS = (16, 32, 64, 128)
 _WIDTHS = {"bf16": (256, 128, 64), "f16": (256, 128, 64), "tf32": (256, 128)}
 """Of a tile, in columns, by dtype."""
-_DENSE = 0.2
-_LARGE = 8 << 20
-"""Density and stored elements from which mma copies operands that lie badly faster."""
 
 
 def place(problem: Problem) -> Place:
-    """Before all others, but for an sdd whose operand the copy engine takes in short rows."""
-    if problem.op == "sdd" and _short_rows(problem):
-        stored = problem.nnz * problem.block[0] * problem.block[1]
-        if stored >= max(_LARGE, _DENSE * problem.rows * problem.cols):
-            return Place(
-                2,
-                "blocks of 16 that lie across k, many of them: mma copies their operand faster",
-            )
+    """Before all others."""
     return Place(0, "Hopper's own tensor cores and copy engine")
-
-
-def _short_rows(problem: Problem) -> bool:
-    """Whether an operand gathered in blocks of 16 does not lie along k. It is copied 32 bytes a
-    row then, for which the copy engine takes as long as for 128."""
-    side = _gathered(problem)[0]
-    return problem.block[0 if side == "rows" else 1] == 16 and not _lies_along_k(problem, side)
 
 
 def candidates(problem: Problem, target: str) -> list[Candidate]:
     """Variants for a problem, best first; refused ones with their reason."""
     if problem.op == "sdd":
-        sides = [("g", side) for side in _gathered(problem)]
-        whole, divided = [(side,) for side in sides], [(side, split.KNOB) for side in sides]
-        ways = [*divided, *whole] if split.pays(problem) else [*whole, *divided]
         variants = [
-            Variant("sdd", "wgmma", target, problem.dtype, (*knobs(problem), *way)) for way in ways
+            Variant("sdd", "wgmma", target, problem.dtype, (*knobs(problem), *way))
+            for way in _ways(problem)
         ]
     else:
         tiles = _tiles(problem)
@@ -78,11 +60,34 @@ def candidates(problem: Problem, target: str) -> list[Candidate]:
     return [Candidate(variant, template(variant), refused) for variant in variants]
 
 
+def _ways(problem: Problem) -> list[tuple[tuple[str, str], ...]]:
+    """Knobs of an sdd beside block and layout, best first."""
+    as_they_lie = [(("g", side),) for side in _gathered(problem)]
+    sides = _turned(problem)
+    turned = [(("g", side), turn.KNOB) for side in sides]
+    pays = as_they_lie and turned and turn.pays(problem, sides[0])
+    ways = [*turned, *as_they_lie] if pays else [*as_they_lie, *turned]
+    divided = [(*way, split.KNOB) for way in ways]
+    return [*divided, *ways] if split.pays(problem) else [*ways, *divided]
+
+
+def _turned(problem: Problem) -> list[str]:
+    """Along which side blocks may be gathered from an operand that is turned before, best first:
+    where none lies along k, and the copy engine would take it in short rows, or wgmma not at all.
+    """
+    sides = _gathered(problem) or ["cols", "rows"]
+    if any(_lies_along_k(problem, side) for side in sides):
+        return []
+    if problem.dtype != "tf32":
+        sides = [side for side in sides if problem.block[side == "cols"] in turn.SHORT]
+    return sorted(sides, key=lambda side: turn.width(problem, side))
+
+
 def _gathered(problem: Problem) -> list[str]:
-    """Along which side blocks are gathered, best first: the operand there should lie along k, and
-    has to if it is TF32."""
+    """Along which side blocks are gathered, best first, from operands as they lie: the one there
+    should lie along k, and has to if it is TF32."""
     if problem.dtype == "tf32":
-        return [side for side in ("cols", "rows") if _lies_along_k(problem, side)] or ["cols"]
+        return [side for side in ("cols", "rows") if _lies_along_k(problem, side)]
     if problem.block[0] >= 64:
         return ["cols"]
     rows_lie, cols_lie = (_lies_along_k(problem, side) for side in ("rows", "cols"))
@@ -138,11 +143,9 @@ def _refusal_of_tf32(problem: Problem) -> str | None:
     rows, cols = problem.block
     if min(rows, cols) < 64:
         return f"block {rows}x{cols}: for tf32 both sides must be at least 64"
-    if op == "sdd":
-        lies = any(_lies_along_k(problem, side) for side in ("rows", "cols"))
-    else:
-        lies = not is_flipped(op, layout) or is_k_contiguous(op, layout)
-    return None if lies else f"layout {layout}: no operand of tf32 lies along the axis summed over"
+    if op != "sdd" and is_flipped(op, layout) and not is_k_contiguous(op, layout):
+        return f"layout {layout}: no operand of tf32 lies along the axis summed over"
+    return None
 
 
 def _quickest_first(problem: Problem, target: str) -> list[Candidate]:
@@ -170,8 +173,8 @@ def context(variant: Variant) -> Context:
     if variant.op == "sdd":
         return operand_context(variant) | {
             "gather_rows": cpp_bool(variant.knob("g") == "rows"),
+            "turned": cpp_bool(turn.turns(variant)),
             "split": cpp_bool(split.splits(variant)),
-            "launch": "launch_and_sum" if split.splits(variant) else "launch_with_maps",
         }
     panel, tile_n, slab = variant.ints("t")
     return operand_context(variant) | {"panel": panel, "tile_n": tile_n, "slab": slab}

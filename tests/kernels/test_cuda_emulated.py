@@ -34,6 +34,7 @@ from jitsparse.kernels.cuda import CSRC
 from jitsparse.kernels.problem import Problem
 from jitsparse.kernels.roles import LAYOUTS
 from jitsparse.kernels.split import splits
+from jitsparse.kernels.turn import bytes_of, turns
 from jitsparse.reference import ACTIVATIONS
 from jitsparse.schedule import build_index
 
@@ -63,6 +64,11 @@ NAMED = (
     # divided sums
     "sdd.wgmma.sm90a.bf16.b128x128.ltn.gcols.ksplit",
     "sdd.wgmma.sm90a.bf16.b16x16.lnn.grows.ksplit",
+    # an operand that is turned before, either of them
+    "sdd.wgmma.sm90a.bf16.b16x16.ltn.gcols.oturned",
+    "sdd.wgmma.sm90a.f16.b32x32.ltn.grows.oturned.ksplit",
+    "sdd.wgmma.sm90a.tf32.b64x64.ltn.grows.oturned",
+    "sdd.wgmma.sm90a.tf32.b128x64.ltn.gcols.oturned.ksplit",
 )
 """Of those that no call chooses by itself, each way through the code once."""
 
@@ -221,6 +227,16 @@ def test_panels_that_keep_pace(name: str, sources: Path, monkeypatch: pytest.Mon
     check(Variant.parse(name), sources)
 
 
+@pytest.mark.parametrize("extent", [1, 7, 333])
+@pytest.mark.parametrize("name", [name for name in NAMED if ".oturned" in name])
+def test_operands_of_any_depth_are_turned(
+    name: str, extent: int, sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both lie across k, which need not be a multiple of anything."""
+    monkeypatch.setattr(sys.modules[__name__], "EXTENT", extent)
+    check(Variant.parse(name), sources)
+
+
 def check(variant: Variant, sources: Path) -> None:
     """Run a variant on data that meets every edge, and judge the result."""
     op, dtype, layout = variant.op, DTYPES[variant.dtype], variant.knob("l")
@@ -243,18 +259,22 @@ def check(variant: Variant, sources: Path) -> None:
         left = cases.dense((BATCH, shape[0], extent), layout[0], **make)
         right = cases.dense((BATCH, extent, shape[1]), layout[1], **make)
         out = torch.full((pattern.nnz_blocks, rows, cols), float("nan"), dtype=dtype)
-        sums = torch.full((PARTS, *out.shape), float("nan"))
-        operands = left, right, index, out, sums
+        turned = 0
+        if turns(variant):
+            turned = bytes_of(variant, *shape, extent, BATCH, dtype.itemsize)
+        workspace = torch.full((turned // 4 + PARTS * out.numel(),), float("nan"))
+        sums = workspace[turned // 4 :]
+        operands = left, right, index, out, workspace
         pointers = [each.data_ptr() for each in operands]
         lds = (*letter(left, layout[0]), *letter(right, layout[1]))
         parts, multiprocessors = (PARTS, MANY) if splits(variant) else (1, FEW)
         words = (*pointers, *sizes, extent, *lds, BATCH, parts, 0)
-        kernel(words, [left, right, index], multiprocessors)
+        kernel(words, [left, right, index, workspace], multiprocessors)
         assert bool(sums.isfinite().any()) == (parts > 1), "sums are divided where they may be"
         cases.check_sdd(js.BlockSparse(out, pattern), left, right, products=products)
         cases.infinite(left, -1)
         cases.infinite(right, -2)
-        kernel(words, [left, right, index], multiprocessors)
+        kernel(words, [left, right, index, workspace], multiprocessors)
         cases.check_past_edge(js.BlockSparse(out, pattern))
         return
     values = torch.randn((pattern.nnz_blocks, rows, cols), generator=generator).to(dtype)

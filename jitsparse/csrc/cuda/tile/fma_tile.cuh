@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../ptx/ldmatrix.cuh"
+#include "../ptx/store.cuh"
 #include "shared_tile.cuh"
 
 namespace jitsparse {
@@ -102,7 +103,7 @@ struct FmaTile {
 template <int N>
 __device__ __forceinline__ void store_run(float* to, const float (&run)[N]) {
   if constexpr (N == 4) {
-    *reinterpret_cast<float4*>(to) = make_float4(run[0], run[1], run[2], run[3]);
+    ptx::store(to, reinterpret_cast<const unsigned(&)[4]>(run));
   } else {
     *to = run[0];
   }

@@ -38,11 +38,18 @@ int launch_with_maps(const Args& args) {
 }
 
 template <typename Kernel, typename Args>
-int launch_and_sum(const Args& args) {
+int launch_sequence(const Args& args) {
+  if constexpr (Kernel::kTurned) {
+    const auto turn = Kernel::turn(args);
+    if (int code = run_grid<typename Kernel::Turn>(turn, Kernel::Turn::grid(turn))) return code;
+  }
   if (int code = launch_with_maps<Kernel>(args)) return code;
-  if (args.parts <= 1) return cudaSuccess;
-  const auto sum = Kernel::sum(args);
-  return run_grid<typename Kernel::Sum>(sum, Kernel::Sum::grid(sum));
+  if constexpr (Kernel::kSplit) {
+    if (args.parts <= 1) return cudaSuccess;
+    const auto sum = Kernel::sum(args);
+    return run_grid<typename Kernel::Sum>(sum, Kernel::Sum::grid(sum));
+  }
+  return cudaSuccess;
 }
 
 }  // namespace jitsparse

@@ -1,0 +1,67 @@
+// A dense operand that does not lie along k, copied so that it does: what comes before an sdd that wants it so.
+//
+// A thread turns a square of 16 bytes a side in its registers. A warp reads rows of 128 bytes and writes rows of 64, both whole
+// sectors of memory, so shared memory has nothing to add.
+#pragma once
+
+#include "../../abi.h"
+#include "../ptx/load.cuh"
+#include "../ptx/store.cuh"
+
+namespace jitsparse {
+
+// Rows of a turned operand begin at multiples of 16 bytes.
+template <typename Storage>
+JITSPARSE_HD int64 turned_ld(int64 k) {
+  constexpr int64 kSide = 16 / sizeof(Storage);
+  return div_up(k, kSide) * kSide;
+}
+
+template <typename Storage>
+struct SddTurn {
+  static constexpr int kThreads = 256, kSharedBytes = 0;
+  static constexpr int kSide = 16 / sizeof(Storage);                // of a thread's square
+  static constexpr int kAcross = 8 * kSide, kDeep = 32 * kSide;     // of a CTA's part: eight warps, one below the other
+  static_assert(sizeof(Storage) == 2 || sizeof(Storage) == 4, "16-bit elements, and float");
+
+  struct Params {
+    const Storage* from;  // batch x k x width, where width is a multiple of kSide
+    Storage* to;          // batch x width x turned_ld(k), zero beyond k
+    int64 width, k, ld, batch_stride;
+    int64 batch;
+  };
+
+  static __device__ __forceinline__ void run(const Params& params) {
+    const unsigned across = unsigned(div_up(params.width, kAcross)), deep = unsigned(div_up(params.k, kDeep));
+    const unsigned part = blockIdx.x / across, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int64 batch = part / deep;
+    const int64 column = int64(blockIdx.x % across) * kAcross + lane % 8 * kSide;
+    const int64 k = int64(part % deep) * kDeep + (warp * 4 + lane / 8) * kSide, ld = turned_ld<Storage>(params.k);
+    if (column >= params.width || k >= ld) return;
+    const Storage* from = params.from + batch * params.batch_stride + k * params.ld + column;
+    unsigned rows[kSide][4];
+#pragma unroll
+    for (int i = 0; i < kSide; ++i) ptx::load_once(rows[i], from + i * params.ld, k + i < params.k);
+    Storage* to = params.to + (batch * params.width + column) * ld + k;
+#pragma unroll
+    for (int j = 0; j < kSide; ++j) {
+      unsigned turned[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if constexpr (kSide == 8) {
+          const unsigned even = rows[2 * i][j / 2], odd = rows[2 * i + 1][j / 2];
+          turned[i] = j % 2 == 0 ? (even & 0xffff) | odd << 16 : even >> 16 | (odd & 0xffff0000);
+        } else {
+          turned[i] = rows[i][j];
+        }
+      }
+      ptx::store(to + j * ld, turned);
+    }
+  }
+
+  static int64 grid(const Params& params) {
+    return div_up(params.width, kAcross) * div_up(params.k, kDeep) * params.batch;
+  }
+};
+
+}  // namespace jitsparse

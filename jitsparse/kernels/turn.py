@@ -1,0 +1,64 @@
+"""Turning an operand of an sdd whose operands both lie across k, as in the gradient of a weight.
+
+Blocks are gathered along one side, and the copy engine wants the operand there to lie along k: if
+it does not, rows of a block of 16 have 32 bytes, and take as long as rows of 128. TF32 cannot be
+read from shared memory at all if it lies so. Variants with the knob ``o`` = ``turned`` first copy
+that operand to a workspace in which it lies along k. Measurements are in docs/performance.md.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jitsparse.jit import Variant
+from jitsparse.traits import random_steps
+
+if TYPE_CHECKING:
+    from jitsparse.kernels.problem import Problem
+
+__all__ = ["KNOB", "SHORT", "bytes_of", "pays", "turns", "width"]
+
+KNOB = ("o", "turned")
+
+_ALIGNMENT = 16
+"""Bytes at whose multiples rows of a turned operand begin (``csrc/cuda/kernels/sdd_turn.cuh``)."""
+
+_PANEL = 64
+"""Rows of an sdd's panel, unless blocks are higher (``GatherShape`` of ``csrc/abi.h``)."""
+
+_SAVED = {16: 3.7e-6, 32: 1.65e-6}
+_COPIED, _LAUNCH = 1.25e-6, 3.0
+"""Microseconds on an H200: saved where a block of so many columns is gathered, for each of k; what
+copying takes for each element; and what it takes however little there is to copy."""
+
+SHORT = tuple(_SAVED)
+"""Sizes of blocks that make short rows of 16-bit elements."""
+
+
+def turns(variant: Variant) -> bool:
+    """Whether a variant turns an operand."""
+    return KNOB in variant.knobs
+
+
+def width(problem: Problem, side: str) -> int:
+    """Extent, beside k, of the operand that is gathered along a side."""
+    return problem.rows if side == "rows" else problem.cols
+
+
+def pays(problem: Problem, side: str) -> bool:
+    """Whether an sdd on 16-bit elements is faster with the operand that is gathered along a side
+    turned, than with it as it lies."""
+    (height, gathered), (rows, cols) = problem.block, (problem.rows, problem.cols)
+    if side == "rows":
+        height, gathered, rows, cols = gathered, height, cols, rows
+    panel = max(height, _PANEL)
+    mean = random_steps(rows, cols, problem.nnz, (height, gathered), panel=panel, across=1).mean
+    k = problem.extent * problem.batch
+    saved = _SAVED[gathered] * mean * -(-rows // panel) * k
+    return saved > _COPIED * width(problem, side) * k + _LAUNCH
+
+
+def bytes_of(variant: Variant, rows: int, cols: int, k: int, batch: int, itemsize: int) -> int:
+    """Bytes of the operand that a variant turns, of an sdd of ``(rows, k) @ (k, cols)``."""
+    extent = rows if variant.knob("g") == "rows" else cols
+    return batch * extent * -(-k * itemsize // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,80 @@
+"""An sdd that turns one of its operands: the gradient of a weight, whose operands lie across k."""
+
+from __future__ import annotations
+
+import cases
+import pytest
+import torch
+
+import jitsparse as js
+from jitsparse.bench.cases import DTYPES
+from jitsparse.kernels import registry
+from jitsparse.kernels.problem import Problem
+from jitsparse.kernels.turn import turns
+
+pytestmark = pytest.mark.gpu
+
+ROWS, COLS = 296, 424
+
+
+def variants(dtype: str, block: tuple[int, int], extent: int, batch: int) -> list[str]:
+    problem = Problem("sdd", "cuda", dtype, block, "tn", True, ROWS, COLS, 8, extent, batch)
+    legal = [each.variant for each in registry.candidates(problem) if each.refused is None]
+    return [variant.name for variant in legal if turns(variant)]
+
+
+@pytest.mark.parametrize(("extent", "batch"), [(1, 1), (77, 1), (200, 3), (1531, 2)])
+@pytest.mark.parametrize(
+    ("dtype", "block"),
+    [
+        *(("bf16", (16, 16)), ("f16", (32, 32)), ("bf16", (64, 16)), ("bf16", (16, 128))),
+        *(("tf32", (64, 64)), ("tf32", (128, 64))),
+    ],
+    ids=str,
+)
+def test_turned_operands_of_any_depth(
+    dtype: str, block: tuple[int, int], extent: int, batch: int
+) -> None:
+    names = variants(dtype, block, extent, batch)
+    if not names:
+        pytest.skip("no variant turns an operand on this GPU")
+    generator = torch.Generator().manual_seed(0)
+    pattern = js.Pattern.random((ROWS, COLS), block, 0.4, generator=generator).to("cuda")
+    # Of a wider matrix, so that a row of zeros in place of the next row's elements would be seen.
+    make = dict(strided="padded", dtype=DTYPES[dtype], device="cuda", generator=generator)
+    left = cases.dense((batch, ROWS, extent), "t", **make)
+    right = cases.dense((batch, extent, COLS), "n", **make)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
+    try:
+        for name in names:
+            with js.pin(f"sdd={name}"):
+                first, second = (js.sdd(left, right, pattern) for _ in range(2))
+            cases.check_sdd(first, left, right, products=2**-9 if dtype == "tf32" else None)
+            assert torch.equal(first.values, second.values)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_the_gradient_of_a_weight_in_a_graph() -> None:
+    """Captured with its workspace, and replayed on other data."""
+    if not variants("bf16", (16, 16), 256, 1):
+        pytest.skip("no variant turns an operand on this GPU")
+    torch.manual_seed(0)
+    layer = js.nn.BlockSparseLinear(COLS, ROWS, density=0.5, block_size=16, bias=False)
+    layer = layer.to("cuda", torch.bfloat16)
+    x, y = (torch.randn(256, n, device="cuda", dtype=torch.bfloat16) for n in (COLS, ROWS))
+    name = variants("bf16", (16, 16), 256, 1)[0]
+
+    def gradient() -> torch.Tensor:
+        return torch.autograd.grad(layer(x), layer.values, y)[0]
+
+    with js.pin(f"sdd={name}"):
+        gradient()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = gradient()
+        x.copy_(torch.randn_like(x))
+        graph.replay()
+        assert torch.equal(captured, gradient())

@@ -1,0 +1,86 @@
+"""Which operand of an sdd is turned so that it lies along k, and when."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jitsparse.jit import Variant
+from jitsparse.kernels import registry
+from jitsparse.kernels.problem import Problem, product_problem, typical_problem
+from jitsparse.kernels.roles import LAYOUTS
+from jitsparse.kernels.turn import bytes_of, turns
+
+
+def legal(problem: Problem) -> list[Variant]:
+    return [each.variant for each in registry.candidates(problem, "sm90a") if not each.refused]
+
+
+def gradient(block: int, width: int, tokens: int, density: float, dtype: str = "bf16") -> Problem:
+    """Of a square weight."""
+    size = width, width, tokens
+    return product_problem("sdd", "cuda", dtype, (block, block), "tn", size, density)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("dtype", "block"),
+    [("bf16", 8), ("bf16", 16), ("f16", 32), ("bf16", 64), ("tf32", 64), ("tf32", 16)],
+)
+def test_only_what_cannot_be_read_well_as_it_lies_is_turned(
+    dtype: str, block: int, layout: str
+) -> None:
+    wgmma = [
+        variant
+        for variant in legal(typical_problem("sdd", "cuda", dtype, block, layout))
+        if variant.family == "wgmma"
+    ]
+    if dtype == "tf32":
+        assert {turns(variant) for variant in wgmma} == ({layout == "tn"} if block == 64 else set())
+    else:
+        assert any(map(turns, wgmma)) == (layout == "tn" and block in (16, 32))
+        assert all(map(turns, wgmma)) == (block == 8)
+
+
+def test_turning_pays_where_much_is_gathered() -> None:
+    assert turns(legal(gradient(16, 4096, 4096, 0.25))[0])
+    assert turns(legal(gradient(32, 8192, 8192, 0.5))[0])
+    assert not turns(legal(gradient(16, 512, 512, 0.25))[0])
+    assert not turns(legal(gradient(32, 4096, 4096, 0.1))[0])
+    assert not turns(legal(gradient(64, 8192, 8192, 0.5))[0])
+    assert turns(legal(gradient(64, 512, 512, 0.1, "tf32"))[0])
+
+
+@pytest.mark.parametrize(("rows", "cols", "side"), [(1024, 4096, "rows"), (4096, 1024, "cols")])
+def test_the_narrower_operand_is_turned(rows: int, cols: int, side: str) -> None:
+    size = rows, cols, 4096
+    first = legal(product_problem("sdd", "cuda", "bf16", (16, 16), "tn", size, 0.25))[0]
+    assert turns(first)
+    assert first.knob("g") == side
+
+
+def test_an_operand_that_is_not_aligned_is_left_to_other_families() -> None:
+    problem = replace(gradient(16, 4096, 4096, 0.25), aligned=False)
+    assert not any(map(turns, legal(problem)))
+
+
+@given(
+    rows=st.integers(1, 2**20),
+    cols=st.integers(1, 2**20),
+    k=st.integers(1, 2**20),
+    batch=st.integers(1, 9),
+    itemsize=st.sampled_from([2, 4]),
+    side=st.sampled_from(["rows", "cols"]),
+)
+def test_a_turned_operand_has_room_for_rows_of_whole_chunks(
+    rows: int, cols: int, k: int, batch: int, itemsize: int, side: str
+) -> None:
+    variant = Variant.parse(f"sdd.wgmma.sm90a.bf16.b16x16.ltn.g{side}.oturned")
+    size = bytes_of(variant, rows, cols, k, batch, itemsize)
+    lines = batch * (rows if side == "rows" else cols)
+    assert size % lines == 0
+    assert size // lines % 16 == 0
+    assert 0 <= size // lines - k * itemsize < 16
