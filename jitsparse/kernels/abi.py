@@ -17,6 +17,7 @@ SPMM_WORDS = (
     "dense",
     "out",
     "bias",
+    "workspace",
     "rows",
     "cols",
     "nnz",

@@ -24,7 +24,7 @@ from jitsparse.jit import config
 from jitsparse.kernels import threads
 from jitsparse.kernels.choice import REFERENCE, Key, choosing, select
 from jitsparse.kernels.float32 import float32_arithmetic
-from jitsparse.kernels.operands import layout_of, require_memory
+from jitsparse.kernels.operands import layout_of, require_memory, workspace
 from jitsparse.kernels.split import MOST_ELEMENTS, most_parts, splits
 from jitsparse.kernels.turn import bytes_of, turns
 from jitsparse.traits import TRAITS, pack
@@ -151,6 +151,11 @@ def dsd(
         return _plain(reference.dsd, device, values, index, dense, rows, cols, transposed)
     if not (values_ptr and dense_ptr):
         require_memory(kernel, values, dense)
+    workspace_ptr = 0
+    if device >= 0 and itemsize == 4 and turns(kernel.variant):
+        size = bytes_of(n, rows if transposed else cols, batch, itemsize)
+        room = workspace(out, size)
+        workspace_ptr = room.data_ptr()
     code = kernel.launch(
         kernel.pack(
             values_ptr,
@@ -158,6 +163,7 @@ def dsd(
             dense_ptr,
             out_ptr,
             0,
+            workspace_ptr,
             rows,
             cols,
             nnz,
@@ -243,6 +249,11 @@ def dds(
         return _plain(reference.dds, device, *arguments)
     if not (values_ptr and dense_ptr):
         require_memory(kernel, values, dense)
+    workspace_ptr = 0
+    if device >= 0 and itemsize == 4 and turns(kernel.variant):
+        size = bytes_of(n, cols if transposed else rows, batch, itemsize)
+        room = workspace(out, size)
+        workspace_ptr = room.data_ptr()
     code = kernel.launch(
         kernel.pack(
             values_ptr,
@@ -250,6 +261,7 @@ def dds(
             dense_ptr,
             out_ptr,
             bias_ptr,
+            workspace_ptr,
             rows,
             cols,
             nnz,
@@ -327,15 +339,15 @@ def sdd(
     if device >= 0:
         size = 0
         if turns(kernel.variant):
-            size = bytes_of(kernel.variant, rows, cols, k, batch, itemsize)
+            width = rows if kernel.variant.knob("g") == "rows" else cols
+            size = bytes_of(width, k, batch, itemsize)
         if out.numel() <= MOST_ELEMENTS and splits(kernel.variant):
             parts = most_parts(out.numel(), k, batch)
             if parts > 1:
                 size += 4 * parts * out.numel()
         if size:
-            # Freed on return, in the order of the stream.
-            workspace = out.new_empty(size, dtype=torch.uint8)
-            workspace_ptr = workspace.data_ptr()
+            room = workspace(out, size)
+            workspace_ptr = room.data_ptr()
     code = kernel.launch(
         kernel.pack(
             left_ptr,

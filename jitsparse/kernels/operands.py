@@ -5,11 +5,12 @@ One letter says which axis is contiguous; strides of the other axis and of the b
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from jitsparse.jit.kernel import Kernel
 
-__all__ = ["layout_of", "require_memory"]
+__all__ = ["layout_of", "require_memory", "workspace"]
 
 
 def require_memory(kernel: object, *operands: Tensor) -> None:
@@ -50,3 +51,9 @@ def layout_of(tensor: Tensor) -> tuple[Tensor, str, int, int, int]:
     if (row_stride == 1 or rows == 1) and (col_stride >= rows or cols == 1):
         return tensor, "t", col_stride if cols > 1 else rows, batch, batch_stride
     return layout_of(tensor.contiguous())
+
+
+def workspace(out: Tensor, size: int) -> Tensor:
+    """Bytes that a kernel may use, on the device of its result. Freed when the caller has launched
+    it, in the order of the stream."""
+    return out.new_empty(size, dtype=torch.uint8)

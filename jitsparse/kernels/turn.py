@@ -1,9 +1,10 @@
-"""Turning an operand of an sdd whose operands both lie across k, as in the gradient of a weight.
+"""Turning a dense operand, so that it lies along the axis that is summed over.
 
-Blocks are gathered along one side, and the copy engine wants the operand there to lie along k: if
-it does not, rows of a block of 16 have 32 bytes, and take as long as rows of 128. TF32 cannot be
-read from shared memory at all if it lies so. Variants with the knob ``o`` = ``turned`` first copy
-that operand to a workspace in which it lies along k. Measurements are in docs/performance.md.
+Two kinds of kernels want that. An sdd gathers blocks along one side: if the operand there lies
+across k, as in the gradient of a weight, rows of a block of 16 have 32 bytes, for which the copy
+engine takes as long as for 128. And TF32 is read from shared memory only where it lies along k.
+Variants with the knob ``o`` = ``turned`` copy the operand to a workspace first. Measurements are
+in docs/performance.md.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ __all__ = ["KNOB", "SHORT", "bytes_of", "pays", "turns", "width"]
 KNOB = ("o", "turned")
 
 _ALIGNMENT = 16
-"""Bytes at whose multiples rows of a turned operand begin (``csrc/cuda/kernels/sdd_turn.cuh``)."""
+"""Bytes at whose multiples rows of a turned operand begin (``csrc/cuda/kernels/turn.cuh``)."""
 
 _PANEL = 64
 """Rows of an sdd's panel, unless blocks are higher (``GatherShape`` of ``csrc/abi.h``)."""
@@ -58,7 +59,6 @@ def pays(problem: Problem, side: str) -> bool:
     return saved > _COPIED * width(problem, side) * k + _LAUNCH
 
 
-def bytes_of(variant: Variant, rows: int, cols: int, k: int, batch: int, itemsize: int) -> int:
-    """Bytes of the operand that a variant turns, of an sdd of ``(rows, k) @ (k, cols)``."""
-    extent = rows if variant.knob("g") == "rows" else cols
-    return batch * extent * -(-k * itemsize // _ALIGNMENT) * _ALIGNMENT
+def bytes_of(width: int, k: int, batch: int, itemsize: int) -> int:
+    """Bytes of a turned operand: ``batch`` times ``width`` rows of ``k`` elements."""
+    return batch * width * -(-k * itemsize // _ALIGNMENT) * _ALIGNMENT

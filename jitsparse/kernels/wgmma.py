@@ -1,13 +1,13 @@
 """Family ``wgmma``: Hopper's warpgroup tensor cores, fed by its copy engine.
 
-16-bit elements in blocks of 16 and more; TF32 in blocks of 64 and 128, in a dsd or dds where one of
-the operands lies along the axis that is summed over.
+16-bit elements in blocks of 16 and more; TF32 in blocks of 64 and 128.
 
-Knobs: ``b`` block, ``l`` layout; of dsd and dds also ``t`` tile (rows x columns x depth of a
-pipeline stage); of sdd ``g``, the side along which blocks are gathered, ``o``, whether the operand
-there is turned before (:mod:`jitsparse.kernels.turn`), and ``k``, whether sums may be divided
-(:mod:`jitsparse.kernels.split`). An sdd's tiles are as wide as suits its pattern, which
-the index decides. Measurements are in docs/performance.md.
+Knobs: ``b`` block, ``l`` layout, ``o`` whether a dense operand is turned before
+(:mod:`jitsparse.kernels.turn`); of dsd and dds also ``t`` tile (rows x columns x depth of a
+pipeline stage); of sdd ``g``, the side along which blocks are gathered, whose operand it is that
+may be turned, and ``k``, whether sums may be divided (:mod:`jitsparse.kernels.split`). An sdd's
+tiles are as wide as suits its pattern, which the index decides. Measurements are in
+docs/performance.md.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def candidates(problem: Problem, target: str) -> list[Candidate]:
             for way in _ways(problem)
         ]
     else:
-        tiles = _tiles(problem)
+        turned = [turn.KNOB] if _needs_turning(problem) else []
         variants = [
-            Variant(problem.op, "wgmma", target, problem.dtype, knobs(problem, t=tile))
-            for tile in tiles
+            Variant(problem.op, "wgmma", target, problem.dtype, (*knobs(problem, t=tile), *turned))
+            for tile in _tiles(problem)
         ]
     refused = _refusal(problem, target)
     return [Candidate(variant, template(variant), refused) for variant in variants]
@@ -138,14 +138,17 @@ def _refusal(problem: Problem, target: str) -> str | None:
 
 
 def _refusal_of_tf32(problem: Problem) -> str | None:
-    """What wgmma cannot do with elements of 32 bits, or nobody has written."""
-    op, layout = problem.op, problem.layout
+    """What nobody has written for elements of 32 bits."""
     rows, cols = problem.block
     if min(rows, cols) < 64:
         return f"block {rows}x{cols}: for tf32 both sides must be at least 64"
-    if op != "sdd" and is_flipped(op, layout) and not is_k_contiguous(op, layout):
-        return f"layout {layout}: no operand of tf32 lies along the axis summed over"
     return None
+
+
+def _needs_turning(problem: Problem) -> bool:
+    """Whether neither operand of a dsd or dds can be read from shared memory as TF32."""
+    op, layout = problem.op, problem.layout
+    return problem.dtype == "tf32" and is_flipped(op, layout) and not is_k_contiguous(op, layout)
 
 
 def _quickest_first(problem: Problem, target: str) -> list[Candidate]:
@@ -170,11 +173,17 @@ def template(variant: Variant) -> Template:
 
 def context(variant: Variant) -> Context:
     """The names that the templates use."""
-    if variant.op == "sdd":
-        return operand_context(variant) | {
-            "gather_rows": cpp_bool(variant.knob("g") == "rows"),
-            "turned": cpp_bool(turn.turns(variant)),
-            "split": cpp_bool(split.splits(variant)),
-        }
-    panel, tile_n, slab = variant.ints("t")
-    return operand_context(variant) | {"panel": panel, "tile_n": tile_n, "slab": slab}
+    names = operand_context(variant) | {"turn": "as_they_lie"}
+    if variant.op != "sdd":
+        if turn.turns(variant):
+            names |= {"turn": "turn_dense", "dense_k_contiguous": cpp_bool(True)}
+        panel, tile_n, slab = variant.ints("t")
+        return names | {"panel": panel, "tile_n": tile_n, "slab": slab}
+    gathered = "left" if variant.knob("g") == "rows" else "right"
+    if turn.turns(variant):
+        names |= {"turn": f"turn_{gathered}", f"{gathered}_k_contiguous": cpp_bool(True)}
+    return names | {
+        "gather_rows": cpp_bool(gathered == "left"),
+        "split": cpp_bool(split.splits(variant)),
+        "launch": "launch_and_sum" if split.splits(variant) else "launch_with_maps",
+    }

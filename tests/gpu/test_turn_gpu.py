@@ -1,4 +1,4 @@
-"""An sdd that turns one of its operands: the gradient of a weight, whose operands lie across k."""
+"""Kernels that turn a dense operand first, because it and the other one lie across k."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ pytestmark = pytest.mark.gpu
 ROWS, COLS = 296, 424
 
 
-def variants(dtype: str, block: tuple[int, int], extent: int, batch: int) -> list[str]:
-    problem = Problem("sdd", "cuda", dtype, block, "tn", True, ROWS, COLS, 8, extent, batch)
+def variants(
+    dtype: str, block: tuple[int, int], extent: int, batch: int, op: str = "sdd"
+) -> list[str]:
+    problem = Problem(op, "cuda", dtype, block, "tn", True, ROWS, COLS, 8, extent, batch)
     legal = [each.variant for each in registry.candidates(problem) if each.refused is None]
     return [variant.name for variant in legal if turns(variant)]
 
 
-@pytest.mark.parametrize(("extent", "batch"), [(1, 1), (77, 1), (200, 3), (1531, 2)])
+@pytest.mark.parametrize(("extent", "batch"), [(3, 1), (77, 1), (200, 3), (1531, 2)])
 @pytest.mark.parametrize(
     ("dtype", "block"),
     [
@@ -32,7 +34,7 @@ def variants(dtype: str, block: tuple[int, int], extent: int, batch: int) -> lis
     ],
     ids=str,
 )
-def test_turned_operands_of_any_depth(
+def test_operands_of_an_sdd_of_any_depth(
     dtype: str, block: tuple[int, int], extent: int, batch: int
 ) -> None:
     names = variants(dtype, block, extent, batch)
@@ -56,12 +58,42 @@ def test_turned_operands_of_any_depth(
         torch.set_float32_matmul_precision(before)
 
 
+@pytest.mark.parametrize(("rows", "batch"), [(3, 1), (77, 2), (531, 1)])
+@pytest.mark.parametrize("block", [(64, 64), (64, 128), (128, 64)], ids=str)
+@pytest.mark.parametrize("op", ["dsd", "dds"])
+def test_dense_operands_of_any_depth(
+    op: str, block: tuple[int, int], rows: int, batch: int
+) -> None:
+    names = variants("tf32", block, 200, batch, op)
+    if not names:
+        pytest.skip("no variant turns an operand on this GPU")
+    generator = torch.Generator().manual_seed(0)
+    pattern = js.Pattern.random((rows, COLS), block, 0.6, generator=generator).to("cuda")
+    values = torch.randn((pattern.nnz_blocks, *block), generator=generator)
+    stored = js.BlockSparse(values.cuda(), pattern)
+    make = dict(strided="padded", dtype=torch.float32, device="cuda", generator=generator)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        for name in names:
+            with js.pin(f"{op}={name}"):
+                if op == "dsd":
+                    x = cases.dense((batch, rows, 200), "n", **make)
+                    got, left, right = js.dsd(stored.T, x), stored.T.to_dense(), x
+                else:
+                    x = cases.dense((batch, 200, rows), "t", **make)
+                    got, left, right = js.dds(x, stored), x, stored.to_dense()
+            cases.check_product(got, left, right, products=2**-9)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def test_the_gradient_of_a_weight_in_a_graph() -> None:
     """Captured with its workspace, and replayed on other data."""
     if not variants("bf16", (16, 16), 256, 1):
         pytest.skip("no variant turns an operand on this GPU")
     torch.manual_seed(0)
-    layer = js.nn.BlockSparseLinear(COLS, ROWS, density=0.5, block_size=16, bias=False)
+    layer = js.nn.BlockSparseLinear(COLS, ROWS, 16, density=0.5, bias=False)
     layer = layer.to("cuda", torch.bfloat16)
     x, y = (torch.randn(256, n, device="cuda", dtype=torch.bfloat16) for n in (COLS, ROWS))
     name = variants("bf16", (16, 16), 256, 1)[0]

@@ -144,6 +144,7 @@ def multiply(
         dense=dense.data_ptr(),
         out=room.data_ptr(),
         bias=0 if bias is None else bias.data_ptr(),
+        workspace=0,
         rows=rows,
         cols=cols,
         nnz=len(sparse.values),

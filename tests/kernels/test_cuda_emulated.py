@@ -69,6 +69,8 @@ NAMED = (
     "sdd.wgmma.sm90a.f16.b32x32.ltn.grows.oturned.ksplit",
     "sdd.wgmma.sm90a.tf32.b64x64.ltn.grows.oturned",
     "sdd.wgmma.sm90a.tf32.b128x64.ltn.gcols.oturned.ksplit",
+    "dsd.wgmma.sm90a.tf32.b64x64.ltn.t128x256x32.oturned",
+    "dds.wgmma.sm90a.tf32.b64x128.ltn.t128x128x32.oturned",
 )
 """Of those that no call chooses by itself, each way through the code once."""
 
@@ -233,7 +235,8 @@ def test_operands_of_any_depth_are_turned(
     name: str, extent: int, sources: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both lie across k, which need not be a multiple of anything."""
-    monkeypatch.setattr(sys.modules[__name__], "EXTENT", extent)
+    size = "EXTENT" if name.startswith("sdd") else "ROWS"
+    monkeypatch.setattr(sys.modules[__name__], size, extent)
     check(Variant.parse(name), sources)
 
 
@@ -259,9 +262,8 @@ def check(variant: Variant, sources: Path) -> None:
         left = cases.dense((BATCH, shape[0], extent), layout[0], **make)
         right = cases.dense((BATCH, extent, shape[1]), layout[1], **make)
         out = torch.full((pattern.nnz_blocks, rows, cols), float("nan"), dtype=dtype)
-        turned = 0
-        if turns(variant):
-            turned = bytes_of(variant, *shape, extent, BATCH, dtype.itemsize)
+        width = shape[0] if variant.knob("g") == "rows" else shape[1]
+        turned = bytes_of(width, extent, BATCH, dtype.itemsize) if turns(variant) else 0
         workspace = torch.full((turned // 4 + PARTS * out.numel(),), float("nan"))
         sums = workspace[turned // 4 :]
         operands = left, right, index, out, workspace
@@ -291,9 +293,12 @@ def check(variant: Variant, sources: Path) -> None:
         dense = cases.dense((BATCH, extent, whole.shape[0]), layout[0], **make)
         out = torch.full((BATCH, extent, whole.shape[1]), float("nan"), dtype=dtype)
         ld, bias_at, activation = letter(dense, layout[0]), bias.data_ptr(), ACTIVATION[layout]
-    pointers = (values.data_ptr(), index.data_ptr(), dense.data_ptr(), out.data_ptr(), bias_at)
+    turned = bytes_of(extent, max(shape), BATCH, dtype.itemsize) if turns(variant) else 0
+    workspace = torch.full((turned // 4,), float("nan"))
+    operands = values, index, dense, out
+    pointers = (*(each.data_ptr() for each in operands), bias_at, workspace.data_ptr())
     strides = (*ld, out.stride(-2), out.stride(0), BATCH, ACTIVATIONS.index(activation), 0)
-    kernel((*pointers, *sizes, extent, *strides), [values, dense, index])
+    kernel((*pointers, *sizes, extent, *strides), [values, dense, index, workspace])
     if op == "dsd":
         cases.check_product(out, whole, dense, products=products)
     else:

@@ -67,20 +67,28 @@ def test_an_operand_that_is_not_aligned_is_left_to_other_families() -> None:
     assert not any(map(turns, legal(problem)))
 
 
+@pytest.mark.parametrize(("op", "layout"), [("dsd", "tn"), ("dds", "tn")])
+def test_a_product_whose_operands_both_lie_across_k_is_turned_for_tf32(
+    op: str, layout: str
+) -> None:
+    first = legal(typical_problem(op, "cuda", "tf32", 64, layout))[0]
+    assert first.family == "wgmma"
+    assert turns(first)
+    assert not turns(legal(typical_problem(op, "cuda", "bf16", 64, layout))[0])
+    assert not turns(legal(typical_problem(op, "cuda", "tf32", 64, "nn"))[0])
+
+
 @given(
-    rows=st.integers(1, 2**20),
-    cols=st.integers(1, 2**20),
+    width=st.integers(1, 2**20),
     k=st.integers(1, 2**20),
     batch=st.integers(1, 9),
     itemsize=st.sampled_from([2, 4]),
-    side=st.sampled_from(["rows", "cols"]),
 )
 def test_a_turned_operand_has_room_for_rows_of_whole_chunks(
-    rows: int, cols: int, k: int, batch: int, itemsize: int, side: str
+    width: int, k: int, batch: int, itemsize: int
 ) -> None:
-    variant = Variant.parse(f"sdd.wgmma.sm90a.bf16.b16x16.ltn.g{side}.oturned")
-    size = bytes_of(variant, rows, cols, k, batch, itemsize)
-    lines = batch * (rows if side == "rows" else cols)
-    assert size % lines == 0
-    assert size // lines % 16 == 0
-    assert 0 <= size // lines - k * itemsize < 16
+    size = bytes_of(width, k, batch, itemsize)
+    assert size % (batch * width) == 0
+    row = size // (batch * width)
+    assert row % 16 == 0
+    assert 0 <= row - k * itemsize < 16

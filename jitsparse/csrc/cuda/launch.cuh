@@ -74,30 +74,21 @@ int launch_with_maps(const Args& args) {
   return enqueue<Kernel, /*MIN_CTAS=*/1>(params, args, args.context);
 }
 
-// For kernels with maps that may have others beside them: one before that turns an operand, one after that adds sums left in parts.
+// For kernels that may leave sums in parts, which are added next.
 template <typename Kernel, typename Args>
-int launch_sequence(const Args& args) {
-  if constexpr (Kernel::kSplit) {
-    // The driver loads a kernel when it is first asked for; while a graph is captured that may be too late, and whether there is
-    // something to add differs from call to call.
-    static bool loaded[kMostDevices];
-    const auto load = [] {
-      cudaFuncAttributes attributes;
-      return cudaFuncGetAttributes(&attributes, kernel_entry<typename Kernel::Sum, typename Kernel::Sum::Params, 1>);
-    };
-    if (cudaError_t error = once_a_device(loaded, load)) return error;
-  }
-  if constexpr (Kernel::kTurned) {
-    const auto turn = Kernel::turn(args);
-    if (int code = enqueue<typename Kernel::Turn, /*MIN_CTAS=*/1>(turn, turn, args.context)) return code;
-  }
+int launch_and_sum(const Args& args) {
+  // The driver loads a kernel when it is first asked for; while a graph is captured that may be too late, and whether there is
+  // something to add differs from call to call.
+  static bool loaded[kMostDevices];
+  const auto load = [] {
+    cudaFuncAttributes attributes;
+    return cudaFuncGetAttributes(&attributes, kernel_entry<typename Kernel::Sum, typename Kernel::Sum::Params, 1>);
+  };
+  if (cudaError_t error = once_a_device(loaded, load)) return error;
   if (int code = launch_with_maps<Kernel>(args)) return code;
-  if constexpr (Kernel::kSplit) {
-    if (args.parts <= 1) return cudaSuccess;
-    const auto sum = Kernel::sum(args);
-    return enqueue<typename Kernel::Sum, /*MIN_CTAS=*/1>(sum, sum, args.context);
-  }
-  return cudaSuccess;
+  if (args.parts <= 1) return cudaSuccess;
+  const auto sum = Kernel::sum(args);
+  return enqueue<typename Kernel::Sum, /*MIN_CTAS=*/1>(sum, sum, args.context);
 }
 
 }  // namespace jitsparse

@@ -6,10 +6,7 @@
 //
 // With GATHER_ROWS it is the other way round, and the product is computed transposed: a panel of columns, and block rows
 // gathered. The copy engine takes as long for a row of 32 bytes as for one of 128, so blocks of 16 and 32 want the operand that
-// is gathered to lie along k.
-//
-// Where neither operand lies along k, as in the gradient of a weight, TURNED has one copied before so that it does; sdd_turn.cuh
-// does that.
+// is gathered to lie along k. Where neither does, as in the gradient of a weight, turn.cuh can copy one before.
 //
 // With SPLIT the sums of a tile may be divided among CTAs where there are more of these than tiles; sdd_sum.cuh adds the parts.
 //
@@ -29,22 +26,18 @@
 #include "../tile/row_order.cuh"
 #include "sdd_store.cuh"
 #include "sdd_sum.cuh"
-#include "sdd_turn.cuh"
 
 namespace jitsparse {
 
 template <typename Element, int BLOCK_ROWS, int BLOCK_COLS, bool LEFT_K_CONTIGUOUS, bool RIGHT_K_CONTIGUOUS, bool GATHER_ROWS,
-          bool TURNED, bool SPLIT>
+          bool SPLIT>
 struct SddWgmma {
   using Index = IndexView<BLOCK_ROWS, BLOCK_COLS>;
   using Storage = typename Element::Storage;
   // Along the panel and across it.
   static constexpr int kBlockP = GATHER_ROWS ? BLOCK_COLS : BLOCK_ROWS, kBlockG = GATHER_ROWS ? BLOCK_ROWS : BLOCK_COLS;
   static constexpr bool kPanelAlongK = GATHER_ROWS ? RIGHT_K_CONTIGUOUS : LEFT_K_CONTIGUOUS;
-  static constexpr bool kGatheredLiesAlongK = GATHER_ROWS ? LEFT_K_CONTIGUOUS : RIGHT_K_CONTIGUOUS;
-  static_assert(!(TURNED && kGatheredLiesAlongK), "it lies as it should");
-  static constexpr bool kGatheredAlongK = TURNED || kGatheredLiesAlongK;
-  static constexpr bool kTurned = TURNED, kSplit = SPLIT;
+  static constexpr bool kGatheredAlongK = GATHER_ROWS ? LEFT_K_CONTIGUOUS : RIGHT_K_CONTIGUOUS;
   using Shape = GatherShape<kBlockP, kBlockG>;
   static constexpr int kItemBytes = sizeof(Storage), kRowItems = 128 / kItemBytes;  // of the widest rows that a swizzle knows
   static constexpr int kTileM = Shape::kPanel, kSlab = kRowItems;
@@ -54,7 +47,6 @@ struct SddWgmma {
   static_assert(!kTf32 || (kGatheredAlongK && kBlockP >= 64 && kBlockG >= 64), "see above");
   using Panel = RegisterOperand<1, kPanelAlongK>;  // of TF32
   using Order = RowOrder<1, kTf32 && !kPanelAlongK>;
-  using Turn = SddTurn<Storage>;
   using Sum = SddSum<Element>;
   using Store = SddStore<Element, BLOCK_ROWS, BLOCK_COLS, GATHER_ROWS, Order>;
 
@@ -248,7 +240,7 @@ struct SddWgmma {
       way_out.keep_inside(c, tile.x * kTileM, columns, last);
       if constexpr (SPLIT) {
         if (tiles.parts > 1) {
-          float* sums = parts_of(params.args) + part * params.args.nnz * (BLOCK_ROWS * BLOCK_COLS);
+          float* sums = static_cast<float*>(params.args.workspace) + part * params.args.nnz * (BLOCK_ROWS * BLOCK_COLS);
           way_out.store_floats(sums, c, columns, position);
           continue;
         }
@@ -326,53 +318,27 @@ struct SddWgmma {
     return most < sms && !(SPLIT && args.parts > 1) ? most : sms;
   }
 
-  // The gathered operand as it lies in memory.
-  struct Gathered {
-    const void* data;
-    int64 width, ld, batch_stride;
-  };
-  static JITSPARSE_HD Gathered gathered(const SddArgs& args) {
-    if (GATHER_ROWS) return {args.left, args.rows, args.left_ld, args.left_batch_stride};
-    return {args.right, args.cols, args.right_ld, args.right_batch_stride};
-  }
-
-  // The workspace holds the operand that is turned, then the parts of the sums.
-  static JITSPARSE_HD float* parts_of(const SddArgs& args) {
-    const int64 turned = TURNED ? args.batch * gathered(args).width * turned_ld<Storage>(args.k) : 0;
-    return reinterpret_cast<float*>(static_cast<Storage*>(args.workspace) + turned);
-  }
-
-  // What is to be done before,
-  static typename Turn::Params turn(const SddArgs& args) {
-    const Gathered from = gathered(args);
-    return {static_cast<const Storage*>(from.data), static_cast<Storage*>(args.workspace), from.width, args.k, from.ld,
-            from.batch_stride, args.batch};
-  }
-
-  // and after, where sums were divided.
+  // What is left to do where sums were divided.
   static typename Sum::Params sum(const SddArgs& args) {
     const Index index(args.index, args.rows, args.cols, args.nnz);
-    return {parts_of(args), static_cast<Storage*>(args.out), args.nnz * (BLOCK_ROWS * BLOCK_COLS), list_of(index), int(grid(args)),
-            int(args.parts)};
+    return {static_cast<const float*>(args.workspace), static_cast<Storage*>(args.out), args.nnz * (BLOCK_ROWS * BLOCK_COLS),
+            list_of(index), int(grid(args)), int(args.parts)};
   }
 
   static cudaError_t prepare(const SddArgs& args, Params& params) {
     params.args = args;
+    const MatrixShape left = LEFT_K_CONTIGUOUS ? MatrixShape{args.k, args.rows, args.batch, args.left_ld, args.left_batch_stride}
+                                               : MatrixShape{args.rows, args.k, args.batch, args.left_ld, args.left_batch_stride};
+    const MatrixShape right =
+        RIGHT_K_CONTIGUOUS ? MatrixShape{args.k, args.cols, args.batch, args.right_ld, args.right_batch_stride}
+                           : MatrixShape{args.cols, args.k, args.batch, args.right_ld, args.right_batch_stride};
     if (auto error = Store::encode(args, &params.out)) return error;
-    const Gathered across = gathered(args);
-    const int64 width = GATHER_ROWS ? args.cols : args.rows;  // of the panels' operand
-    const int64 ld = GATHER_ROWS ? args.right_ld : args.left_ld;
-    const int64 batch_stride = GATHER_ROWS ? args.right_batch_stride : args.left_batch_stride;
-    const MatrixShape panel = kPanelAlongK ? MatrixShape{args.k, width, args.batch, ld, batch_stride}
-                                           : MatrixShape{width, args.k, args.batch, ld, batch_stride};
     const Box panel_box = kPanelAlongK ? Box{kSlab, kTileM} : Box{kRowItems, kSlab};
-    if (auto error = encode_map<Storage>(&params.panel, GATHER_ROWS ? args.right : args.left, panel, panel_box)) return error;
-    const int64 turned = turned_ld<Storage>(args.k);
-    const MatrixShape shape = TURNED ? MatrixShape{args.k, across.width, args.batch, turned, across.width * turned}
-                              : kGatheredAlongK ? MatrixShape{args.k, across.width, args.batch, across.ld, across.batch_stride}
-                                                : MatrixShape{across.width, args.k, args.batch, across.ld, across.batch_stride};
-    const Box box = kGatheredAlongK ? Box{kSlab, kBlockG} : Box{kSpan, kSlab};
-    return encode_map<Storage>(&params.gathered, TURNED ? args.workspace : across.data, shape, box);
+    const Box gathered_box = kGatheredAlongK ? Box{kSlab, kBlockG} : Box{kSpan, kSlab};
+    if (auto error = encode_map<Storage>(&params.panel, GATHER_ROWS ? args.right : args.left, GATHER_ROWS ? right : left, panel_box)) {
+      return error;
+    }
+    return encode_map<Storage>(&params.gathered, GATHER_ROWS ? args.left : args.right, GATHER_ROWS ? left : right, gathered_box);
   }
 };
 

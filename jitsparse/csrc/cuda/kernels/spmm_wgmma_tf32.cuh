@@ -6,7 +6,7 @@
 //   - the stored block where its rows run along k: the product is computed transposed, columns of the dense operand are M. Each
 //     warpgroup has half of the tile's columns and all rows of the panel, so that no column is read twice;
 //   - else the dense operand, where that runs along k. Each warpgroup has 64 rows of the panel.
-// Where neither does, family mma multiplies.
+// Where neither does, turn.cuh copies the dense operand before.
 #pragma once
 
 #include "../../abi.h"
@@ -24,6 +24,7 @@ namespace jitsparse {
 template <int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CONTIGUOUS, bool OUT_TRANSPOSED, int TILE_N>
 struct SpmmWgmmaTf32 {
   static_assert(!FLIPPED || DENSE_K_CONTIGUOUS, "one operand has rows along k");
+  using Storage = float;
   static constexpr int kSlab = 32;
   using Stages = SpmmStages<Tf32, BLOCK_ROWS, BLOCK_COLS, FLIPPED, DENSE_K_CONTIGUOUS, /*PANEL=*/128, TILE_N, kSlab>;
   using Steps = SpmmSteps<Stages>;
@@ -159,6 +160,7 @@ struct SpmmWgmmaTf32 {
     return static_cast<float*>(args.out) + batch * args.out_batch_stride;
   }
 
+  static int64 k(const SpmmArgs& args) { return Stages::k(args); }
   static int64 grid(const SpmmArgs& args) { return Stages::grid(args); }
   static cudaError_t prepare(const SpmmArgs& args, Params& params) { return Stages::prepare(args, params); }
 };

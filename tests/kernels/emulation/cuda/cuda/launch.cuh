@@ -25,6 +25,11 @@ int run_grid(const Params& params, long long grid) {
   return cudaSuccess;
 }
 
+template <typename Kernel, int MIN_CTAS, typename Params, typename Args>
+int enqueue(const Params& params, const Args& args, long long) {
+  return run_grid<Kernel>(params, Kernel::grid(args));
+}
+
 template <typename Kernel, int MIN_CTAS, typename Args>
 int launch(const Args& args) {
   return run_grid<Kernel>(args, Kernel::grid(args));
@@ -38,18 +43,11 @@ int launch_with_maps(const Args& args) {
 }
 
 template <typename Kernel, typename Args>
-int launch_sequence(const Args& args) {
-  if constexpr (Kernel::kTurned) {
-    const auto turn = Kernel::turn(args);
-    if (int code = run_grid<typename Kernel::Turn>(turn, Kernel::Turn::grid(turn))) return code;
-  }
+int launch_and_sum(const Args& args) {
   if (int code = launch_with_maps<Kernel>(args)) return code;
-  if constexpr (Kernel::kSplit) {
-    if (args.parts <= 1) return cudaSuccess;
-    const auto sum = Kernel::sum(args);
-    return run_grid<typename Kernel::Sum>(sum, Kernel::Sum::grid(sum));
-  }
-  return cudaSuccess;
+  if (args.parts <= 1) return cudaSuccess;
+  const auto sum = Kernel::sum(args);
+  return run_grid<typename Kernel::Sum>(sum, Kernel::Sum::grid(sum));
 }
 
 }  // namespace jitsparse

@@ -1,10 +1,11 @@
-// A dense operand that does not lie along k, copied so that it does: what comes before an sdd that wants it so.
+// A dense operand that does not lie along k, copied to the workspace so that it does: what comes before a kernel that wants it so.
 //
 // A thread turns a square of 16 bytes a side in its registers. A warp reads rows of 128 bytes and writes rows of 64, both whole
 // sectors of memory, so shared memory has nothing to add.
 #pragma once
 
 #include "../../abi.h"
+#include "../launch.cuh"
 #include "../ptx/load.cuh"
 #include "../ptx/store.cuh"
 
@@ -18,7 +19,7 @@ JITSPARSE_HD int64 turned_ld(int64 k) {
 }
 
 template <typename Storage>
-struct SddTurn {
+struct Turn {
   static constexpr int kThreads = 256, kSharedBytes = 0;
   static constexpr int kSide = 16 / sizeof(Storage);                // of a thread's square
   static constexpr int kAcross = 8 * kSide, kDeep = 32 * kSide;     // of a CTA's part: eight warps, one below the other
@@ -63,5 +64,36 @@ struct SddTurn {
     return div_up(params.width, kAcross) * div_up(params.k, kDeep) * params.batch;
   }
 };
+
+// Puts a turned copy in the place of an operand of `width` rows or columns, and the workspace's beginning after it.
+template <typename Storage, typename Args>
+int turn_operand(Args& args, const void*& operand, int64& ld, int64& batch_stride, int64 k, int64 width) {
+  auto* to = static_cast<Storage*>(args.workspace);
+  const typename Turn<Storage>::Params params = {static_cast<const Storage*>(operand), to, width, k, ld, batch_stride, args.batch};
+  if (int code = enqueue<Turn<Storage>, /*MIN_CTAS=*/1>(params, params, args.context)) return code;
+  operand = to;
+  ld = turned_ld<Storage>(k);
+  batch_stride = width * ld;
+  args.workspace = to + args.batch * batch_stride;
+  return cudaSuccess;
+}
+
+// What a template does to its operands before it launches a kernel.
+template <typename Kernel, typename Args>
+int as_they_lie(Args&) {
+  return cudaSuccess;
+}
+template <typename Kernel>
+int turn_left(SddArgs& args) {
+  return turn_operand<typename Kernel::Storage>(args, args.left, args.left_ld, args.left_batch_stride, args.k, args.rows);
+}
+template <typename Kernel>
+int turn_right(SddArgs& args) {
+  return turn_operand<typename Kernel::Storage>(args, args.right, args.right_ld, args.right_batch_stride, args.k, args.cols);
+}
+template <typename Kernel>
+int turn_dense(SpmmArgs& args) {
+  return turn_operand<typename Kernel::Storage>(args, args.dense, args.dense_ld, args.dense_batch_stride, Kernel::k(args), args.n);
+}
 
 }  // namespace jitsparse
