@@ -89,13 +89,18 @@ def _product_sections(device: torch.device, extents: Extents, torch_tuned: bool)
         products(
             "float32",
             [
-                replace(single, dtypes=("tf32",), blocks=square(128, 64)),
+                *(
+                    replace(
+                        single, ops=(op,), dtypes=("tf32",), blocks=square(128, 64), layouts=layouts
+                    )
+                    for op, layouts in _LAYOUTS.items()
+                ),
                 replace(single, dtypes=("f32",), blocks=square(128, 64, 32)),
             ],
             device,
             title="float32 products, with TF32 and in IEEE arithmetic",
             peers=(DENSE,),
-            notes=["The dense product has the same float32 matmul precision."],
+            notes=["The dense product has the same float32 matmul precision.", _LAYOUT_NOTE],
             views=[("ratio to dense", "density"), ("useful rate", "density")],
         ),
         products(

@@ -262,8 +262,10 @@ def check(variant: Variant, sources: Path) -> None:
         left = cases.dense((BATCH, shape[0], extent), layout[0], **make)
         right = cases.dense((BATCH, extent, shape[1]), layout[1], **make)
         out = torch.full((pattern.nnz_blocks, rows, cols), float("nan"), dtype=dtype)
-        width = shape[0] if variant.knob("g") == "rows" else shape[1]
-        turned = bytes_of(width, extent, BATCH, dtype.itemsize) if turns(variant) else 0
+        turned = 0
+        if turns(variant):
+            width = shape[variant.knob("g") == "cols"]
+            turned = bytes_of(width, extent, BATCH, dtype.itemsize)
         workspace = torch.full((turned // 4 + PARTS * out.numel(),), float("nan"))
         sums = workspace[turned // 4 :]
         operands = left, right, index, out, workspace
