@@ -91,7 +91,11 @@ def _product_sections(device: torch.device, extents: Extents, torch_tuned: bool)
             [
                 *(
                     replace(
-                        single, ops=(op,), dtypes=("tf32",), blocks=square(128, 64), layouts=layouts
+                        single,
+                        ops=(op,),
+                        dtypes=("tf32",),
+                        blocks=square(128, 64, 32),
+                        layouts=layouts,
                     )
                     for op, layouts in _LAYOUTS.items()
                 ),

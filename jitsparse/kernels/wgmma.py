@@ -1,6 +1,6 @@
 """Family ``wgmma``: Hopper's warpgroup tensor cores, fed by its copy engine.
 
-16-bit elements in blocks of 16 and more; TF32 in blocks of 64 and 128.
+16-bit elements in blocks of 16 and more; TF32 in blocks of 32 and more.
 
 Knobs: ``b`` block, ``l`` layout, ``o`` whether a dense operand is turned before
 (:mod:`jitsparse.kernels.turn`); of dsd and dds also ``t`` tile (rows x columns x depth of a
@@ -140,8 +140,8 @@ def _refusal(problem: Problem, target: str) -> str | None:
 def _refusal_of_tf32(problem: Problem) -> str | None:
     """What nobody has written for elements of 32 bits."""
     rows, cols = problem.block
-    if min(rows, cols) < 64:
-        return f"block {rows}x{cols}: for tf32 both sides must be at least 64"
+    if min(rows, cols) < 32:
+        return f"block {rows}x{cols}: for tf32 both sides must be at least 32"
     return None
 
 
@@ -160,7 +160,7 @@ def default_variants(target: str) -> Iterator[Variant]:
     problems = (
         *typical_problems(("bf16", "f16"), _BLOCKS),
         *typical_problems(("bf16",), _BLOCKS, extent=256),
-        *typical_problems(("tf32",), (64, 128)),
+        *typical_problems(("tf32",), (32, 64, 128)),
     )
     yield from first_legal(_quickest_first, problems, target)
 

@@ -40,7 +40,7 @@ def test_sections_hold_what_is_asked_of_the_kernels() -> None:
     sizes, densities, blocks = 2, 3, 4
     assert count == {
         "products": (2 + 2 + 4) * sizes * densities * blocks,
-        "float32": 3 * 2 * (2 + 3),
+        "float32": 3 * 2 * (8 + 3),
         "patterns": 3 * 3 * 5,
         "experts": 4 * 3,
         "f16": 3 * blocks * 2,

@@ -58,7 +58,7 @@ def grid() -> list[tuple[str, str, tuple[int, int]]]:
     few = {
         "bf16": BLOCKS,
         "f16": ((8, 8), (16, 16), (128, 128)),
-        "tf32": (*square, (64, 128), (128, 64)),
+        "tf32": (*square, (64, 128), (128, 64), (32, 64), (64, 32)),
     }
     return [
         (op, dtype, block)
@@ -139,7 +139,7 @@ def call(
 
 MANY_TILES = [
     *(("bf16", block) for block in ((16, 16), (32, 32), (64, 64), (128, 128), (32, 128))),
-    *(("tf32", block) for block in ((64, 64), (128, 128), (64, 128))),
+    *(("tf32", block) for block in ((32, 32), (64, 64), (128, 128), (64, 128))),
 ]
 
 

@@ -30,7 +30,7 @@ def variants(
     ("dtype", "block"),
     [
         *(("bf16", (16, 16)), ("f16", (32, 32)), ("bf16", (64, 16)), ("bf16", (16, 128))),
-        *(("tf32", (64, 64)), ("tf32", (128, 64))),
+        *(("tf32", (32, 32)), ("tf32", (64, 64)), ("tf32", (128, 64))),
     ],
     ids=str,
 )
@@ -59,7 +59,7 @@ def test_operands_of_an_sdd_of_any_depth(
 
 
 @pytest.mark.parametrize(("rows", "batch"), [(3, 1), (77, 2), (531, 1)])
-@pytest.mark.parametrize("block", [(64, 64), (64, 128), (128, 64)], ids=str)
+@pytest.mark.parametrize("block", [(32, 32), (64, 64), (64, 128), (128, 64)], ids=str)
 @pytest.mark.parametrize("op", ["dsd", "dds"])
 def test_dense_operands_of_any_depth(
     op: str, block: tuple[int, int], rows: int, batch: int

@@ -58,6 +58,10 @@ NAMED = (
     "dds.wgmma.sm90a.tf32.b64x64.ltt.t128x256x32",
     "sdd.wgmma.sm90a.tf32.b64x64.lnn.grows",
     "sdd.wgmma.sm90a.tf32.b128x64.lnt.gcols.ksplit",
+    # and in blocks of 32, of which a warpgroup has two
+    "dsd.wgmma.sm90a.tf32.b32x64.lnn.t128x256x32",
+    "dds.wgmma.sm90a.tf32.b32x32.lnn.t128x256x32",
+    "sdd.wgmma.sm90a.tf32.b32x32.lnt.gcols",
     # three warpgroups
     "dsd.wgmma.sm90a.bf16.b64x64.ltn.t192x256x64",
     "dds.wgmma.sm90a.f16.b32x32.lnt.t192x256x64",

@@ -10,7 +10,7 @@
 //
 // With SPLIT the sums of a tile may be divided among CTAs where there are more of these than tiles; sdd_sum.cuh adds the parts.
 //
-// float32 is multiplied as TF32, in blocks of 64 and more. wgmma reads such an operand from shared memory only where its rows run
+// float32 is multiplied as TF32, in blocks of 32 and more. wgmma reads such an operand from shared memory only where its rows run
 // along k: that is the gathered one. The panel comes from registers, whichever way it lies.
 #pragma once
 
@@ -44,7 +44,7 @@ struct SddWgmma {
   static constexpr int kColumns = Shape::kMost;
   static_assert(kColumns <= 32, "one lane copies one block column");
   static constexpr bool kTf32 = kItemBytes == 4;
-  static_assert(!kTf32 || (kGatheredAlongK && kBlockP >= 64 && kBlockG >= 64), "see above");
+  static_assert(!kTf32 || (kGatheredAlongK && kBlockP >= 32 && kBlockG >= 32), "see above");
   using Panel = RegisterOperand<1, kPanelAlongK>;  // of TF32
   using Order = RowOrder<1, kTf32 && !kPanelAlongK>;
   using Sum = SddSum<Element>;

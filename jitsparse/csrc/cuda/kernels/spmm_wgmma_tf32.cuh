@@ -1,11 +1,12 @@
 // Block-sparse x dense on Hopper (sm_90a) for float32 multiplied as TF32: bulk copies feed wgmma through a ring of stages;
-// persistent CTAs. Blocks of 64 and 128.
+// persistent CTAs. Blocks of 32, 64 and 128.
 //
 // wgmma reads a 32-bit operand from shared memory only where its rows run along k; its left operand (M) may come from registers
 // instead, and so from rows that run either way. So the right operand (N) is
 //   - the stored block where its rows run along k: the product is computed transposed, columns of the dense operand are M. Each
 //     warpgroup has half of the tile's columns and all rows of the panel, so that no column is read twice;
-//   - else the dense operand, where that runs along k. Each warpgroup has 64 rows of the panel.
+//   - else the dense operand, where that runs along k. Each warpgroup has 64 rows of the panel: two blocks of 32, of which one that
+//     is not stored counts as zeros.
 // Where neither does, turn.cuh copies the dense operand before.
 #pragma once
 
@@ -30,7 +31,7 @@ struct SpmmWgmmaTf32 {
   using Steps = SpmmSteps<Stages>;
   using Tile = SpmmTile<Stages>;
   static constexpr int kThreads = Stages::kThreads, kBlockM = Stages::kBlockM, kRowBytes = 128;
-  static_assert(kBlockM >= 64, "a block of a warpgroup's rows, or of wgmma's columns");
+  static_assert(kBlockM >= 32, "a block has the rows of two warps at least");
   static constexpr int kBarriersAt = Stages::kRingBytes;
   static constexpr int kSharedBytes = kBarriersAt + Stages::kStages * 16 + 1024;  // to begin at a multiple of 1024
   static_assert(kSharedBytes <= 232448, "fits an SM");
@@ -90,14 +91,16 @@ struct SpmmWgmmaTf32 {
 
   // c += the stage's blocks x its slab. The other warpgroup multiplies while this one loads fragments and waits.
   static __device__ __forceinline__ void multiply(Accumulators& c, unsigned stage, int group, int warp, int lane, unsigned mask) {
-    // The warpgroup's block, if blocks are the left operand; one of 128 rows belongs to both.
+    // The warpgroup's part of a block of 128 rows, its block of 64, or its two of 32, if blocks are the left operand.
+    constexpr int kBlocks = kBlockM < kLeft ? kLeft / kBlockM : 1;  // one below the other
     constexpr bool kShared = kBlockM > kLeft;
-    if (kBlocksLeft && !kShared && !(mask >> group & 1)) return;
+    const unsigned mine = kShared ? 1 : mask >> group * kBlocks & ((1u << kBlocks) - 1);
+    if (kBlocksLeft && !mine) return;
     const unsigned blocks = stage + Stages::kDenseBytes;
-    const unsigned left = kBlocksLeft ? blocks + (kShared ? group * 2 * Stages::kSlotBoxBytes : group * Stages::kSlotBytes)
+    const unsigned left = kBlocksLeft ? blocks + (kShared ? group * 2 * Stages::kSlotBoxBytes : group * kBlocks * Stages::kSlotBytes)
                                       : stage + group * kLeft * kRowBytes;
-    typename Left::Fragments a;
-    Left::load(a, left, warp, lane);
+    typename Left::Fragments a = {};
+    if (!kBlocksLeft || kBlocks == 1 || mine >> warp / (4 / kBlocks) & 1) Left::load(a, left, warp, lane);
     ptx::wgmma_fence();
     if constexpr (kBlocksLeft) {
       multiply_rows(c, a, stage, 0);

@@ -105,6 +105,7 @@ JITSPARSE_WGMMA(f16, 256, 128, 129, 130, 131)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                               \
   }
 
+JITSPARSE_WGMMA_TF32(32, 16, 16, 17, 18, 19, 20)
 JITSPARSE_WGMMA_TF32(64, 32, 32, 33, 34, 35, 36)
 JITSPARSE_WGMMA_TF32(128, 64, 64, 65, 66, 67, 68)
 JITSPARSE_WGMMA_TF32(256, 128, 128, 129, 130, 131, 132)
