@@ -44,13 +44,13 @@ _BLOCKS = (16, 32, 64, 128)
 _WIDTHS = {"bf16": (256, 128, 64), "f16": (256, 128, 64), "tf32": (256, 128)}
 """Of a tile, in columns, by dtype."""
 _FEW_FOR_TF32 = 64
-"""Columns up to which mma is 1.2 to 1.4 times as fast in TF32, with blocks of 64 and more."""
+"""Columns up to which mma is 1.2 to 1.4 times as fast in TF32, with blocks of 64 and no others."""
 
 
 def place(problem: Problem) -> Place:
     """Before all others, but for TF32 where ``mma`` has narrower tiles."""
     if problem.dtype == "tf32" and problem.op != "sdd" and problem.extent <= _FEW_FOR_TF32:
-        if op_block(problem.op, problem.block, problem.layout)[0] >= 64:
+        if op_block(problem.op, problem.block, problem.layout)[0] == 64:
             return Place(2, f"at most {_FEW_FOR_TF32} columns: tiles are at least 128 wide here")
     return Place(0, "Hopper's own tensor cores and copy engine")
 

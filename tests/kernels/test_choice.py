@@ -47,7 +47,12 @@ def test_sixteen_tokens_through_a_large_layer_of_high_blocks() -> None:
     [
         *((32, 4096, "wgmma.128x256x32"), (64, 4096, "wgmma.128x256x32")),
         *((32, 128, "wgmma.128x128x32"), (64, 128, "wgmma.128x128x32")),
-        *((32, 16, "wgmma.128x128x32"), (64, 16, "mma.64x32x32"), (16, 4096, "mma.128x128x32")),
+        *(
+            (32, 16, "wgmma.128x128x32"),
+            (64, 16, "mma.64x32x32"),
+            (128, 16, "wgmma.128x128x32"),
+            (16, 4096, "mma.128x128x32"),
+        ),
     ],
 )
 def test_tf32_takes_the_tile_that_suits_the_columns(
