@@ -153,7 +153,7 @@ def dsd(
         require_memory(kernel, values, dense)
     workspace_ptr = 0
     if device >= 0 and itemsize == 4 and turns(kernel.variant):
-        size = bytes_of(n, rows if transposed else cols, batch, itemsize)
+        size = bytes_of(n, rows if transposed else cols, batch, batch_stride, itemsize)
         room = workspace(out, size)
         workspace_ptr = room.data_ptr()
     code = kernel.launch(
@@ -251,7 +251,7 @@ def dds(
         require_memory(kernel, values, dense)
     workspace_ptr = 0
     if device >= 0 and itemsize == 4 and turns(kernel.variant):
-        size = bytes_of(n, cols if transposed else rows, batch, itemsize)
+        size = bytes_of(n, cols if transposed else rows, batch, batch_stride, itemsize)
         room = workspace(out, size)
         workspace_ptr = room.data_ptr()
     code = kernel.launch(
@@ -339,8 +339,9 @@ def sdd(
     if device >= 0:
         size = 0
         if turns(kernel.variant):
-            width = rows if kernel.variant.knob("g") == "rows" else cols
-            size = bytes_of(width, k, batch, itemsize)
+            turn_left = kernel.variant.knob("g") == "rows"
+            width, stride = (rows, left_stride) if turn_left else (cols, right_stride)
+            size = bytes_of(width, k, batch, stride, itemsize)
         if out.numel() <= MOST_ELEMENTS and splits(kernel.variant):
             parts = most_parts(out.numel(), k, batch)
             if parts > 1:

@@ -59,6 +59,8 @@ def pays(problem: Problem, side: str) -> bool:
     return saved > _COPIED * width(problem, side) * k + _LAUNCH
 
 
-def bytes_of(width: int, k: int, batch: int, itemsize: int) -> int:
-    """Bytes of a turned operand: ``batch`` times ``width`` rows of ``k`` elements."""
-    return batch * width * -(-k * itemsize // _ALIGNMENT) * _ALIGNMENT
+def bytes_of(width: int, k: int, batch: int, batch_stride: int, itemsize: int) -> int:
+    """Bytes of a turned operand: ``width`` rows of ``k`` elements, ``batch`` times unless one matrix
+    serves the whole batch, whose stride is 0 then."""
+    matrices = batch if batch_stride else 1
+    return matrices * width * -(-k * itemsize // _ALIGNMENT) * _ALIGNMENT

@@ -88,6 +88,29 @@ def test_dense_operands_of_any_depth(
         torch.set_float32_matmul_precision(before)
 
 
+def test_a_matrix_that_serves_a_batch_is_turned_once() -> None:
+    names = variants("tf32", (64, 64), 200, 3, "dsd")
+    if not names:
+        pytest.skip("no variant turns an operand on this GPU")
+    generator = torch.Generator().manual_seed(0)
+    stored = js.random((ROWS, COLS), 64, 0.5).to("cuda")
+    x = torch.randn(ROWS, 200, generator=generator).cuda().expand(64, ROWS, 200)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        with js.pin(f"dsd={names[0]}"):
+            js.dsd(stored.T, x)
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            held = torch.cuda.memory_allocated()
+            got = js.dsd(stored.T, x)
+            used = torch.cuda.max_memory_allocated() - held - got.nbytes
+        cases.check_product(got, stored.T.to_dense(), x, products=2**-9)
+        assert used < 2 * ROWS * 200 * 4
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def test_the_gradient_of_a_weight_in_a_graph() -> None:
     """Captured with its workspace, and replayed on other data."""
     if not variants("bf16", (16, 16), 256, 1):

@@ -19,6 +19,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import cases
 import pytest
@@ -244,6 +245,20 @@ def test_operands_of_any_depth_are_turned(
     check(Variant.parse(name), sources)
 
 
+@pytest.mark.parametrize("name", [name for name in NAMED if ".oturned" in name])
+def test_a_matrix_that_serves_a_batch_is_turned_once(
+    name: str, sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dense, infinite = cases.dense, cases.infinite
+
+    def broadcast(shape: tuple[int, ...], *where: str, **how: Any) -> Tensor:
+        return dense((1, *shape[1:]), *where, **how).expand(shape)
+
+    monkeypatch.setattr(cases, "dense", broadcast)
+    monkeypatch.setattr(cases, "infinite", lambda x, axis: infinite(x[:1], axis))
+    check(Variant.parse(name), sources)
+
+
 def check(variant: Variant, sources: Path) -> None:
     """Run a variant on data that meets every edge, and judge the result."""
     op, dtype, layout = variant.op, DTYPES[variant.dtype], variant.knob("l")
@@ -268,8 +283,9 @@ def check(variant: Variant, sources: Path) -> None:
         out = torch.full((pattern.nnz_blocks, rows, cols), float("nan"), dtype=dtype)
         turned = 0
         if turns(variant):
-            width = shape[variant.knob("g") == "cols"]
-            turned = bytes_of(width, extent, BATCH, dtype.itemsize)
+            side = int(variant.knob("g") == "cols")
+            stride = (left, right)[side].stride(0)
+            turned = bytes_of(shape[side], extent, BATCH, stride, dtype.itemsize)
         workspace = torch.full((turned // 4 + PARTS * out.numel(),), float("nan"))
         sums = workspace[turned // 4 :]
         operands = left, right, index, out, workspace
@@ -299,8 +315,8 @@ def check(variant: Variant, sources: Path) -> None:
         dense = cases.dense((BATCH, extent, whole.shape[0]), layout[0], **make)
         out = torch.full((BATCH, extent, whole.shape[1]), float("nan"), dtype=dtype)
         ld, bias_at, activation = letter(dense, layout[0]), bias.data_ptr(), ACTIVATION[layout]
-    turned = bytes_of(extent, max(shape), BATCH, dtype.itemsize) if turns(variant) else 0
-    workspace = torch.full((turned // 4,), float("nan"))
+    turned = bytes_of(extent, whole.shape[op == "dsd"], BATCH, dense.stride(0), dtype.itemsize)
+    workspace = torch.full((turned // 4 if turns(variant) else 0,), float("nan"))
     operands = values, index, dense, out
     pointers = (*(each.data_ptr() for each in operands), bias_at, workspace.data_ptr())
     strides = (*ld, out.stride(-2), out.stride(0), BATCH, ACTIVATIONS.index(activation), 0)

@@ -82,13 +82,14 @@ def test_a_product_whose_operands_both_lie_across_k_is_turned_for_tf32(
     width=st.integers(1, 2**20),
     k=st.integers(1, 2**20),
     batch=st.integers(1, 9),
+    batch_stride=st.sampled_from([0, 8]),
     itemsize=st.sampled_from([2, 4]),
 )
 def test_a_turned_operand_has_room_for_rows_of_whole_chunks(
-    width: int, k: int, batch: int, itemsize: int
+    width: int, k: int, batch: int, batch_stride: int, itemsize: int
 ) -> None:
-    size = bytes_of(width, k, batch, itemsize)
-    assert size % (batch * width) == 0
-    row = size // (batch * width)
-    assert row % 16 == 0
-    assert 0 <= row - k * itemsize < 16
+    size = bytes_of(width, k, batch, batch_stride, itemsize)
+    rows = width * (batch if batch_stride else 1)
+    assert size % rows == 0
+    assert size // rows % 16 == 0
+    assert 0 <= size // rows - k * itemsize < 16

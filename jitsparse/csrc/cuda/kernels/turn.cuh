@@ -65,16 +65,18 @@ struct Turn {
   }
 };
 
-// Puts a turned copy in the place of an operand of `width` rows or columns, and the workspace's beginning after it.
+// Puts a turned copy in the place of an operand of `width` rows or columns, and the workspace's beginning after it. One matrix that
+// serves a whole batch is turned once.
 template <typename Storage, typename Args>
 int turn_operand(Args& args, const void*& operand, int64& ld, int64& batch_stride, int64 k, int64 width) {
   auto* to = static_cast<Storage*>(args.workspace);
-  const typename Turn<Storage>::Params params = {static_cast<const Storage*>(operand), to, width, k, ld, batch_stride, args.batch};
+  const int64 matrices = batch_stride ? args.batch : 1;
+  const typename Turn<Storage>::Params params = {static_cast<const Storage*>(operand), to, width, k, ld, batch_stride, matrices};
   if (int code = enqueue<Turn<Storage>, /*MIN_CTAS=*/1>(params, params, args.context)) return code;
   operand = to;
   ld = turned_ld<Storage>(k);
-  batch_stride = width * ld;
-  args.workspace = to + args.batch * batch_stride;
+  if (batch_stride) batch_stride = width * ld;
+  args.workspace = to + matrices * width * ld;
   return cudaSuccess;
 }
 
