@@ -60,7 +60,7 @@ def pays(problem: Problem, side: str) -> bool:
 
 
 def bytes_of(width: int, k: int, batch: int, batch_stride: int, itemsize: int) -> int:
-    """Bytes of a turned operand: ``width`` rows of ``k`` elements, ``batch`` times unless one matrix
-    serves the whole batch, whose stride is 0 then."""
+    """Bytes of a turned operand: ``width`` rows of ``k`` elements, ``batch`` times unless a matrix
+    serves the whole batch (stride 0)."""
     matrices = batch if batch_stride else 1
     return matrices * width * -(-k * itemsize // _ALIGNMENT) * _ALIGNMENT
