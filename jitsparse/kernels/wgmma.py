@@ -52,6 +52,11 @@ def place(problem: Problem) -> Place:
     if problem.dtype == "tf32" and problem.op != "sdd" and problem.extent <= _FEW_FOR_TF32:
         if op_block(problem.op, problem.block, problem.layout)[0] == 64:
             return Place(2, f"at most {_FEW_FOR_TF32} columns: tiles are at least 128 wide here")
+    first_way = _ways(problem)[0] if problem.op == "sdd" else _turning(problem)
+    if turn.KNOB in first_way:
+        return Place(
+            0, "Hopper's own tensor cores, for which a copy of one operand is turned first"
+        )
     return Place(0, "Hopper's own tensor cores and copy engine")
 
 
@@ -63,9 +68,9 @@ def candidates(problem: Problem, target: str) -> list[Candidate]:
             for way in _ways(problem)
         ]
     else:
-        turned = [turn.KNOB] if _needs_turning(problem) else []
+        turning = _turning(problem)
         variants = [
-            Variant(problem.op, "wgmma", target, problem.dtype, (*knobs(problem, t=tile), *turned))
+            Variant(problem.op, "wgmma", target, problem.dtype, (*knobs(problem, t=tile), *turning))
             for tile in _tiles(problem)
         ]
     refused = _refusal(problem, target)
@@ -160,10 +165,11 @@ def _refusal_of_tf32(problem: Problem) -> str | None:
     return None
 
 
-def _needs_turning(problem: Problem) -> bool:
-    """Whether neither operand of a dsd or dds can be read from shared memory as TF32."""
+def _turning(problem: Problem) -> list[tuple[str, str]]:
+    """The knob of a dsd or dds neither of whose operands can be read from shared memory as TF32."""
     op, layout = problem.op, problem.layout
-    return problem.dtype == "tf32" and is_flipped(op, layout) and not is_k_contiguous(op, layout)
+    lies = not is_flipped(op, layout) or is_k_contiguous(op, layout)
+    return [turn.KNOB] if problem.dtype == "tf32" and not lies else []
 
 
 def _quickest_first(problem: Problem, target: str) -> list[Candidate]:

@@ -45,6 +45,12 @@ def test_only_what_cannot_be_read_well_as_it_lies_is_turned(
         assert all(map(turns, wgmma)) == (block == 8)
 
 
+@pytest.mark.parametrize("density", [0.05, 0.5])
+def test_the_reason_says_so(density: float) -> None:
+    first = registry.candidates(gradient(32, 4096, 4096, density), "sm90a")[0]
+    assert turns(first.variant) == ("turned first" in first.why) == (density > 0.1)
+
+
 def test_turning_pays_where_much_is_gathered() -> None:
     assert turns(legal(gradient(16, 4096, 4096, 0.25))[0])
     assert turns(legal(gradient(32, 8192, 8192, 0.5))[0])
