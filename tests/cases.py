@@ -277,6 +277,16 @@ def infinite(x: Tensor, axis: int) -> Tensor:
     return x.masked_fill_(entry.view(-1, *[1] * (-1 - axis)), float("inf"))
 
 
+def apart(stored: js.BlockSparse, *, transposed: bool, columns: bool) -> Tensor:
+    """Which rows (or columns) of the matrix, as it is multiplied, have nothing to do with the one
+    in the middle of its columns (or rows): no block is stored there."""
+    mask, (rows, cols) = stored.pattern.to_mask(), stored.pattern.block_size
+    rows_of = mask.repeat_interleave(rows, 0).repeat_interleave(cols, 1)
+    whole = rows_of[: stored.shape[0], : stored.shape[1]]
+    whole = whole.T if transposed != columns else whole
+    return ~whole[:, whole.shape[1] // 2]
+
+
 def check_past_edge(got: js.BlockSparse) -> None:
     """An sdd writes zeros past the edge of the matrix, whatever its operands hold."""
     whole = torch.ones(got.shape, dtype=got.dtype, device=got.device)

@@ -101,15 +101,15 @@ def submit(job: Callable[[], T], jobs: int | None = None) -> Future[T]:
 
 def _enter(job: Callable[[tuple[int, int]], T], jobs: int) -> Future[T]:
     """Have a job wait for its turn, which it is told: the i-th of n. The guard is held."""
+    # Here rather than by the thread that will need it, 0.05 to 0.1 s once: it imports setuptools,
+    # which takes a finder out of sys.meta_path in place, and an import by the program's own thread
+    # at that moment would pass over the next finder (seen as a ModuleNotFoundError of sympy's).
+    forks.ready("torch.utils.cpp_extension")
     future: Future[T] = Future()
     if not _builds.threads:
         _builds.asked = _builds.begun = 0
     _builds.asked += 1
     if len(_builds.threads) < jobs:
-        # Here rather than by the thread that will need it, 50 ms once: it imports setuptools, which
-        # takes a finder out of sys.meta_path in place, and an import by the program's own thread at
-        # that moment would pass over the next finder (ModuleNotFoundError, once in 30 test runs).
-        forks.ready("torch.utils.cpp_extension")
         thread = threading.Thread(target=_work, name="jitsparse-build", daemon=True)
         thread.start()
         _builds.threads.add(thread)

@@ -40,7 +40,8 @@ os.register_at_fork(
 def ready(*modules: str) -> None:
     """Import modules, so that import statements elsewhere find them. No fork happens meanwhile.
 
-    What cannot be imported is passed over: the statement that needs it says so better.
+    What cannot be imported, for whatever reason, is passed over: the statement that needs it says
+    so better, and to whom it concerns.
     """
     # It registers hooks of its own, which must not happen while a fork is waiting: those that run
     # after it would run without those before it.
@@ -48,7 +49,7 @@ def ready(*modules: str) -> None:
 
     with _undivided:
         for module in modules:
-            with contextlib.suppress(ImportError):
+            with contextlib.suppress(Exception):
                 importlib.import_module(module)
 
 

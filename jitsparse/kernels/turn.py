@@ -17,7 +17,7 @@ from jitsparse.traits import random_steps
 if TYPE_CHECKING:
     from jitsparse.kernels.problem import Problem
 
-__all__ = ["KNOB", "SHORT", "bytes_of", "pays", "turns", "width"]
+__all__ = ["KNOB", "SHORT", "bytes_of", "pays", "pays_in_tf32", "turns", "width"]
 
 KNOB = ("o", "turned")
 
@@ -30,7 +30,11 @@ _PANEL = 64
 _SAVED = {16: 3.7e-6, 32: 1.65e-6}
 _COPIED, _LAUNCH = 1.25e-6, 3.0
 """Microseconds on an H200: saved where a block of so many columns is gathered, for each of k; what
-copying takes for each element; and what it takes however little there is to copy."""
+copying takes for each 16-bit element; and what it takes however little there is to copy."""
+
+_SAVED_IN_TF32 = {"sdd": (8e-3, 2.2e-8), "dsd": (0.0, 1e-8), "dds": (0.0, 1e-8)}
+"""Microseconds on an H200 that TF32 takes less on ``wgmma``, its operand turned, than on ``mma``:
+for each of an sdd's k, or of the columns of the others, always and for each stored element."""
 
 SHORT = tuple(_SAVED)
 """Sizes of blocks that make short rows of 16-bit elements."""
@@ -57,6 +61,20 @@ def pays(problem: Problem, side: str) -> bool:
     k = problem.extent * problem.batch
     saved = _SAVED[gathered] * mean * -(-rows // panel) * k
     return saved > _COPIED * width(problem, side) * k + _LAUNCH
+
+
+def pays_in_tf32(problem: Problem, across: int) -> bool:
+    """Whether a product in TF32 is faster with an operand turned than on family ``mma``. Fitted to
+    densities of 0.05 to 0.5; beyond them it keeps an operand from being copied for a few blocks.
+
+    Args:
+        problem: the facts of the call.
+        across: extent of the operand beside k for an sdd, k for a dsd or dds.
+    """
+    along = problem.extent * problem.batch
+    stored = problem.nnz * problem.block[0] * problem.block[1]
+    always, for_each = _SAVED_IN_TF32[problem.op]
+    return along * (always + for_each * stored) > 2 * _COPIED * across * along + _LAUNCH
 
 
 def bytes_of(width: int, k: int, batch: int, batch_stride: int, itemsize: int) -> int:

@@ -1,6 +1,7 @@
 """Family ``wgmma``: Hopper's warpgroup tensor cores, fed by its copy engine.
 
-16-bit elements in blocks of 16 and more; TF32 in blocks of 32 and more.
+16-bit elements in blocks of 16 and more; TF32 in blocks of 32 and more, of 64 columns where a dsd
+or dds multiplies by these.
 
 Knobs: ``b`` block, ``l`` layout, ``o`` whether a dense operand is turned before
 (:mod:`jitsparse.kernels.turn`); of dsd and dds also ``t`` tile (rows x columns x depth of a
@@ -12,7 +13,7 @@ docs/performance.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from jitsparse.jit import Candidate, Template, Variant
 from jitsparse.jit.template import Context
@@ -48,16 +49,26 @@ _FEW_FOR_TF32 = 64
 
 
 def place(problem: Problem) -> Place:
-    """Before all others, but for TF32 where ``mma`` has narrower tiles."""
+    """Before all others, but for TF32 where ``mma`` has less to do."""
     if problem.dtype == "tf32" and problem.op != "sdd" and problem.extent <= _FEW_FOR_TF32:
         if op_block(problem.op, problem.block, problem.layout)[0] == 64:
             return Place(2, f"at most {_FEW_FOR_TF32} columns: tiles are at least 128 wide here")
-    first_way = _ways(problem)[0] if problem.op == "sdd" else _turning(problem)
-    if turn.KNOB in first_way:
-        return Place(
-            0, "Hopper's own tensor cores, for which a copy of one operand is turned first"
-        )
-    return Place(0, "Hopper's own tensor cores and copy engine")
+    if turn.KNOB not in _first_way(problem):
+        return Place(0, "Hopper's own tensor cores and copy engine")
+    if problem.dtype == "tf32" and not turn.pays_in_tf32(problem, _across(problem)):
+        return Place(2, "both operands lie across k, and copying one takes longer than mma does")
+    return Place(0, "Hopper's own tensor cores, for which a copy of one operand is turned first")
+
+
+def _first_way(problem: Problem) -> Sequence[tuple[str, str]]:
+    """Knobs beside block, layout and tile of what comes first."""
+    return _ways(problem)[0] if problem.op == "sdd" else _turning(problem)
+
+
+def _across(problem: Problem) -> int:
+    """Extent of what TF32 turns, beside the columns of a dsd or dds, or k of an sdd."""
+    # Those of a dsd or dds that turn anything are flipped, so their k is rows.
+    return turn.width(problem, _turned(problem)[0]) if problem.op == "sdd" else problem.rows
 
 
 def candidates(problem: Problem, target: str) -> list[Candidate]:
@@ -125,7 +136,8 @@ def _tiles(problem: Problem) -> list[tuple[int, int, int]]:
     widths = _WIDTHS.get(problem.dtype, ())
     tiles = [(PANEL, width, slab) for width in widths for slab in _slabs(problem)]
     if problem.dtype == "tf32":
-        # The cost model does not know it, and two widths need no more than this.
+        # The cost model does not know TF32, and two widths need no more than waves of CTAs times
+        # what one does, for which neither warps nor stages count.
         alike = [Tile(tile, warps=(2, 1), stages=4, ctas=1) for tile in tiles]
         return [tile.shape for tile in ranked(problem, alike)]
     if has_tall(*op_block(problem.op, problem.block, problem.layout)):
@@ -159,9 +171,15 @@ def _refusal(problem: Problem, target: str) -> str | None:
 
 def _refusal_of_tf32(problem: Problem) -> str | None:
     """What nobody has written for elements of 32 bits."""
-    rows, cols = problem.block
+    op, (rows, cols) = problem.op, problem.block
     if min(rows, cols) < 32:
         return f"block {rows}x{cols}: for tf32 both sides must be at least 32"
+    height, _ = op_block(op, problem.block, problem.layout)
+    if op != "sdd" and is_flipped(op, problem.layout) and height < 64:
+        return (
+            f"block {rows}x{cols}, layout {problem.layout}: for tf32, blocks whose columns are "
+            "multiplied must have 64 of them"
+        )
     return None
 
 

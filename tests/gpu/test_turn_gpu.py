@@ -59,7 +59,7 @@ def test_operands_of_an_sdd_of_any_depth(
 
 
 @pytest.mark.parametrize(("rows", "batch"), [(3, 1), (77, 2), (531, 1)])
-@pytest.mark.parametrize("block", [(32, 32), (64, 64), (64, 128), (128, 64)], ids=str)
+@pytest.mark.parametrize("block", [(32, 64), (64, 64), (64, 128), (128, 64)], ids=str)
 @pytest.mark.parametrize("op", ["dsd", "dds"])
 def test_dense_operands_of_any_depth(
     op: str, block: tuple[int, int], rows: int, batch: int

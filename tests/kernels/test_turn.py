@@ -1,4 +1,4 @@
-"""Which operand of an sdd is turned so that it lies along k, and when."""
+"""Which dense operand is turned so that it lies along k, and when."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_only_what_cannot_be_read_well_as_it_lies_is_turned(
         assert {turns(variant) for variant in wgmma} == ({layout == "tn"} if block == 32 else set())
     else:
         assert any(map(turns, wgmma)) == (layout == "tn" and block in (16, 32))
-        assert all(map(turns, wgmma)) == (block == 8)
+        assert not wgmma or not all(map(turns, wgmma)), "as they lie, too"
 
 
 @pytest.mark.parametrize("density", [0.05, 0.5])
@@ -58,6 +58,24 @@ def test_turning_pays_where_much_is_gathered() -> None:
     assert not turns(legal(gradient(32, 4096, 4096, 0.1))[0])
     assert not turns(legal(gradient(64, 8192, 8192, 0.5))[0])
     assert turns(legal(gradient(64, 512, 512, 0.1, "tf32"))[0])
+
+
+@pytest.mark.parametrize(
+    ("op", "block", "size", "density", "family"),
+    [
+        ("sdd", 64, (4096, 4096, 4096), 0.1, "wgmma"),
+        ("sdd", 128, (1024, 1024, 1024), 0.1, "wgmma"),
+        ("sdd", 64, (1 << 20, 1 << 20, 4096), 1e-8, "mma"),
+        ("dsd", 64, (4096, 4096, 4096), 0.25, "wgmma"),
+        ("dsd", 64, (4096, 4096, 4096), 0.05, "mma"),
+        ("dsd", 128, (1024, 64, 1024), 0.25, "mma"),
+    ],
+)
+def test_tf32_is_not_copied_for_a_few_blocks(
+    op: str, block: int, size: tuple[int, int, int], density: float, family: str
+) -> None:
+    problem = product_problem(op, "cuda", "tf32", (block, block), "tn", size, density)
+    assert legal(problem)[0].family == family
 
 
 @pytest.mark.parametrize(("rows", "cols", "side"), [(1024, 4096, "rows"), (4096, 1024, "cols")])

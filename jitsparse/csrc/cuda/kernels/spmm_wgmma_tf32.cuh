@@ -5,8 +5,8 @@
 // instead, and so from rows that run either way. So the right operand (N) is
 //   - the stored block where its rows run along k: the product is computed transposed, columns of the dense operand are M. Each
 //     warpgroup has half of the tile's columns and all rows of the panel, so that no column is read twice;
-//   - else the dense operand, where that runs along k. Each warpgroup has 64 rows of the panel: two blocks of 32, of which one that
-//     is not stored counts as zeros.
+//   - else the dense operand, where that runs along k. Each warpgroup has 64 rows of the panel, so blocks have as many at least: two
+//     of 32 of which one is not stored would have to be zeros, and zero times infinity is not.
 // Where neither does, turn.cuh copies the dense operand before.
 #pragma once
 
@@ -31,7 +31,7 @@ struct SpmmWgmmaTf32 {
   using Steps = SpmmSteps<Stages>;
   using Tile = SpmmTile<Stages>;
   static constexpr int kThreads = Stages::kThreads, kBlockM = Stages::kBlockM, kRowBytes = 128;
-  static_assert(kBlockM >= 32, "a block has the rows of two warps at least");
+  static_assert(kBlockM >= (FLIPPED ? 64 : 32), "see above");
   static constexpr int kBarriersAt = Stages::kRingBytes;
   static constexpr int kSharedBytes = kBarriersAt + Stages::kStages * 16 + 1024;  // to begin at a multiple of 1024
   static_assert(kSharedBytes <= 232448, "fits an SM");
@@ -91,16 +91,14 @@ struct SpmmWgmmaTf32 {
 
   // c += the stage's blocks x its slab. The other warpgroup multiplies while this one loads fragments and waits.
   static __device__ __forceinline__ void multiply(Accumulators& c, unsigned stage, int group, int warp, int lane, unsigned mask) {
-    // The warpgroup's part of a block of 128 rows, its block of 64, or its two of 32, if blocks are the left operand.
-    constexpr int kBlocks = kBlockM < kLeft ? kLeft / kBlockM : 1;  // one below the other
+    // The warpgroup's block, if blocks are the left operand; one of 128 rows belongs to both.
     constexpr bool kShared = kBlockM > kLeft;
-    const unsigned mine = kShared ? 1 : mask >> group * kBlocks & ((1u << kBlocks) - 1);
-    if (kBlocksLeft && !mine) return;
+    if (kBlocksLeft && !kShared && !(mask >> group & 1)) return;
     const unsigned blocks = stage + Stages::kDenseBytes;
-    const unsigned left = kBlocksLeft ? blocks + (kShared ? group * 2 * Stages::kSlotBoxBytes : group * kBlocks * Stages::kSlotBytes)
+    const unsigned left = kBlocksLeft ? blocks + (kShared ? group * 2 * Stages::kSlotBoxBytes : group * Stages::kSlotBytes)
                                       : stage + group * kLeft * kRowBytes;
-    typename Left::Fragments a = {};
-    if (!kBlocksLeft || kBlocks == 1 || mine >> warp / (4 / kBlocks) & 1) Left::load(a, left, warp, lane);
+    typename Left::Fragments a;
+    Left::load(a, left, warp, lane);
     ptx::wgmma_fence();
     if constexpr (kBlocksLeft) {
       multiply_rows(c, a, stage, 0);
