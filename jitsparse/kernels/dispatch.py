@@ -26,7 +26,7 @@ from jitsparse.kernels.choice import REFERENCE, Key, choosing, select
 from jitsparse.kernels.float32 import float32_arithmetic
 from jitsparse.kernels.operands import layout_of, require_memory, workspace
 from jitsparse.kernels.split import MOST_ELEMENTS, most_parts, splits
-from jitsparse.kernels.turn import bytes_of, turns
+from jitsparse.kernels.turn import bytes_of, turns, turns_values
 from jitsparse.traits import TRAITS, pack
 
 if TYPE_CHECKING:
@@ -152,10 +152,15 @@ def dsd(
     if not (values_ptr and dense_ptr):
         require_memory(kernel, values, dense)
     workspace_ptr = 0
-    if device >= 0 and itemsize == 4 and turns(kernel.variant):
-        size = bytes_of(n, rows if transposed else cols, batch, batch_stride, itemsize)
-        room = workspace(out, size)
-        workspace_ptr = room.data_ptr()
+    if device >= 0 and itemsize == 4:
+        size = 0
+        if turns(kernel.variant):
+            size = bytes_of(n, rows if transposed else cols, batch, batch_stride, itemsize)
+        elif turns_values(kernel.variant):
+            size = values.nbytes
+        if size:
+            room = workspace(out, size)
+            workspace_ptr = room.data_ptr()
     code = kernel.launch(
         kernel.pack(
             values_ptr,
@@ -250,10 +255,15 @@ def dds(
     if not (values_ptr and dense_ptr):
         require_memory(kernel, values, dense)
     workspace_ptr = 0
-    if device >= 0 and itemsize == 4 and turns(kernel.variant):
-        size = bytes_of(n, cols if transposed else rows, batch, batch_stride, itemsize)
-        room = workspace(out, size)
-        workspace_ptr = room.data_ptr()
+    if device >= 0 and itemsize == 4:
+        size = 0
+        if turns(kernel.variant):
+            size = bytes_of(n, cols if transposed else rows, batch, batch_stride, itemsize)
+        elif turns_values(kernel.variant):
+            size = values.nbytes
+        if size:
+            room = workspace(out, size)
+            workspace_ptr = room.data_ptr()
     code = kernel.launch(
         kernel.pack(
             values_ptr,

@@ -3,7 +3,8 @@
 Two kinds of kernels want that. An sdd gathers blocks along one side: if the operand there lies
 across k, as in the gradient of a weight, rows of a block of 16 have 32 bytes, for which the copy
 engine takes as long as for 128. And TF32 is read from shared memory only where it lies along k.
-Variants with the knob ``o`` = ``turned`` copy the operand to a workspace first. Measurements are
+Variants with the knob ``o`` = ``turned`` copy the operand to a workspace first; those with ``o`` =
+``values`` have the stored blocks transposed there, of which TF32 wants the same. Measurements are
 in docs/performance.md.
 """
 
@@ -17,9 +18,20 @@ from jitsparse.traits import random_steps
 if TYPE_CHECKING:
     from jitsparse.kernels.problem import Problem
 
-__all__ = ["KNOB", "SHORT", "bytes_of", "pays", "pays_in_tf32", "turns", "width"]
+__all__ = [
+    "KNOB",
+    "SHORT",
+    "VALUES_KNOB",
+    "bytes_of",
+    "pays",
+    "pays_in_tf32",
+    "turns",
+    "turns_values",
+    "width",
+]
 
 KNOB = ("o", "turned")
+VALUES_KNOB = ("o", "values")
 
 _ALIGNMENT = 16
 """Bytes at whose multiples rows of a turned operand begin (``csrc/cuda/kernels/turn.cuh``)."""
@@ -43,6 +55,11 @@ SHORT = tuple(_SAVED)
 def turns(variant: Variant) -> bool:
     """Whether a variant turns an operand."""
     return KNOB in variant.knobs
+
+
+def turns_values(variant: Variant) -> bool:
+    """Whether a variant turns each stored block."""
+    return VALUES_KNOB in variant.knobs
 
 
 def width(problem: Problem, side: str) -> int:

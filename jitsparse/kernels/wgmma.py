@@ -1,7 +1,6 @@
 """Family ``wgmma``: Hopper's warpgroup tensor cores, fed by its copy engine.
 
-16-bit elements in blocks of 16 and more; TF32 in blocks of 32 and more, of 64 columns where a dsd
-or dds multiplies by these.
+16-bit elements in blocks of 16 and more; TF32 in blocks of 32 and more.
 
 Knobs: ``b`` block, ``l`` layout, ``o`` whether a dense operand is turned before
 (:mod:`jitsparse.kernels.turn`); of dsd and dds also ``t`` tile (rows x columns x depth of a
@@ -14,6 +13,7 @@ docs/performance.md.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from jitsparse.jit import Candidate, Template, Variant
 from jitsparse.jit.template import Context
@@ -166,28 +166,28 @@ def _refusal(problem: Problem, target: str) -> str | None:
         refused = _refusal_of_tf32(problem) or misaligned(problem, itemsize=4)
     else:
         refused = low_blocks(problem) or misaligned(problem, itemsize=2)
-    return refused or too_large(problem) or too_much_stored(problem)
+    # Blocks that are turned have as many rows as they had columns.
+    flipped = replace(problem, block=problem.block[::-1])
+    return refused or too_large(problem) or too_much_stored(problem) or too_much_stored(flipped)
 
 
 def _refusal_of_tf32(problem: Problem) -> str | None:
     """What nobody has written for elements of 32 bits."""
-    op, (rows, cols) = problem.op, problem.block
+    rows, cols = problem.block
     if min(rows, cols) < 32:
         return f"block {rows}x{cols}: for tf32 both sides must be at least 32"
-    height, _ = op_block(op, problem.block, problem.layout)
-    if op != "sdd" and is_flipped(op, problem.layout) and height < 64:
-        return (
-            f"block {rows}x{cols}, layout {problem.layout}: for tf32, blocks whose columns are "
-            "multiplied must have 64 of them"
-        )
     return None
 
 
 def _turning(problem: Problem) -> list[tuple[str, str]]:
-    """The knob of a dsd or dds neither of whose operands can be read from shared memory as TF32."""
+    """The knob of a dsd or dds neither of whose operands can be read from shared memory as TF32; or
+    whose blocks are too low to be read from registers."""
     op, layout = problem.op, problem.layout
-    lies = not is_flipped(op, layout) or is_k_contiguous(op, layout)
-    return [turn.KNOB] if problem.dtype == "tf32" and not lies else []
+    if problem.dtype != "tf32" or not is_flipped(op, layout):
+        return []
+    if op_block(op, problem.block, layout)[0] < 64:
+        return [turn.VALUES_KNOB]
+    return [] if is_k_contiguous(op, layout) else [turn.KNOB]
 
 
 def _quickest_first(problem: Problem, target: str) -> list[Candidate]:
@@ -217,6 +217,9 @@ def context(variant: Variant) -> Context:
     if variant.op != "sdd":
         if turn.turns(variant):
             names |= {"turn": "turn_dense", "dense_k_contiguous": cpp_bool(True)}
+        if turn.turns_values(variant):
+            names |= {"turn": "turn_values"}
+        names |= {"values_turned": cpp_bool(turn.turns_values(variant))}
         panel, tile_n, slab = variant.ints("t")
         return names | {"panel": panel, "tile_n": tile_n, "slab": slab}
     gathered = "left" if variant.knob("g") == "rows" else "right"

@@ -10,7 +10,7 @@ import jitsparse as js
 from jitsparse.bench.cases import DTYPES
 from jitsparse.kernels import registry
 from jitsparse.kernels.problem import Problem
-from jitsparse.kernels.turn import turns
+from jitsparse.kernels.turn import turns, turns_values
 
 pytestmark = pytest.mark.gpu
 
@@ -22,7 +22,7 @@ def variants(
 ) -> list[str]:
     problem = Problem(op, "cuda", dtype, block, "tn", True, ROWS, COLS, 8, extent, batch)
     legal = [each.variant for each in registry.candidates(problem) if each.refused is None]
-    return [variant.name for variant in legal if turns(variant)]
+    return [each.name for each in legal if turns(each) or turns_values(each)]
 
 
 @pytest.mark.parametrize(("extent", "batch"), [(3, 1), (77, 1), (200, 3), (1531, 2)])
@@ -59,7 +59,9 @@ def test_operands_of_an_sdd_of_any_depth(
 
 
 @pytest.mark.parametrize(("rows", "batch"), [(3, 1), (77, 2), (531, 1)])
-@pytest.mark.parametrize("block", [(32, 64), (64, 64), (64, 128), (128, 64)], ids=str)
+@pytest.mark.parametrize(
+    "block", [(32, 32), (128, 32), (32, 64), (64, 64), (64, 128), (128, 64)], ids=str
+)
 @pytest.mark.parametrize("op", ["dsd", "dds"])
 def test_dense_operands_of_any_depth(
     op: str, block: tuple[int, int], rows: int, batch: int

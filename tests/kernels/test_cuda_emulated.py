@@ -35,7 +35,7 @@ from jitsparse.kernels.cuda import CSRC
 from jitsparse.kernels.problem import Problem
 from jitsparse.kernels.roles import LAYOUTS
 from jitsparse.kernels.split import splits
-from jitsparse.kernels.turn import bytes_of, turns
+from jitsparse.kernels.turn import bytes_of, turns, turns_values
 from jitsparse.reference import ACTIVATIONS
 from jitsparse.schedule import build_index
 
@@ -63,6 +63,8 @@ NAMED = (
     "dsd.wgmma.sm90a.tf32.b32x64.lnn.t128x256x32",
     "dds.wgmma.sm90a.tf32.b32x128.lnt.t128x128x32",
     "dds.wgmma.sm90a.tf32.b32x64.lnn.t128x256x32",
+    "dds.wgmma.sm90a.tf32.b32x32.lnn.t128x256x32.ovalues",
+    "dsd.wgmma.sm90a.tf32.b64x32.ltn.t128x128x32.ovalues",
     "sdd.wgmma.sm90a.tf32.b32x32.lnt.gcols",
     "sdd.wgmma.sm90a.tf32.b32x32.ltt.gcols",
     "sdd.wgmma.sm90a.tf32.b32x32.ltn.grows.oturned",
@@ -319,7 +321,8 @@ def check(variant: Variant, sources: Path) -> None:
         out = torch.full((BATCH, extent, whole.shape[1]), float("nan"), dtype=dtype)
         ld, bias_at, activation = letter(dense, layout[0]), bias.data_ptr(), ACTIVATION[layout]
     turned = bytes_of(extent, whole.shape[op == "dsd"], BATCH, dense.stride(0), dtype.itemsize)
-    workspace = torch.full((turned // 4 if turns(variant) else 0,), float("nan"))
+    turned = turned if turns(variant) else values.nbytes if turns_values(variant) else 0
+    workspace = torch.full((turned // 4,), float("nan"))
     operands = values, index, dense, out
     pointers = (*(each.data_ptr() for each in operands), bias_at, workspace.data_ptr())
     strides = (*ld, out.stride(-2), out.stride(0), BATCH, ACTIVATIONS.index(activation), 0)

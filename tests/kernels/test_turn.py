@@ -12,7 +12,7 @@ from jitsparse.jit import Variant
 from jitsparse.kernels import registry
 from jitsparse.kernels.problem import Problem, product_problem, typical_problem
 from jitsparse.kernels.roles import LAYOUTS
-from jitsparse.kernels.turn import bytes_of, turns
+from jitsparse.kernels.turn import bytes_of, turns, turns_values
 
 
 def legal(problem: Problem) -> list[Variant]:
@@ -100,6 +100,16 @@ def test_a_product_whose_operands_both_lie_across_k_is_turned_for_tf32(
     assert turns(first)
     assert not turns(legal(typical_problem(op, "cuda", "bf16", 64, layout))[0])
     assert not turns(legal(typical_problem(op, "cuda", "tf32", 64, "nn"))[0])
+
+
+@pytest.mark.parametrize(("op", "layout"), [("dsd", "tn"), ("dsd", "tt"), ("dds", "nn")])
+def test_low_blocks_whose_columns_are_multiplied_are_turned_for_tf32(op: str, layout: str) -> None:
+    low = legal(typical_problem(op, "cuda", "tf32", 32, layout))
+    assert low[0].family == "wgmma"
+    assert turns_values(low[0])
+    assert not turns(low[0])
+    high = legal(typical_problem(op, "cuda", "tf32", 64, layout))
+    assert not any(map(turns_values, high))
 
 
 @given(

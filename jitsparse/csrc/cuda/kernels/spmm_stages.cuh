@@ -18,8 +18,9 @@
 
 namespace jitsparse {
 
-// PANEL, TILE_N: rows and columns of a tile. SLAB: depth of a stage.
-template <typename Element, int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CONTIGUOUS, int PANEL, int TILE_N, int SLAB>
+// PANEL, TILE_N: rows and columns of a tile. SLAB: depth of a stage. VALUES_TURNED: each stored block has been transposed.
+template <typename Element, int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CONTIGUOUS, int PANEL, int TILE_N, int SLAB,
+          bool VALUES_TURNED = false>
 struct SpmmStages {
   using Storage = typename Element::Storage;
   using Index = IndexView<BLOCK_ROWS, BLOCK_COLS>;
@@ -56,9 +57,13 @@ struct SpmmStages {
   static constexpr int kStartRegisters = 65536 / kThreads / 8 * 8;
   static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= (kConsumers + 1) * kStartRegisters, "what a CTA has");
 
-  // Shared memory. A slot is one block's part of a slab, its rows as stored, in boxes of at most kRowItems columns.
-  static constexpr int kSlotColumns = FLIPPED ? kBlockM : kSlotK;
-  static constexpr int kSlotRows = FLIPPED ? kSlotK : kBlockM;
+  // A block as it lies in memory.
+  static constexpr int kLyingRows = VALUES_TURNED ? BLOCK_COLS : BLOCK_ROWS, kLyingCols = VALUES_TURNED ? BLOCK_ROWS : BLOCK_COLS;
+  static constexpr bool kLiesFlipped = FLIPPED != VALUES_TURNED;
+
+  // Shared memory. A slot is one block's part of a slab, its rows as they lie, in boxes of at most kRowItems columns.
+  static constexpr int kSlotColumns = kLiesFlipped ? kBlockM : kSlotK;
+  static constexpr int kSlotRows = kLiesFlipped ? kSlotK : kBlockM;
   static constexpr int kSlotSpan = kSlotColumns < kRowItems ? kSlotColumns : kRowItems, kSlotRowBytes = kSlotSpan * kItemBytes;
   static constexpr int kSlotBoxBytes = kSlotRows * kSlotRowBytes, kSlotBytes = kSlotColumns / kSlotSpan * kSlotBoxBytes;
   static constexpr int kDenseRowBytes = DENSE_K_CONTIGUOUS ? SLAB * kItemBytes : 128;
@@ -135,10 +140,10 @@ struct SpmmStages {
   }
 
   static __device__ __forceinline__ void load_block(const Params& params, unsigned slot, unsigned copies, int position, int part) {
-    const int row = position * BLOCK_ROWS + (FLIPPED ? part * SLAB : 0);
+    const int row = position * kLyingRows + (kLiesFlipped ? part * SLAB : 0);
 #pragma unroll
     for (int i = 0; i < kSlotColumns / kSlotSpan; ++i) {
-      ptx::tma_load_3d(slot + i * kSlotBoxBytes, &params.values, copies, FLIPPED ? i * kRowItems : part * SLAB, row, 0);
+      ptx::tma_load_3d(slot + i * kSlotBoxBytes, &params.values, copies, kLiesFlipped ? i * kRowItems : part * SLAB, row, 0);
     }
   }
 
@@ -175,7 +180,7 @@ struct SpmmStages {
     params.args = args;
     if (tiles(args) > 0x7fffffff) return cudaErrorInvalidConfiguration;
     params.group = group(args);
-    const MatrixShape values = {BLOCK_COLS, args.nnz * BLOCK_ROWS, 1, BLOCK_COLS, 0};
+    const MatrixShape values = {kLyingCols, args.nnz * kLyingRows, 1, kLyingCols, 0};
     if (auto error = encode_map<Storage>(&params.values, args.values, values, {kSlotSpan, kSlotRows})) return error;
     const int64 inner = DENSE_K_CONTIGUOUS ? k(args) : args.n, outer = DENSE_K_CONTIGUOUS ? args.n : k(args);
     const MatrixShape dense = {inner, outer, args.batch, args.dense_ld, args.dense_batch_stride};

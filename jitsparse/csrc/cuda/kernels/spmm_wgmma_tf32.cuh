@@ -7,7 +7,7 @@
 //     warpgroup has half of the tile's columns and all rows of the panel, so that no column is read twice;
 //   - else the dense operand, where that runs along k. Each warpgroup has 64 rows of the panel, so blocks have as many at least: two
 //     of 32 of which one is not stored would have to be zeros, and zero times infinity is not.
-// Where neither does, turn.cuh copies the dense operand before.
+// Where neither does, turn.cuh copies the dense operand before; or the blocks, which are right operands then, of 32 rows too.
 #pragma once
 
 #include "../../abi.h"
@@ -22,23 +22,24 @@
 
 namespace jitsparse {
 
-template <int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CONTIGUOUS, bool OUT_TRANSPOSED, int TILE_N>
+template <int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool VALUES_TURNED, bool DENSE_K_CONTIGUOUS, bool OUT_TRANSPOSED, int TILE_N>
 struct SpmmWgmmaTf32 {
-  static_assert(!FLIPPED || DENSE_K_CONTIGUOUS, "one operand has rows along k");
   using Storage = float;
   static constexpr int kSlab = 32;
-  using Stages = SpmmStages<Tf32, BLOCK_ROWS, BLOCK_COLS, FLIPPED, DENSE_K_CONTIGUOUS, /*PANEL=*/128, TILE_N, kSlab>;
+  using Stages = SpmmStages<Tf32, BLOCK_ROWS, BLOCK_COLS, FLIPPED, DENSE_K_CONTIGUOUS, /*PANEL=*/128, TILE_N, kSlab, VALUES_TURNED>;
   using Steps = SpmmSteps<Stages>;
   using Tile = SpmmTile<Stages>;
   static constexpr int kThreads = Stages::kThreads, kBlockM = Stages::kBlockM, kRowBytes = 128;
-  static_assert(kBlockM >= (FLIPPED ? 64 : 32), "see above");
+  static_assert(!Stages::kLiesFlipped || (DENSE_K_CONTIGUOUS && kBlockM >= 64), "one operand has rows along k, see above");
+  static_assert(kBlockM >= 32, "see above");
+  static constexpr int kBlockRows = BLOCK_ROWS, kBlockCols = BLOCK_COLS;
   static constexpr int kBarriersAt = Stages::kRingBytes;
   static constexpr int kSharedBytes = kBarriersAt + Stages::kStages * 16 + 1024;  // to begin at a multiple of 1024
   static_assert(kSharedBytes <= 232448, "fits an SM");
   using Params = typename Stages::Params;
 
   // The left operand, of which a warpgroup has kTiles times 64 elements; a stored block if the right one is the dense operand.
-  static constexpr bool kBlocksLeft = FLIPPED;
+  static constexpr bool kBlocksLeft = Stages::kLiesFlipped;
   static constexpr int kTiles = kBlocksLeft ? 1 : TILE_N / 128, kLeft = kTiles * 64;
   using Left = RegisterOperand<kTiles, !kBlocksLeft && DENSE_K_CONTIGUOUS>;
   // The right one: rows of the panel, or columns of the tile.

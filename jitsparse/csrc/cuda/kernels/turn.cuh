@@ -1,4 +1,5 @@
-// A dense operand that does not lie along k, copied to the workspace so that it does: what comes before a kernel that wants it so.
+// A dense operand that does not lie along k, or blocks whose rows do not, copied to the workspace so that they do: what comes before
+// a kernel that wants them so.
 //
 // A thread turns a square of 16 bytes a side in its registers. A warp reads rows of 128 bytes and writes rows of 64, both whole
 // sectors of memory, so shared memory has nothing to add.
@@ -92,6 +93,20 @@ int turn_left(SddArgs& args) {
 template <typename Kernel>
 int turn_right(SddArgs& args) {
   return turn_operand<typename Kernel::Storage>(args, args.right, args.right_ld, args.right_batch_stride, args.k, args.cols);
+}
+// Each stored block: nnz matrices in place of a batch.
+template <typename Kernel>
+int turn_values(SpmmArgs& args) {
+  using Storage = typename Kernel::Storage;
+  constexpr int64 kRows = Kernel::kBlockRows, kCols = Kernel::kBlockCols;
+  static_assert(kRows * sizeof(Storage) % 16 == 0 && kCols * sizeof(Storage) % 16 == 0, "turned blocks follow on one another");
+  auto* to = static_cast<Storage*>(args.workspace);
+  const typename Turn<Storage>::Params params = {static_cast<const Storage*>(args.values), to, kCols, kRows, kCols, kRows * kCols,
+                                                 args.nnz};
+  if (int code = enqueue<Turn<Storage>, /*MIN_CTAS=*/1>(params, params, args.context)) return code;
+  args.values = to;
+  args.workspace = to + args.nnz * kRows * kCols;
+  return cudaSuccess;
 }
 template <typename Kernel>
 int turn_dense(SpmmArgs& args) {
