@@ -1,11 +1,11 @@
-"""Turning a dense operand, so that it lies along the axis that is summed over.
+"""Turning an operand, so that it lies along the axis that is summed over.
 
 Two kinds of kernels want that. An sdd gathers blocks along one side: if the operand there lies
 across k, as in the gradient of a weight, rows of a block of 16 have 32 bytes, for which the copy
-engine takes as long as for 128. And TF32 is read from shared memory only where it lies along k.
-Variants with the knob ``o`` = ``turned`` copy the operand to a workspace first; those with ``o`` =
-``values`` have the stored blocks transposed there, of which TF32 wants the same. Measurements are
-in docs/performance.md.
+engine takes as long as for 128. And TF32 is read from shared memory only where it lies along k,
+dense operands and stored blocks alike. Variants with the knob ``o`` copy to a workspace first:
+``turned`` a dense operand, ``values`` every stored block, transposed. Measurements are in
+docs/performance.md.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ SHORT = tuple(_SAVED)
 
 
 def turns(variant: Variant) -> bool:
-    """Whether a variant turns an operand."""
+    """Whether a variant turns a dense operand."""
     return KNOB in variant.knobs
 
 

@@ -2,7 +2,7 @@
 
 16-bit elements in blocks of 16 and more; TF32 in blocks of 32 and more.
 
-Knobs: ``b`` block, ``l`` layout, ``o`` whether a dense operand is turned before
+Knobs: ``b`` block, ``l`` layout, ``o`` what is turned before, if anything
 (:mod:`jitsparse.kernels.turn`); of dsd and dds also ``t`` tile (rows x columns x depth of a
 pipeline stage); of sdd ``g``, the side along which blocks are gathered, whose operand it is that
 may be turned, and ``k``, whether sums may be divided (:mod:`jitsparse.kernels.split`). An sdd's
@@ -53,10 +53,14 @@ def place(problem: Problem) -> Place:
     if problem.dtype == "tf32" and problem.op != "sdd" and problem.extent <= _FEW_FOR_TF32:
         if op_block(problem.op, problem.block, problem.layout)[0] == 64:
             return Place(2, f"at most {_FEW_FOR_TF32} columns: tiles are at least 128 wide here")
-    if turn.KNOB not in _first_way(problem):
+    way = _first_way(problem)
+    if not {turn.KNOB, turn.VALUES_KNOB}.intersection(way):
         return Place(0, "Hopper's own tensor cores and copy engine")
-    if problem.dtype == "tf32" and not turn.pays_in_tf32(problem, _across(problem)):
-        return Place(2, "both operands lie across k, and copying one takes longer than mma does")
+    if turn.KNOB in way and problem.dtype == "tf32":
+        if not turn.pays_in_tf32(problem, _across(problem)):
+            return Place(
+                2, "both operands lie across k, and copying one takes longer than mma does"
+            )
     return Place(0, "Hopper's own tensor cores, for which a copy of one operand is turned first")
 
 

@@ -108,6 +108,8 @@ def test_low_blocks_whose_columns_are_multiplied_are_turned_for_tf32(op: str, la
     assert low[0].family == "wgmma"
     assert turns_values(low[0])
     assert not turns(low[0])
+    first = registry.candidates(typical_problem(op, "cuda", "tf32", 32, layout), "sm90a")[0]
+    assert "turned first" in first.why
     high = legal(typical_problem(op, "cuda", "tf32", 64, layout))
     assert not any(map(turns_values, high))
 

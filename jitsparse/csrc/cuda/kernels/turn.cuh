@@ -66,12 +66,12 @@ struct Turn {
   }
 };
 
-// Puts a turned copy in the place of an operand of `width` rows or columns, and the workspace's beginning after it. One matrix that
-// serves a whole batch is turned once.
+// Puts a turned copy in the place of an operand, `batch` matrices of `width` rows or columns, and the workspace's beginning after it.
+// One matrix that serves a whole batch is turned once.
 template <typename Storage, typename Args>
-int turn_operand(Args& args, const void*& operand, int64& ld, int64& batch_stride, int64 k, int64 width) {
+int turn_operand(Args& args, const void*& operand, int64& ld, int64& batch_stride, int64 k, int64 width, int64 batch) {
   auto* to = static_cast<Storage*>(args.workspace);
-  const int64 matrices = batch_stride ? args.batch : 1;
+  const int64 matrices = batch_stride ? batch : 1;
   const typename Turn<Storage>::Params params = {static_cast<const Storage*>(operand), to, width, k, ld, batch_stride, matrices};
   if (int code = enqueue<Turn<Storage>, /*MIN_CTAS=*/1>(params, params, args.context)) return code;
   operand = to;
@@ -88,29 +88,23 @@ int as_they_lie(Args&) {
 }
 template <typename Kernel>
 int turn_left(SddArgs& args) {
-  return turn_operand<typename Kernel::Storage>(args, args.left, args.left_ld, args.left_batch_stride, args.k, args.rows);
+  return turn_operand<typename Kernel::Storage>(args, args.left, args.left_ld, args.left_batch_stride, args.k, args.rows, args.batch);
 }
 template <typename Kernel>
 int turn_right(SddArgs& args) {
-  return turn_operand<typename Kernel::Storage>(args, args.right, args.right_ld, args.right_batch_stride, args.k, args.cols);
-}
-// Each stored block: nnz matrices in place of a batch.
-template <typename Kernel>
-int turn_values(SpmmArgs& args) {
-  using Storage = typename Kernel::Storage;
-  constexpr int64 kRows = Kernel::kBlockRows, kCols = Kernel::kBlockCols;
-  static_assert(kRows * sizeof(Storage) % 16 == 0 && kCols * sizeof(Storage) % 16 == 0, "turned blocks follow on one another");
-  auto* to = static_cast<Storage*>(args.workspace);
-  const typename Turn<Storage>::Params params = {static_cast<const Storage*>(args.values), to, kCols, kRows, kCols, kRows * kCols,
-                                                 args.nnz};
-  if (int code = enqueue<Turn<Storage>, /*MIN_CTAS=*/1>(params, params, args.context)) return code;
-  args.values = to;
-  args.workspace = to + args.nnz * kRows * kCols;
-  return cudaSuccess;
+  return turn_operand<typename Kernel::Storage>(args, args.right, args.right_ld, args.right_batch_stride, args.k, args.cols,
+                                                args.batch);
 }
 template <typename Kernel>
 int turn_dense(SpmmArgs& args) {
-  return turn_operand<typename Kernel::Storage>(args, args.dense, args.dense_ld, args.dense_batch_stride, Kernel::k(args), args.n);
+  return turn_operand<typename Kernel::Storage>(args, args.dense, args.dense_ld, args.dense_batch_stride, Kernel::k(args), args.n,
+                                                args.batch);
+}
+// Each stored block, which follow on one another, and still do.
+template <typename Kernel>
+int turn_values(SpmmArgs& args) {
+  int64 ld = Kernel::kBlockCols, stride = int64(Kernel::kBlockRows) * Kernel::kBlockCols;
+  return turn_operand<typename Kernel::Storage>(args, args.values, ld, stride, Kernel::kBlockRows, Kernel::kBlockCols, args.nnz);
 }
 
 }  // namespace jitsparse
