@@ -112,6 +112,9 @@ def test_more_rows_of_blocks_than_the_copy_engine_counts() -> None:
     problem = typical_problem("dsd", "cuda", "bf16", 64, "nn")
     assert not chosen(dataclasses.replace(problem, nnz=HUGE // 64)).startswith("wgmma")
     assert chosen(dataclasses.replace(problem, nnz=HUGE // 128)).startswith("wgmma")
+    wide = dataclasses.replace(problem, block=(16, 128), nnz=HUGE // 32)
+    families = {each.variant.family: each.refused for each in registry.candidates(wide, "sm90a")}
+    assert families["wgmma"] is None, "columns are no rows"
 
 
 @pytest.mark.parametrize(
