@@ -26,7 +26,7 @@ from jitsparse.kernels.choice import REFERENCE, Key, choosing, select
 from jitsparse.kernels.float32 import float32_arithmetic
 from jitsparse.kernels.operands import layout_of, require_memory, workspace
 from jitsparse.kernels.split import MOST_ELEMENTS, most_parts, splits
-from jitsparse.kernels.turn import bytes_of, turns, turns_values
+from jitsparse.kernels.turn import bytes_for_sdd, bytes_for_spmm, turns
 from jitsparse.traits import TRAITS, pack
 
 if TYPE_CHECKING:
@@ -152,12 +152,9 @@ def dsd(
     if not (values_ptr and dense_ptr):
         require_memory(kernel, values, dense)
     workspace_ptr = 0
-    if device >= 0 and itemsize == 4:
-        size = 0
-        if turns(kernel.variant):
-            size = bytes_of(n, rows if transposed else cols, batch, batch_stride, itemsize)
-        elif turns_values(kernel.variant):
-            size = values.nbytes
+    if device >= 0 and itemsize == 4 and kernel.variant.dtype == "tf32":
+        k = rows if transposed else cols
+        size = bytes_for_spmm(kernel.variant, values.nbytes, n, k, batch, batch_stride, itemsize)
         if size:
             room = workspace(out, size)
             workspace_ptr = room.data_ptr()
@@ -255,12 +252,9 @@ def dds(
     if not (values_ptr and dense_ptr):
         require_memory(kernel, values, dense)
     workspace_ptr = 0
-    if device >= 0 and itemsize == 4:
-        size = 0
-        if turns(kernel.variant):
-            size = bytes_of(n, cols if transposed else rows, batch, batch_stride, itemsize)
-        elif turns_values(kernel.variant):
-            size = values.nbytes
+    if device >= 0 and itemsize == 4 and kernel.variant.dtype == "tf32":
+        k = cols if transposed else rows
+        size = bytes_for_spmm(kernel.variant, values.nbytes, n, k, batch, batch_stride, itemsize)
         if size:
             room = workspace(out, size)
             workspace_ptr = room.data_ptr()
@@ -349,9 +343,8 @@ def sdd(
     if device >= 0:
         size = 0
         if turns(kernel.variant):
-            turn_left = kernel.variant.knob("g") == "rows"
-            width, stride = (rows, left_stride) if turn_left else (cols, right_stride)
-            size = bytes_of(width, k, batch, stride, itemsize)
+            both = left_stride, right_stride
+            size = bytes_for_sdd(kernel.variant, (rows, cols), k, batch, both, itemsize)
         if out.numel() <= MOST_ELEMENTS and splits(kernel.variant):
             parts = most_parts(out.numel(), k, batch)
             if parts > 1:

@@ -22,6 +22,8 @@ __all__ = [
     "KNOB",
     "SHORT",
     "VALUES_KNOB",
+    "bytes_for_sdd",
+    "bytes_for_spmm",
     "bytes_of",
     "pays",
     "pays_in_tf32",
@@ -99,3 +101,34 @@ def bytes_of(width: int, k: int, batch: int, batch_stride: int, itemsize: int) -
     serves the whole batch (stride 0)."""
     matrices = batch if batch_stride else 1
     return matrices * width * -(-k * itemsize // _ALIGNMENT) * _ALIGNMENT
+
+
+def bytes_for_spmm(
+    variant: Variant, stored: int, n: int, k: int, batch: int, batch_stride: int, itemsize: int
+) -> int:
+    """Bytes that a variant of dsd or dds turns: of its dense operand, which has ``n`` columns, of
+    the ``stored`` bytes of its values, or none."""
+    if turns(variant):
+        return bytes_of(n, k, batch, batch_stride, itemsize)
+    return stored if turns_values(variant) else 0
+
+
+def bytes_for_sdd(
+    variant: Variant,
+    shape: tuple[int, int],
+    k: int,
+    batch: int,
+    strides: tuple[int, int],
+    itemsize: int,
+) -> int:
+    """Bytes that a variant of sdd turns: of the operand that it gathers.
+
+    Args:
+        variant: one that turns.
+        shape: ``(rows, cols)`` of the pattern.
+        k, batch: as in the call.
+        strides: of the batch, of the left operand and the right one.
+        itemsize: bytes of an element.
+    """
+    side = 0 if variant.knob("g") == "rows" else 1
+    return bytes_of(shape[side], k, batch, strides[side], itemsize)

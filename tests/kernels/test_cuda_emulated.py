@@ -35,7 +35,7 @@ from jitsparse.kernels.cuda import CSRC
 from jitsparse.kernels.problem import Problem
 from jitsparse.kernels.roles import LAYOUTS
 from jitsparse.kernels.split import splits
-from jitsparse.kernels.turn import bytes_of, turns, turns_values
+from jitsparse.kernels.turn import bytes_for_sdd, bytes_for_spmm, turns
 from jitsparse.reference import ACTIVATIONS
 from jitsparse.schedule import build_index
 
@@ -286,11 +286,9 @@ def check(variant: Variant, sources: Path) -> None:
         left = cases.dense((BATCH, shape[0], extent), layout[0], **make)
         right = cases.dense((BATCH, extent, shape[1]), layout[1], **make)
         out = torch.full((pattern.nnz_blocks, rows, cols), float("nan"), dtype=dtype)
-        turned = 0
+        turned, strides = 0, (left.stride(0), right.stride(0))
         if turns(variant):
-            side = int(variant.knob("g") == "cols")
-            stride = (left, right)[side].stride(0)
-            turned = bytes_of(shape[side], extent, BATCH, stride, dtype.itemsize)
+            turned = bytes_for_sdd(variant, shape, extent, BATCH, strides, dtype.itemsize)
         workspace = torch.full((turned // 4 + PARTS * out.numel(),), float("nan"))
         sums = workspace[turned // 4 :]
         operands = left, right, index, out, workspace
@@ -320,8 +318,10 @@ def check(variant: Variant, sources: Path) -> None:
         dense = cases.dense((BATCH, extent, whole.shape[0]), layout[0], **make)
         out = torch.full((BATCH, extent, whole.shape[1]), float("nan"), dtype=dtype)
         ld, bias_at, activation = letter(dense, layout[0]), bias.data_ptr(), ACTIVATION[layout]
-    turned = bytes_of(extent, whole.shape[op == "dsd"], BATCH, dense.stride(0), dtype.itemsize)
-    turned = turned if turns(variant) else values.nbytes if turns_values(variant) else 0
+    depth, stored_bytes = whole.shape[op == "dsd"], values.nbytes
+    turned = bytes_for_spmm(
+        variant, stored_bytes, extent, depth, BATCH, dense.stride(0), dtype.itemsize
+    )
     workspace = torch.full((turned // 4,), float("nan"))
     operands = values, index, dense, out
     pointers = (*(each.data_ptr() for each in operands), bias_at, workspace.data_ptr())
