@@ -27,6 +27,7 @@ from jitsparse import jit
 from jitsparse.compilation import compile_variants
 from jitsparse.kernels import dispatch, registry
 from jitsparse.kernels.choice import Key, choose, problem_of
+from jitsparse.kernels.float32 import float32_as
 from jitsparse.kernels.roles import LAYOUTS
 from jitsparse.reference import ACTIVATIONS, activate
 
@@ -285,6 +286,19 @@ def apart(stored: js.BlockSparse, *, transposed: bool, columns: bool) -> Tensor:
     whole = rows_of[: stored.shape[0], : stored.shape[1]]
     whole = whole.T if transposed != columns else whole
     return ~whole[:, whole.shape[1] // 2]
+
+
+def check_sdd_variants(
+    names: list[str], dtype: str, left: Tensor, right: Tensor, pattern: js.Pattern
+) -> None:
+    """Each of these variants is right, and repeatable bit by bit."""
+    products = 2**-9 if dtype == "tf32" else None
+    with float32_as(dtype):
+        for name in names:
+            with js.pin(f"sdd={name}"):
+                first, second = (js.sdd(left, right, pattern) for _ in range(2))
+            check_sdd(first, left, right, products=products)
+            assert torch.equal(first.values, second.values)
 
 
 def check_past_edge(got: js.BlockSparse) -> None:

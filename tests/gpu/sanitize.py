@@ -22,6 +22,7 @@ from test_cuda_kernels import DTYPES, grid, problem
 import jitsparse as js
 from jitsparse.compilation import compile_variants
 from jitsparse.kernels import registry
+from jitsparse.kernels.float32 import float32_as
 from jitsparse.kernels.roles import LAYOUTS
 from jitsparse.kernels.split import splits
 
@@ -43,8 +44,7 @@ def main() -> None:
     if failed:
         raise failed[0].error or RuntimeError(failed[0].variant.name)
     for op, dtype, block, layout, variant in calls:
-        torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
-        with js.pin(f"{op}={variant.name}"):
+        with float32_as(dtype), js.pin(f"{op}={variant.name}"):
             call(op, DTYPES[dtype], block, layout, LONG if splits(variant) else EXTENT)
     torch.cuda.synchronize()
     print(f"{len(calls)} kernels ran")

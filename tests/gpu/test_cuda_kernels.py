@@ -17,6 +17,7 @@ import jitsparse as js
 from jitsparse.bench.cases import DTYPES
 from jitsparse.compilation import compile_variants
 from jitsparse.kernels import registry
+from jitsparse.kernels.float32 import float32_as
 from jitsparse.kernels.problem import Problem
 from jitsparse.kernels.roles import LAYOUTS
 
@@ -98,15 +99,11 @@ def test_every_candidate_is_right(op: str, dtype: str, block: tuple[int, int]) -
     values = torch.randn((pattern.nnz_blocks, *block), generator=generator)
     stored = js.BlockSparse(values.to("cuda", DTYPES[dtype]), pattern)
     products = 2**-9 if dtype == "tf32" else None
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
-    try:
+    with float32_as(dtype):
         for layout in LAYOUTS:
             for name in legal(op, dtype, block, layout):
                 with js.pin(f"{op}={name}"):
                     call(op, layout, stored, products, generator)
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def call(
@@ -159,17 +156,13 @@ def test_ctas_that_take_tile_after_tile(op: str, dtype: str, block: tuple[int, i
     stored = js.BlockSparse(values.to("cuda", DTYPES[dtype]), pattern)
     make = dict(strided="packed", dtype=DTYPES[dtype], device="cuda", generator=generator)
     products = 2**-9 if dtype == "tf32" else None
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
-    try:
+    with float32_as(dtype):
         for layout in LAYOUTS:
             names = legal(op, dtype, block, layout)
             persistent = [name for name in names if ".wgmma." in name]
             for name in dict.fromkeys((names[0], *persistent)):
                 with js.pin(f"{op}={name}"):
                     many_tiles(op, layout, stored, products, make)
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def many_tiles(

@@ -39,13 +39,4 @@ def test_divided_sums_are_right_and_repeatable(dtype: str, block: int, layout: s
     make = dict(strided="packed", dtype=DTYPES[dtype], device="cuda", generator=generator)
     left = cases.dense((BATCH, ROWS, EXTENT), layout[0], **make)
     right = cases.dense((BATCH, EXTENT, COLS), layout[1], **make)
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
-    try:
-        for name in names:
-            with js.pin(f"sdd={name}"):
-                first, second = (js.sdd(left, right, pattern) for _ in range(2))
-            cases.check_sdd(first, left, right, products=2**-9 if dtype == "tf32" else None)
-            assert torch.equal(first.values, second.values)
-    finally:
-        torch.set_float32_matmul_precision(before)
+    cases.check_sdd_variants(names, dtype, left, right, pattern)

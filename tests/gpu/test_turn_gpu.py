@@ -9,6 +9,7 @@ import torch
 import jitsparse as js
 from jitsparse.bench.cases import DTYPES
 from jitsparse.kernels import registry
+from jitsparse.kernels.float32 import float32_as
 from jitsparse.kernels.problem import Problem
 from jitsparse.kernels.turn import turns, turns_values
 
@@ -46,16 +47,7 @@ def test_operands_of_an_sdd_of_any_depth(
     make = dict(strided="padded", dtype=DTYPES[dtype], device="cuda", generator=generator)
     left = cases.dense((batch, ROWS, extent), "t", **make)
     right = cases.dense((batch, extent, COLS), "n", **make)
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
-    try:
-        for name in names:
-            with js.pin(f"sdd={name}"):
-                first, second = (js.sdd(left, right, pattern) for _ in range(2))
-            cases.check_sdd(first, left, right, products=2**-9 if dtype == "tf32" else None)
-            assert torch.equal(first.values, second.values)
-    finally:
-        torch.set_float32_matmul_precision(before)
+    cases.check_sdd_variants(names, dtype, left, right, pattern)
 
 
 @pytest.mark.parametrize(("rows", "batch"), [(3, 1), (77, 2), (531, 1)])
@@ -74,9 +66,7 @@ def test_dense_operands_of_any_depth(
     values = torch.randn((pattern.nnz_blocks, *block), generator=generator)
     stored = js.BlockSparse(values.cuda(), pattern)
     make = dict(strided="padded", dtype=torch.float32, device="cuda", generator=generator)
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
+    with float32_as("tf32"):
         for name in names:
             with js.pin(f"{op}={name}"):
                 if op == "dsd":
@@ -86,8 +76,6 @@ def test_dense_operands_of_any_depth(
                     x = cases.dense((batch, 200, rows), "t", **make)
                     got, left, right = js.dds(x, stored), x, stored.to_dense()
             cases.check_product(got, left, right, products=2**-9)
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def test_a_matrix_that_serves_a_batch_is_turned_once() -> None:
@@ -97,9 +85,7 @@ def test_a_matrix_that_serves_a_batch_is_turned_once() -> None:
     generator = torch.Generator().manual_seed(0)
     stored = js.random((ROWS, COLS), 64, 0.5).to("cuda")
     x = torch.randn(ROWS, 200, generator=generator).cuda().expand(64, ROWS, 200)
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
+    with float32_as("tf32"):
         with js.pin(f"dsd={names[0]}"):
             js.dsd(stored.T, x)
             torch.cuda.synchronize()
@@ -109,8 +95,6 @@ def test_a_matrix_that_serves_a_batch_is_turned_once() -> None:
             used = torch.cuda.max_memory_allocated() - held - got.nbytes
         cases.check_product(got, stored.T.to_dense(), x, products=2**-9)
         assert used < 2 * ROWS * 200 * 4
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def test_the_gradient_of_a_weight_in_a_graph() -> None:
