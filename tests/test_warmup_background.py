@@ -126,8 +126,12 @@ def held():
 
 
 def program(code: str, held: toykernel.Held, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    return python(PROGRAM.format(notes=str(held.notes)) + code, held, tmp_path)
+
+
+def python(code: str, held: toykernel.Held, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(notes=str(held.notes)) + code],
+        [sys.executable, "-c", code],
         capture_output=True,
         text=True,
         timeout=240,
@@ -192,13 +196,5 @@ js.first_use("fallback")
 js.dsd(js.random((8, 8), 8, 1.0), torch.zeros(8, 8))
 while not __import__("os").path.getsize({str(held.notes)!r}): __import__("time").sleep(0.02)
 """
-    environment = {"CXX": str(held.cxx), "JITSPARSE_CACHE_DIR": str(tmp_path / "cache")}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        env={**os.environ, **environment},
-    )
+    done = python(code, held, tmp_path)
     assert (done.returncode, done.stdout) == (0, "MainThread\n"), done.stderr
