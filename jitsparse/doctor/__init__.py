@@ -32,7 +32,8 @@ def examine(*, smoke_compile: bool = True) -> list[Finding]:
         >>> examine(smoke_compile=False)[0].name
         'python'
     """
-    chosen, errors = legal_part(os.environ)
+    environment = os.environ
+    chosen, errors = legal_part(environment)
     with config.use(chosen):
         torch = software.probe_torch()
         driver = gpu.driver_version()
@@ -41,12 +42,12 @@ def examine(*, smoke_compile: bool = True) -> list[Finding]:
             ("packages", software.check_packages),
             ("torch", lambda: software.check_torch(torch)),
             ("driver", lambda: gpu.check_driver(torch, driver)),
-            ("gpu", lambda: gpu.check_gpu(torch, driver)),
+            ("gpu", lambda: gpu.check_gpu(torch, driver, environment)),
             ("c++", lambda: compilers.check_cxx(chosen)),
             ("ninja", lambda: compilers.check_ninja(chosen)),
             ("nvcc", lambda: compilers.check_nvcc(chosen, torch)),
             ("target", lambda: gpu.check_targets(chosen, torch)),
-            ("variables", lambda: settings.check_variables(os.environ, chosen, errors, torch)),
+            ("variables", lambda: settings.check_variables(environment, chosen, errors, torch)),
             ("jit", lambda: settings.check_jit(chosen)),
             ("rank", lambda: settings.check_rank(chosen)),
             ("cache", lambda: storage.check_root(chosen)),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from jitsparse.doctor.compilers import toolkit_version
@@ -59,7 +58,9 @@ def check_driver(torch: Torch, driver: tuple[int, int] | None) -> Iterator[Findi
         yield Finding("driver", "ok", text)
 
 
-def check_gpu(torch: Torch, driver: tuple[int, int] | None) -> Iterator[Finding]:
+def check_gpu(
+    torch: Torch, driver: tuple[int, int] | None, environment: Mapping[str, str]
+) -> Iterator[Finding]:
     """The GPUs that torch sees, or why it sees none."""
     if torch.error:
         yield Finding("gpu", "skip", "not asked: torch cannot be imported")
@@ -82,7 +83,7 @@ def check_gpu(torch: Torch, driver: tuple[int, int] | None) -> Iterator[Finding]
         )
         yield Finding("gpu", "warn", text, remedy)
     else:
-        hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+        hidden = environment.get("CUDA_VISIBLE_DEVICES")
         text = "there is a driver, and torch sees no GPU"
         if hidden is not None:
             text += f" (CUDA_VISIBLE_DEVICES={hidden!r})"

@@ -179,7 +179,7 @@ def test_a_container_without_the_driver_s_library(
     ],
 )
 def test_gpus(torch: Torch, driver: tuple[int, int] | None, status: str) -> None:
-    assert only(gpu.check_gpu(torch, driver)).status == status
+    assert only(gpu.check_gpu(torch, driver, {})).status == status
 
 
 def test_targets() -> None:
