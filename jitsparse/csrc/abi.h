@@ -21,7 +21,7 @@ struct SpmmArgs {
   const void* dense;
   void* out;                 // row-major
   const void* bias;          // one element a column of out (dds only), or null; same dtype as out
-  void* workspace;           // for a turned dense operand, or null
+  void* workspace;           // for a turned dense operand or turned values, or null
   int64 rows, cols, nnz;     // of the sparse matrix as stored, in elements and in blocks
   int64 n;
   int64 dense_ld, dense_batch_stride;   // elements; ld is the stride of the axis that is not contiguous

@@ -1,4 +1,4 @@
-"""Kernels that turn a dense operand first, because it and the other one lie across k."""
+"""Kernels that turn an operand first, a dense one or the stored blocks, so that it lies along k."""
 
 from __future__ import annotations
 

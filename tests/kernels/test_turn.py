@@ -1,4 +1,4 @@
-"""Which dense operand is turned so that it lies along k, and when."""
+"""Which operand is turned so that it lies along k, and when."""
 
 from __future__ import annotations
 
