@@ -52,7 +52,7 @@ col_slab_blocks      Z
 row_wide_tiles       4 + 4 T     as row_gather_tiles, all as wide as can be
 col_wide_tiles
 row_tall_panels      20 U        as the slab parts, of panels of 192 rows. Absent, with the other
-col_tall_panels      20 U        tall parts, where blocks are not 32 or 64 high and 16 to 64 deep.
+col_tall_panels      20 U        tall parts, where blocks are not 64 high and 16 to 64 deep.
 row_tall_steps       4 min(Z,.)
 col_tall_steps       4 min(Z,.)
 row_tall_blocks      Z

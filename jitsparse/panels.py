@@ -22,7 +22,7 @@ PANEL = 128
 """Rows (or columns) of a panel, in elements: the tile height of the tensor-core kernels."""
 
 TALL_PANEL = 192
-"""Likewise of the Hopper kernels with three warpgroups."""
+"""Likewise of the Hopper kernel with three warpgroups, for blocks of 64."""
 
 PAIRED = 64
 """Height of blocks of which a panel of :data:`PANEL` rows is any two rows (:mod:`jitsparse.pairs`):
@@ -45,6 +45,6 @@ HOPPER_BLOCK = 16
 
 
 def has_tall(extent: int, depth: int) -> bool:
-    """Whether panels of :data:`TALL_PANEL` rows suit blocks of this height and depth: several fit,
-    none is deeper than a slab, and a slab's are 32 at most."""
-    return 32 <= extent <= SLAB and HOPPER_BLOCK <= depth <= SLAB
+    """Whether blocks of this height and depth have panels of :data:`TALL_PANEL` rows: a warpgroup
+    multiplies one of them as it stands, and none is deeper than a slab."""
+    return extent == 64 and HOPPER_BLOCK <= depth <= SLAB

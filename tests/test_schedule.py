@@ -18,8 +18,8 @@ from jitsparse.schedule import build_index
 
 Blocks = list[tuple[int, int]]
 
-TALL_BLOCKS = {(32, 16), (32, 32), (32, 64), (64, 16), (64, 32), (64, 64)}
-"""Height and depth of blocks of which 192 rows and 64 columns hold 32 at most."""
+TALL_BLOCKS = {(64, 16), (64, 32), (64, 64)}
+"""Height and depth of blocks that have panels of 192 rows."""
 
 
 def naive(blocks: Blocks, rows: int, cols: int) -> dict[str, list[int]]:

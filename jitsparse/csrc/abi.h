@@ -68,7 +68,7 @@ struct GatherShape {
 
 // Block rows of a panel of 192 rows whose steps are slabs of 64, or 0 if there is no such panel.
 constexpr int64 tall_panel(int64 block, int64 depth) {
-  return block < 32 || block > 64 || depth < 16 || depth > 64 ? 0 : 192 / block;
+  return block != 64 || depth < 16 || depth > 64 ? 0 : 192 / block;
 }
 
 // The packed index of a pattern with R x C blocks of which Z are stored; mirrors
@@ -141,7 +141,7 @@ struct IndexView {
   JITSPARSE_HD const int32* row_wide_tiles() const { return base + align4(col_slab_blocks() + (kColSlab ? Z : 0) - base); }
   JITSPARSE_HD const int32* col_wide_tiles() const { return row_wide_tiles() + RowGather::wide_size(R, row_gather_steps_capacity()); }
 
-  // panels of 192 rows with slabs as steps (only for blocks of at most 64, no more than 32 of them in a step)
+  // panels of 192 rows with slabs as steps (only where blocks are 64 high and 16 to 64 deep)
   static constexpr int64 kRowTall = tall_panel(BLOCK_ROWS, BLOCK_COLS), kColTall = tall_panel(BLOCK_COLS, BLOCK_ROWS);  // block rows
   JITSPARSE_HD int64 row_tall_count() const { return kRowTall ? div_up(R, at_least_1(kRowTall)) : 0; }
   JITSPARSE_HD int64 col_tall_count() const { return kColTall ? div_up(C, at_least_1(kColTall)) : 0; }

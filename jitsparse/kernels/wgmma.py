@@ -209,8 +209,14 @@ def default_variants(target: str) -> Iterator[Variant]:
 
 def template(variant: Variant) -> Template:
     """What a variant is rendered from."""
-    special = variant.dtype == "tf32" and variant.op != "sdd"
-    return cuda_template("wgmma_tf32" if special else "wgmma", variant.op, context)
+    source = "wgmma"
+    if variant.op != "sdd":
+        rows, cols = variant.ints("b")
+        if variant.dtype == "tf32":
+            source = "wgmma_tf32"
+        elif op_block(variant.op, (rows, cols), variant.knob("l"))[0] < 64:
+            source = "wgmma_small"
+    return cuda_template(source, variant.op, context)
 
 
 def context(variant: Variant) -> Context:

@@ -70,7 +70,14 @@ NAMED = (
     "sdd.wgmma.sm90a.tf32.b32x32.ltn.grows.oturned",
     # three warpgroups
     "dsd.wgmma.sm90a.bf16.b64x64.ltn.t192x256x64",
-    "dds.wgmma.sm90a.f16.b32x32.lnt.t192x256x64",
+    "dds.wgmma.sm90a.f16.b64x16.lnt.t192x256x64",
+    # blocks of 32 rows: the dense operand in registers, its rows along k and across, of slabs of
+    # either depth, of a block in two parts, of several blocks side by side
+    "dsd.wgmma.sm90a.bf16.b32x32.lnn.t128x256x32",
+    "dds.wgmma.sm90a.f16.b32x32.lnn.t128x256x64",
+    "dsd.wgmma.sm90a.f16.b32x32.lnt.t128x256x32",
+    "dsd.wgmma.sm90a.bf16.b32x128.lnt.t128x256x64",
+    "dds.wgmma.sm90a.bf16.b16x32.ltn.t128x256x64",
     # divided sums
     "sdd.wgmma.sm90a.bf16.b128x128.ltn.gcols.ksplit",
     "sdd.wgmma.sm90a.bf16.b16x16.lnn.grows.ksplit",
@@ -228,7 +235,7 @@ def test_rounds_of_whole_sets_of_neighbours(
     "name",
     [
         "dds.wgmma.sm90a.bf16.b32x32.lnt.t128x256x32",
-        "dsd.wgmma.sm90a.bf16.b32x32.ltn.t192x256x64",
+        "dsd.wgmma.sm90a.bf16.b64x32.lnn.t192x256x64",
         "dsd.wgmma.sm90a.tf32.b64x64.lnn.t128x256x32",
     ],
 )

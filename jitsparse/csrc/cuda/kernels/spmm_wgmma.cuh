@@ -1,8 +1,7 @@
-// Block-sparse x dense on Hopper (sm_90a): bulk copies feed wgmma through a ring of stages; persistent CTAs. 16-bit elements.
+// Block-sparse x dense on Hopper (sm_90a) in blocks of 64 and 128 rows: bulk copies feed wgmma through a ring of stages; persistent
+// CTAs. 16-bit elements.
 //
-// Each warpgroup multiplies 64 rows of the panel. Blocks of 64 and 128 rows are wgmma's 64 rows (M), the slab its
-// columns (N). Smaller blocks are multiplied transposed: 64 columns of the dense operand are M, a block's rows N. So blocks of 16 and
-// 32 rows waste nothing, and cost a warpgroup a test of a bit and a wgmma for every 16 k.
+// Each warpgroup multiplies 64 rows of the panel, which are wgmma's rows (M); the slab is its columns (N).
 #pragma once
 
 #include "../../abi.h"
@@ -34,10 +33,9 @@ struct SpmmWgmma {
 
   static constexpr int kGroupM = 64;                       // rows of a warpgroup
   static_assert(kGroupM * kConsumers == kPanel, "each has its part of a panel");
-  static constexpr bool kTransposed = kBlockM < kGroupM;  // the product, see above
-  static constexpr int kGroupDown = kTransposed ? kGroupM / kBlockM : 1, kGroupSlots = kGroupDown * kAcross;
+  static_assert(kBlockM >= kGroupM, "lower blocks are multiplied otherwise, see spmm_wgmma_small.cuh");
 
-  using Out = Outbox<OUT_TRANSPOSED == kTransposed>;
+  using Out = Outbox<!OUT_TRANSPOSED>;
   static constexpr int kOutAt = Stages::kRingBytes, kOutBytes = Out::kBuffers * Out::kBytes;  // of a warpgroup
   static constexpr int kBarriersAt = kOutAt + kConsumers * kOutBytes;
   static constexpr int kSharedBytes = kBarriersAt + Stages::kStages * 16 + 1024;  // to begin at a multiple of 1024
@@ -51,13 +49,13 @@ struct SpmmWgmma {
 
   // ---- consumers
 
-  // Of a warpgroup: parts of 64 x 64 of the output, each [eight columns, or rows where transposed][mma fragment].
+  // Of a warpgroup: parts of 64 x 64 of the output, each [eight columns][mma fragment].
   static constexpr int kOutParts = kTileN / 64;
   using Accumulators = float[kOutParts][8 * 4];
 
   // With one block a group and stage, a tile is stored while the next one is multiplied. With more the warps are as busy as the
   // tensor cores, and waiting costs 4 to 7 %; three warpgroups have no registers for it.
-  static constexpr bool kDeferred = kGroupSlots == 1 && !Stages::kTall;
+  static constexpr bool kDeferred = kAcross == 1 && !Stages::kTall;
   // Columns of a wgmma where the slab is its right operand: all, but ptxas wants more registers for 256 than three warpgroups have.
   static constexpr int kWide = Stages::kTall ? 128 : kTileN;
 
@@ -71,7 +69,7 @@ struct SpmmWgmma {
 
   static __device__ __forceinline__ void consume(const Params& params, unsigned base, const StageBarriers& barriers, int group,
                                                  int thread) {
-    const int lane = thread % 32, first_slot = kBlockM > kGroupM ? 0 : group * kGroupSlots;
+    const int lane = thread % 32, first_slot = kBlockM > kGroupM ? 0 : group * kAcross;
     const Steps index(params.args);
     StepMasks masks(index.steps, lane);
     RingPosition ring;
@@ -87,8 +85,8 @@ struct SpmmWgmma {
       const int first_m = Steps::first_row(next_panel, group), steps = next_panel.z - next_panel.y;
       next = Tile(params, round);
       if (next.valid) next_panel = index.panel(next.rank);
-      float2 bias = {0.0f, 0.0f};  // of the thread's rows, where rows are not columns of the accumulators
-      if (OUT_TRANSPOSED && !kTransposed && params.args.bias != nullptr) {
+      float2 bias = {0.0f, 0.0f};  // of the thread's rows
+      if (OUT_TRANSPOSED && params.args.bias != nullptr) {
         bias = bias_of_rows<Element>(params.args.bias, first_m + thread / 32 * 16, Stages::m(params.args), lane);
       }
       Accumulators c = {};
@@ -98,7 +96,7 @@ struct SpmmWgmma {
 #pragma unroll
         for (int part = 0; part < kParts; ++part) {
           barriers.wait_full(ring.stage, ring.round);
-          if (kGroupSlots == 1 && !(mask & 1)) {
+          if (kAcross == 1 && !(mask & 1)) {
             if (kDeferred) {
               // The stage before must not be held over a run of steps that are the other warpgroup's: the ring would stop.
               ptx::wgmma_wait<0>();
@@ -148,31 +146,16 @@ struct SpmmWgmma {
                                                                8 * kSlotRowBytes);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int down = 0; down < kGroupDown; ++down) {
-      // Most rows of a sparse pattern are passed over with one test.
-      const unsigned row = mask >> down * kAcross & ((1u << kAcross) - 1);
-      if (kGroupDown > 1 && !row) continue;
+    for (int across = 0; across < kAcross; ++across) {
+      if (kAcross > 1 && !(mask >> across & 1)) continue;
 #pragma unroll
-      for (int across = 0; across < kAcross; ++across) {
-        if (kAcross > 1 && !(row >> across & 1)) continue;
+      for (int k = 0; k < kSlotK; k += 16) {
+        const uint64 block = ptx::moved(blocks, across * kSlotBytes + k * (FLIPPED ? kSlotRowBytes : 2));
+        const int in_slab = (across * kSlotK + k) * (DENSE_K_CONTIGUOUS ? 2 : kDenseRowBytes);
 #pragma unroll
-        for (int k = 0; k < kSlotK; k += 16) {
-          const uint64 block = ptx::moved(blocks, (down * kAcross + across) * kSlotBytes + k * (FLIPPED ? kSlotRowBytes : 2));
-          const int in_slab = (across * kSlotK + k) * (DENSE_K_CONTIGUOUS ? 2 : kDenseRowBytes);
-          if constexpr (kTransposed) {
-#pragma unroll
-            for (int i = 0; i < kTileN / 64; ++i) {
-              Element::template wgmma<!DENSE_K_CONTIGUOUS, FLIPPED>(
-                  reinterpret_cast<float(&)[kBlockM / 2]>(c[i][down * kBlockM / 2]),
-                  ptx::moved(dense, i * kSubtileBytes + in_slab), block);
-            }
-          } else {
-#pragma unroll
-            for (int n = 0; n < kTileN; n += kWide) {
-              Element::template wgmma<FLIPPED, !DENSE_K_CONTIGUOUS>(reinterpret_cast<float(&)[kWide / 2]>(c[n / 64]), block,
-                                                                    ptx::moved(dense, n / 64 * kSubtileBytes + in_slab));
-            }
-          }
+        for (int n = 0; n < kTileN; n += kWide) {
+          Element::template wgmma<FLIPPED, !DENSE_K_CONTIGUOUS>(reinterpret_cast<float(&)[kWide / 2]>(c[n / 64]), block,
+                                                                ptx::moved(dense, n / 64 * kSubtileBytes + in_slab));
         }
       }
     }
@@ -185,13 +168,7 @@ struct SpmmWgmma {
   static __device__ __forceinline__ void finish_part(const SpmmArgs& args, float (&c)[8 * 4], float2 bias, int first_m, int lane,
                                                      unsigned (&packed)[8 * 2]) {
     float(&part)[8][4] = reinterpret_cast<float(&)[8][4]>(c);
-    if (OUT_TRANSPOSED && args.bias != nullptr) {
-      if constexpr (kTransposed) {
-        add_bias_along<Element>(part, args.bias, first_m, Stages::m(args), lane);
-      } else {
-        add_bias_down(part, bias);
-      }
-    }
+    if (OUT_TRANSPOSED && args.bias != nullptr) add_bias_down(part, bias);
     apply_activation<Element>(c, args.activation);
     pack_part<Element>(part, packed);
   }

@@ -95,8 +95,22 @@ JITSPARSE_WGMMA(f16, 64, 32, 33, 34, 35)
 JITSPARSE_WGMMA(f16, 128, 64, 65, 66, 67)
 JITSPARSE_WGMMA(f16, 256, 128, 129, 130, 131)
 
-// m64nNk8 on 32-bit elements, of which the tensor cores read the 19 bits of TF32. Rows of b run along k; a is the mma fragment of
-// each warp's 16 rows, which stays untouched until the wgmma is waited for.
+// The same with a in registers, the mma fragment of each warp's 16 rows, which stays untouched until the wgmma is waited for.
+#define JITSPARSE_WGMMA_LEFT(TYPE, N, REGISTERS, A0, A1, A2, A3, B, T)                                                      \
+  template <int TRANSPOSE_B>                                                                                                \
+  __device__ __forceinline__ void wgmma_##TYPE(float (&c)[REGISTERS], const unsigned (&a)[4], uint64 b) {                   \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." #TYPE "." #TYPE " {" JITSPARSE_NAMES_##REGISTERS "}, {%" #A0 \
+                 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B ", 1, 1, 1, %" #T ";\n"                                           \
+                 : JITSPARSE_C##REGISTERS(0)                                                                                \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(TRANSPOSE_B));                                   \
+  }
+
+JITSPARSE_WGMMA_LEFT(bf16, 16, 8, 8, 9, 10, 11, 12, 13)
+JITSPARSE_WGMMA_LEFT(bf16, 32, 16, 16, 17, 18, 19, 20, 21)
+JITSPARSE_WGMMA_LEFT(f16, 16, 8, 8, 9, 10, 11, 12, 13)
+JITSPARSE_WGMMA_LEFT(f16, 32, 16, 16, 17, 18, 19, 20, 21)
+
+// m64nNk8 on 32-bit elements, of which the tensor cores read the 19 bits of TF32. Rows of b run along k; a is in registers.
 #define JITSPARSE_WGMMA_TF32(N, REGISTERS, A0, A1, A2, A3, B)                                                          \
   __device__ __forceinline__ void wgmma_tf32(float (&c)[REGISTERS], const unsigned (&a)[4], uint64 b) {               \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k8.f32.tf32.tf32 {" JITSPARSE_NAMES_##REGISTERS "}, {%" #A0  \
@@ -111,6 +125,7 @@ JITSPARSE_WGMMA_TF32(128, 64, 64, 65, 66, 67, 68)
 JITSPARSE_WGMMA_TF32(256, 128, 128, 129, 130, 131, 132)
 
 #undef JITSPARSE_WGMMA
+#undef JITSPARSE_WGMMA_LEFT
 #undef JITSPARSE_WGMMA_TF32
 #undef JITSPARSE_NAMES_8
 #undef JITSPARSE_NAMES_16

@@ -18,10 +18,14 @@ struct Bf16 {
   static __device__ __forceinline__ void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     ptx::mma_m16n8k16_bf16(c, a, b0, b1);
   }
-  // m64nNk16, where c has N / 2 registers a thread.
+  // m64nNk16, where c has N / 2 registers a thread; a in shared memory, or in registers.
   template <int TRANSPOSE_A, int TRANSPOSE_B, int REGISTERS>
   static __device__ __forceinline__ void wgmma(float (&c)[REGISTERS], uint64 a, uint64 b) {
     ptx::wgmma_bf16<TRANSPOSE_A, TRANSPOSE_B>(c, a, b);
+  }
+  template <int TRANSPOSE_B, int REGISTERS>
+  static __device__ __forceinline__ void wgmma(float (&c)[REGISTERS], const unsigned (&a)[4], uint64 b) {
+    ptx::wgmma_bf16<TRANSPOSE_B>(c, a, b);
   }
 };
 
@@ -36,10 +40,14 @@ struct F16 {
   static __device__ __forceinline__ void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     ptx::mma_m16n8k16_f16(c, a, b0, b1);
   }
-  // m64nNk16, where c has N / 2 registers a thread.
+  // m64nNk16, where c has N / 2 registers a thread; a in shared memory, or in registers.
   template <int TRANSPOSE_A, int TRANSPOSE_B, int REGISTERS>
   static __device__ __forceinline__ void wgmma(float (&c)[REGISTERS], uint64 a, uint64 b) {
     ptx::wgmma_f16<TRANSPOSE_A, TRANSPOSE_B>(c, a, b);
+  }
+  template <int TRANSPOSE_B, int REGISTERS>
+  static __device__ __forceinline__ void wgmma(float (&c)[REGISTERS], const unsigned (&a)[4], uint64 b) {
+    ptx::wgmma_f16<TRANSPOSE_B>(c, a, b);
   }
 };
 

@@ -1,4 +1,4 @@
-// The left operand of wgmma in registers: 32-bit elements, fetched from shared memory whichever way its rows run there.
+// The left operand of wgmma in registers, fetched from shared memory whichever way its rows run there.
 #pragma once
 
 #include "../ptx/ldmatrix.cuh"
@@ -6,7 +6,7 @@
 
 namespace jitsparse {
 
-// A warpgroup's TILES times 64 elements along m, 32 deep, as mma fragments of 8 k.
+// A warpgroup's TILES times 64 elements of 32 bits along m, 32 deep, as mma fragments of 8 k.
 //
 // ALONG_K: rows of 128 bytes run along k, one for each m, and ldmatrix has just the fragment's order. Else they run along m, in boxes
 // of 32, one row for each k; a thread then takes neighbours, all of one k in one load.
@@ -48,6 +48,37 @@ struct RegisterOperand {
             a[k][t][half] = swap ? y : x;
             a[k][t][half + 2] = swap ? x : y;
           }
+        }
+      }
+    }
+  }
+};
+
+// The same of 16-bit elements, DEPTH deep, as mma fragments of 16 k; of each tile of 64 a warp has 16. ALONG_K: rows of DEPTH elements,
+// one for each m, follow on one another. Else they run along m in boxes of 64, one row for each k.
+template <int TILES, int DEPTH, bool ALONG_K>
+struct RegisterOperand16 {
+  using Fragments = unsigned[DEPTH / 16][TILES][4];  // [k / 16][tile][mma fragment]
+  static constexpr int kRowBytes = ALONG_K ? DEPTH * 2 : 128, kTileBytes = DEPTH * 128;
+  static_assert(kRowBytes == 64 || kRowBytes == 128, "the swizzles below");
+
+  // What a lane reads first of an operand that begins at `shared`, a multiple of 1024. Of the four matrices that lanes 0, 8, 16 and 24
+  // begin, the second is eight further along m, the third along k.
+  static __device__ __forceinline__ unsigned first(unsigned shared, int warp, int lane) {
+    const int along_m = warp * 16 + (ALONG_K ? lane % 16 : lane / 8 % 2 * 8), along_k = lane / 16 * 8 + (ALONG_K ? 0 : lane % 8);
+    const int row = ALONG_K ? along_m : along_k, chunk = (ALONG_K ? along_k : along_m) / 8;
+    return shared + row * kRowBytes + (chunk ^ (kRowBytes == 128 ? row % 8 : row / 2 % 4)) * 16;
+  }
+
+  static __device__ __forceinline__ void load(Fragments& a, unsigned first) {
+#pragma unroll
+    for (int k = 0; k < DEPTH; k += 16) {
+#pragma unroll
+      for (int t = 0; t < TILES; ++t) {
+        if constexpr (ALONG_K) {
+          ptx::ldmatrix_x4(a[k / 16][t], (first ^ k * 2) + t * kTileBytes);
+        } else {
+          ptx::ldmatrix_x4_trans(a[k / 16][t], first + k * kRowBytes + t * kTileBytes);
         }
       }
     }

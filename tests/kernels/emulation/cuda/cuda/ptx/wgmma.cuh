@@ -43,14 +43,14 @@ void multiply(float* c, Operand a, bool a_across, Operand b, bool b_across, cons
   }
 }
 
-// The same with a, 64 x 8 of TF32, in the registers of a warp's lanes.
-template <int REGISTERS>
-void multiply_tf32(float* c, const float (&a)[2][8], Operand b) {
+// The same with a, 64 x K, in the registers of a warp's lanes, of which this one's two rows are given.
+template <typename Element, int REGISTERS, int K, typename Convert>
+void multiply_left(float* c, const float (&a)[2][K], Operand b, bool b_across, const Convert& convert) {
   for (int half = 0; half < 2; ++half) {
     for (int j = 0; j < REGISTERS / 4; ++j) {
       for (int e = 0; e < 2; ++e) {
         float& to = c[j * 4 + half * 2 + e];
-        for (int k = 0; k < 8; ++k) to += a[half][k] * b.get<float>(false, j * 8 + lane() % 4 * 2 + e, k);
+        for (int k = 0; k < K; ++k) to += a[half][k] * convert(b.get<Element>(b_across, j * 8 + lane() % 4 * 2 + e, k));
       }
     }
   }
@@ -96,23 +96,39 @@ void wgmma_f16(float (&c)[REGISTERS], uint64 a, uint64 b) {
 }
 
 // The lanes show each other their fragments when the product is waited for, which all do together: a register that has changed by
-// then shows.
-template <int REGISTERS>
-void wgmma_tf32(float (&c)[REGISTERS], const unsigned (&a)[4], uint64 b) {
-  emulation::self().open_products.push_back([&c, &a, b] {
+// then shows. Of a fragment a lane has one register of every four k, or two neighbours of every eight.
+template <typename Element, int REGISTERS, typename Convert>
+void wgmma_left(float (&c)[REGISTERS], const unsigned (&a)[4], uint64 b, bool b_across, const Convert& convert) {
+  emulation::self().open_products.push_back([&c, &a, b, b_across, convert] {
+    constexpr int kPacked = 4 / sizeof(Element), kDepth = 8 * kPacked;
     unsigned mine[4];
     std::memcpy(mine, a, sizeof mine);
-    float left[2][8];
+    float left[2][kDepth];
     emulation::exchange(mine, [&](const auto& all) {
       for (int half = 0; half < 2; ++half) {
-        for (int k = 0; k < 8; ++k) {
-          const unsigned bits = all(emulation::lane() / 4 * 4 + k % 4)[k / 4 * 2 + half];
-          left[half][k] = __uint_as_float(bits & 0xffffe000);
+        for (int k = 0; k < kDepth; ++k) {
+          const unsigned bits = all(emulation::lane() / 4 * 4 + k / kPacked % 4)[k / (kDepth / 2) * 2 + half];
+          Element element;
+          std::memcpy(&element, reinterpret_cast<const Element*>(&bits) + k % kPacked, sizeof element);
+          left[half][k] = convert(element);
         }
       }
     });
-    emulation::multiply_tf32<REGISTERS>(c, left, emulation::Operand(b));
+    emulation::multiply_left<Element, REGISTERS>(c, left, emulation::Operand(b), b_across, convert);
   });
+}
+
+template <int TRANSPOSE_B, int REGISTERS>
+void wgmma_bf16(float (&c)[REGISTERS], const unsigned (&a)[4], uint64 b) {
+  wgmma_left<unsigned short>(c, a, b, TRANSPOSE_B, emulation::from_bf16);
+}
+template <int TRANSPOSE_B, int REGISTERS>
+void wgmma_f16(float (&c)[REGISTERS], const unsigned (&a)[4], uint64 b) {
+  wgmma_left<unsigned short>(c, a, b, TRANSPOSE_B, emulation::from_f16);
+}
+template <int REGISTERS>
+void wgmma_tf32(float (&c)[REGISTERS], const unsigned (&a)[4], uint64 b) {
+  wgmma_left<unsigned>(c, a, b, false, [](unsigned bits) { return __uint_as_float(bits & 0xffffe000); });
 }
 
 }  // namespace jitsparse::ptx

@@ -1,0 +1,200 @@
+// Block-sparse x dense on Hopper (sm_90a) in blocks of 16 and 32 rows: bulk copies feed wgmma through a ring of stages; persistent
+// CTAs. 16-bit elements.
+//
+// The product is computed transposed: columns of the dense operand are wgmma's rows (M), a block's rows its columns (N), so that
+// nothing is multiplied in vain. wgmma reads its left operand, the dense one, from shared memory or from registers:
+//   - from shared memory every block reads the slab anew, and 64 columns of it x 16 x a block's 16 rows take an SM 20 clocks, x 32
+//     rows 24. Each warpgroup has half of the panel's rows;
+//   - from registers, which a stage fills once, that takes 13 and 16. There is room for half of the columns, so a warpgroup has those
+//     and all rows, and tests twice as many bits. Blocks of 32 are 3 to 10 % faster so in tiles of 256 columns. In narrower ones
+//     they are not; nor are blocks of 16, but for 5 % where half of them are stored, and a fifth slower at a quarter.
+// What a step takes beside wgmma is a chain of instructions that wait for one another, and every one of them shows.
+#pragma once
+
+#include "../../abi.h"
+#include "../ptx/wgmma.cuh"
+#include "../tensor_map.cuh"
+#include "../tile/activation.cuh"
+#include "../tile/element.cuh"
+#include "../tile/outbox.cuh"
+#include "../tile/register_operand.cuh"
+#include "../tile/ring.cuh"
+#include "../tile/staged_part.cuh"
+#include "../tile/step_masks.cuh"
+#include "spmm_stages.cuh"
+
+namespace jitsparse {
+
+// TILE_N: columns of a tile. SLAB: depth of a stage.
+template <typename Element, int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CONTIGUOUS, bool OUT_TRANSPOSED, int TILE_N,
+          int SLAB>
+struct SpmmWgmmaSmall {
+  static constexpr int kPanel = 128;
+  using Stages = SpmmStages<Element, BLOCK_ROWS, BLOCK_COLS, FLIPPED, DENSE_K_CONTIGUOUS, kPanel, TILE_N, SLAB>;
+  using Steps = SpmmSteps<Stages>;
+  using Tile = SpmmTile<Stages>;
+  static constexpr int kThreads = Stages::kThreads, kConsumers = Stages::kConsumers;
+  static constexpr int kAcross = Stages::kAcross, kSlotK = Stages::kSlotK, kBlockM = Stages::kBlockM;
+  static_assert(kBlockM == 16 || kBlockM == 32, "the blocks that this is for");
+
+  static constexpr bool kRegisters = kBlockM == 32 && TILE_N == 256;  // whence the dense operand is read, see above
+  // A warpgroup has so many times 64 columns and 64 rows.
+  static constexpr int kTiles = TILE_N / (kRegisters ? 128 : 64), kHalves = kRegisters ? 2 : 1;
+  static constexpr int kDown = kHalves * 64 / kBlockM, kGroupSlots = kDown * kAcross;
+  using Left = RegisterOperand16<kTiles, SLAB, DENSE_K_CONTIGUOUS>;
+
+  // Parts of 64 x 64 of the output, each [eight rows of the panel][mma fragment].
+  using Accumulators = float[kTiles][kHalves][8 * 4];
+
+  using Out = Outbox<OUT_TRANSPOSED>;
+  static constexpr int kOutAt = Stages::kRingBytes, kOutBytes = Out::kBuffers * Out::kBytes;  // of a warpgroup
+  static constexpr int kBarriersAt = kOutAt + kConsumers * kOutBytes;
+  static constexpr int kSharedBytes = kBarriersAt + Stages::kStages * 16 + 1024;  // to begin at a multiple of 1024
+  static_assert(kSharedBytes <= 232448, "fits an SM");
+
+  struct Params : Stages::Params {
+    CUtensorMap out;
+  };
+
+  // Where a warpgroup's operands lie in a stage; carried from stage to stage, since the compiler computes anew for every block what can
+  // be computed.
+  struct Operands {
+    unsigned fragments;  // what the lane reads first of the slab
+    uint64 slab, blocks;
+
+    __device__ __forceinline__ Operands(unsigned slab, unsigned blocks, int warp, int lane)
+        : fragments(Left::first(slab, warp, lane)),
+          slab(ptx::wgmma_descriptor<Stages::kDenseRowBytes>(slab, Stages::kSubtileBytes, 8 * Stages::kDenseRowBytes)),
+          blocks(ptx::wgmma_descriptor<Stages::kSlotRowBytes>(blocks, Stages::kSlotBoxBytes, 8 * Stages::kSlotRowBytes)) {}
+
+    // Of the next stage, which follows on this one.
+    __device__ __forceinline__ Operands next() const {
+      Operands moved = *this;
+      moved.fragments += Stages::kStageBytes;
+      moved.slab = ptx::moved(slab, Stages::kStageBytes);
+      moved.blocks = ptx::moved(blocks, Stages::kStageBytes);
+      return moved;
+    }
+  };
+
+  static __device__ __forceinline__ void run(const Params& params) { Stages::template run<SpmmWgmmaSmall>(params); }
+
+  static __device__ __forceinline__ void consume(const Params& params, unsigned base, const StageBarriers& barriers, int group,
+                                                 int thread) {
+    const int lane = thread % 32, warp = thread / 32;
+    const int first_tile = kRegisters ? group * kTiles : 0, first_half = kRegisters ? 0 : group;
+    const int first_slot = first_half * kGroupSlots;
+    const Operands first(base + first_tile * Stages::kSubtileBytes, base + Stages::kDenseBytes + first_slot * Stages::kSlotBytes, warp,
+                         lane);
+    Operands operands = first;
+    const Steps index(params.args);
+    StepMasks masks(index.steps, lane);
+    RingPosition ring;
+    Out outbox = {base + kOutAt + group * kOutBytes, group, thread};
+    // What is needed of a tile is read while the one before it is computed.
+    Tile next(params, 0);
+    int4 next_panel = make_int4(0, 0, 0, 0);
+    if (next.valid) next_panel = index.panel(next.rank);
+    masks.start(next_panel.y, next_panel.z);
+    for (int round = 1; next.valid; ++round) {
+      const Tile tile = next;
+      const int4 panel = next_panel;
+      const int steps = panel.z - panel.y;
+      next = Tile(params, round);
+      if (next.valid) next_panel = index.panel(next.rank);
+      Accumulators c = {};
+      unsigned ahead = masks.take(0);
+      for (int step = 0; step < steps; ++step) {
+        const unsigned mask = ahead >> first_slot;
+#pragma unroll
+        for (int part = 0; part < Stages::kParts; ++part) {
+          barriers.wait_full(ring.stage, ring.round);
+          const int stage = ring.stage;
+          multiply(c, operands, mask, [&] {
+            ring.next(Stages::kStages);
+            operands = ring.stage == 0 ? first : operands.next();
+            if (part == 0) ahead = masks.take(step + 1);
+          });
+          barriers.release(stage, lane);
+        }
+      }
+      if (next.valid) masks.start(next_panel.y, next_panel.z);
+      ptx::keep_in_order(reinterpret_cast<float(&)[kTiles * kHalves][8 * 4]>(c));
+      store(params, c, panel, tile, first_tile, first_half, outbox);
+    }
+    outbox.empty();
+  }
+
+  // c += blocks x slab of a stage, for the blocks in the mask; `meanwhile` makes ready what the next stage needs.
+  template <typename Meanwhile>
+  static __device__ __forceinline__ void multiply(Accumulators& c, Operands operands, unsigned mask, const Meanwhile& meanwhile) {
+    typename Left::Fragments a;
+    if constexpr (kRegisters) Left::load(a, operands.fragments);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int down = 0; down < kDown; ++down) {
+      // Most rows of a sparse pattern are passed over with one test.
+      const unsigned row = mask >> down * kAcross & ((1u << kAcross) - 1);
+      if (!row) continue;
+#pragma unroll
+      for (int across = 0; across < kAcross; ++across) {
+        if (kAcross > 1 && !(row >> across & 1)) continue;
+#pragma unroll
+        for (int k = 0; k < kSlotK; k += 16) {
+          const int in_block = k * (FLIPPED ? Stages::kSlotRowBytes : 2), in_slab = across * kSlotK + k;
+          const uint64 block = ptx::moved(operands.blocks, (down * kAcross + across) * Stages::kSlotBytes + in_block);
+#pragma unroll
+          for (int t = 0; t < kTiles; ++t) {
+            float(&of_rows)[kBlockM / 2] = reinterpret_cast<float(&)[kBlockM / 2]>(c[t][down * kBlockM / 64][down * kBlockM % 64 / 2]);
+            if constexpr (kRegisters) {
+              Element::template wgmma<FLIPPED>(of_rows, a[in_slab / 16][t], block);
+            } else {
+              const int at = t * Stages::kSubtileBytes + in_slab * (DENSE_K_CONTIGUOUS ? 2 : Stages::kDenseRowBytes);
+              Element::template wgmma<!DENSE_K_CONTIGUOUS, FLIPPED>(of_rows, ptx::moved(operands.slab, at), block);
+            }
+          }
+        }
+      }
+    }
+    ptx::wgmma_commit();
+    meanwhile();
+    ptx::wgmma_wait<0>();
+  }
+
+  // Bias, activation, rounding, and out.
+  static __device__ __forceinline__ void store(const Params& params, Accumulators& c, const int4& panel, const Tile& tile,
+                                               int first_tile, int first_half, Out& outbox) {
+    const int64 m = Stages::m(params.args);
+    const int lane = outbox.thread % 32;
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (int i = 0; i < kHalves; ++i) {
+        const int at_n = tile.column * TILE_N + (first_tile + t) * 64, at_m = Steps::first_row(panel, first_half + i);
+        if (at_m >= m || at_n >= params.args.n) continue;
+        float(&part)[8][4] = reinterpret_cast<float(&)[8][4]>(c[t][i]);
+        if (OUT_TRANSPOSED && params.args.bias != nullptr) add_bias_along<Element>(part, params.args.bias, at_m, m, lane);
+        apply_activation<Element>(c[t][i], params.args.activation);
+        unsigned packed[8 * 2];
+        pack_part<Element>(part, packed);
+        const unsigned at = outbox.open();
+        outbox.put(at, packed);
+        outbox.close(at, &params.out, OUT_TRANSPOSED ? at_m : at_n, OUT_TRANSPOSED ? at_n : at_m, tile.batch);
+      }
+    }
+  }
+
+  // ---- host
+
+  static int64 grid(const SpmmArgs& args) { return Stages::grid(args); }
+
+  static cudaError_t prepare(const SpmmArgs& args, Params& params) {
+    if (auto error = Stages::prepare(args, params)) return error;
+    const int64 m = Stages::m(args);
+    const int64 inner = OUT_TRANSPOSED ? m : args.n, outer = OUT_TRANSPOSED ? args.n : m;
+    const MatrixShape out = {inner, outer, args.batch, args.out_ld, args.out_batch_stride};
+    return encode_map<typename Element::Storage>(&params.out, args.out, out, {64, 64});
+  }
+};
+
+}  // namespace jitsparse
