@@ -67,9 +67,7 @@ struct GatherShape {
 };
 
 // Block rows of a panel of 192 rows whose steps are slabs of 64, or 0 if there is no such panel.
-constexpr int64 tall_panel(int64 block, int64 depth) {
-  return block != 64 || depth < 16 || depth > 64 ? 0 : 192 / block;
-}
+constexpr int64 tall_panel(int64 block, int64 depth) { return block == 64 && depth >= 16 && depth <= 64 ? 3 : 0; }
 
 // The packed index of a pattern with R x C blocks of which Z are stored; mirrors
 // jitsparse/layout.py, which documents each part.

@@ -117,7 +117,7 @@ def kind(problem: Problem, variant: Variant) -> str:
     if variant.family == "wgmma":
         # Slabs of 32 are for blocks of 32; a taller block of that depth is like its own kind.
         slab = tile[2] if height == 32 else 64
-        # In tiles of 256 columns blocks of 32 multiply the dense operand from registers.
+        # Where the dense operand comes from registers (kRegisters of spmm_wgmma_small.cuh).
         way = ".tall" if tile[0] > PANEL else ".wide" if height == 32 and tile[1] == 256 else ""
         return f"wgmma.{height}.s{slab}.{lies}{way}"
     if variant.family == "thin":

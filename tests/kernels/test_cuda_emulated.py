@@ -71,13 +71,10 @@ NAMED = (
     # three warpgroups
     "dsd.wgmma.sm90a.bf16.b64x64.ltn.t192x256x64",
     "dds.wgmma.sm90a.f16.b64x16.lnt.t192x256x64",
-    # blocks of 32 rows: the dense operand in registers, its rows along k and across, of slabs of
-    # either depth, of a block in two parts, of several blocks side by side
-    "dsd.wgmma.sm90a.bf16.b32x32.lnn.t128x256x32",
-    "dds.wgmma.sm90a.f16.b32x32.lnn.t128x256x64",
-    "dsd.wgmma.sm90a.f16.b32x32.lnt.t128x256x32",
-    "dsd.wgmma.sm90a.bf16.b32x128.lnt.t128x256x64",
-    "dds.wgmma.sm90a.bf16.b16x32.ltn.t128x256x64",
+    # blocks of 16 rows
+    "dsd.wgmma.sm90a.bf16.b16x16.lnn.t128x256x64",
+    "dds.wgmma.sm90a.f16.b16x128.lnt.t128x128x64",
+    "dds.wgmma.sm90a.bf16.b128x16.ltn.t128x64x64",
     # divided sums
     "sdd.wgmma.sm90a.bf16.b128x128.ltn.gcols.ksplit",
     "sdd.wgmma.sm90a.bf16.b16x16.lnn.grows.ksplit",
@@ -90,6 +87,18 @@ NAMED = (
     "dds.wgmma.sm90a.tf32.b64x128.ltn.t128x128x32.oturned",
 )
 """Of those that no call chooses by itself, each way through the code once."""
+
+WIDE = (
+    # its rows across k and along it, slabs of either depth, a block in two parts, and several
+    # blocks side by side
+    "dsd.wgmma.sm90a.bf16.b32x32.lnn.t128x256x32",
+    "dds.wgmma.sm90a.f16.b32x32.lnn.t128x256x64",
+    "dsd.wgmma.sm90a.f16.b32x32.lnt.t128x256x32",
+    "dsd.wgmma.sm90a.bf16.b32x128.lnt.t128x256x64",
+    "dds.wgmma.sm90a.bf16.b16x32.ltn.t128x256x64",
+    "dsd.wgmma.sm90a.tf32.b32x64.lnn.t128x256x32",
+)
+"""With the dense operand in registers, so that each warpgroup has half of 256 columns."""
 
 
 def problem(op: str, dtype: str, block: tuple[int, int], layout: str) -> Problem:
@@ -186,6 +195,8 @@ def test_kernel(variant: Variant, sources: Path) -> None:
         ("dsd.mma.sm90a.bf16.b64x64.lnn.t64x32x64.w4x1.s4.c3", "kernels/spmm_mma", "cp_async_wait"),
         ("dsd.wgmma.sm90a.bf16.b32x32.lnn.t128x256x64", "kernels/spmm_stages", "wait_empty"),
         ("dsd.wgmma.sm90a.bf16.b64x64.lnn.t128x256x64", "kernels/spmm_wgmma", "wait_full"),
+        ("dsd.wgmma.sm90a.bf16.b32x32.lnn.t128x256x32", "kernels/spmm_wgmma_small", "wait_full"),
+        ("dds.wgmma.sm90a.bf16.b16x16.lnt.t128x64x64", "kernels/spmm_wgmma_small", "wgmma_wait<0>"),
         ("dds.wgmma.sm90a.bf16.b128x128.lnn.t128x256x64", "tile/outbox", "bulk_wait_read"),
         (
             "dsd.wgmma.sm90a.tf32.b128x128.lnn.t128x256x32",
@@ -243,6 +254,15 @@ def test_panels_that_keep_pace(name: str, sources: Path, monkeypatch: pytest.Mon
     """More slabs than stay side by side: those of a panel do not come in the order of k."""
     monkeypatch.setattr(sys.modules[__name__], "ROWS", 1000)
     monkeypatch.setattr(sys.modules[__name__], "COLS", 1304)
+    check(Variant.parse(name), sources)
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_tiles_of_which_each_warpgroup_has_half(
+    name: str, sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last tile ends in the second half."""
+    monkeypatch.setattr(sys.modules[__name__], "EXTENT", 456)
     check(Variant.parse(name), sources)
 
 

@@ -80,6 +80,27 @@ struct SpmmTile {
   }
 };
 
+// The tiles of a CTA as those who multiply take them. What is needed of a tile is read while the one before it is computed.
+template <typename Stages>
+struct SpmmTiles {
+  const typename Stages::Params& params;
+  const SpmmSteps<Stages> index;
+  int round = 0;  // of `next`
+  SpmmTile<Stages> next;
+  int4 next_panel = make_int4(0, 0, 0, 0);
+
+  __device__ __forceinline__ explicit SpmmTiles(const typename Stages::Params& params)
+      : params(params), index(params.args), next(params, 0) {
+    if (next.valid) next_panel = index.panel(next.rank);
+  }
+
+  // Goes on to the tile after the next one.
+  __device__ __forceinline__ void advance() {
+    next = SpmmTile<Stages>(params, ++round);
+    if (next.valid) next_panel = index.panel(next.rank);
+  }
+};
+
 // The steps of a CTA's tiles one after another, of which a producer warp takes every kStride-th.
 template <typename Stages>
 struct SpmmWalk {

@@ -56,7 +56,7 @@ struct SpmmWgmma {
   // With one block a group and stage, a tile is stored while the next one is multiplied. With more the warps are as busy as the
   // tensor cores, and waiting costs 4 to 7 %; three warpgroups have no registers for it.
   static constexpr bool kDeferred = kAcross == 1 && !Stages::kTall;
-  // Columns of a wgmma where the slab is its right operand: all, but ptxas wants more registers for 256 than three warpgroups have.
+  // Columns of a wgmma: all, but ptxas wants more registers for 256 than three warpgroups have.
   static constexpr int kWide = Stages::kTall ? 128 : kTileN;
 
   // A tile that is finished, rounded and packed, of which parts are still to be stored.
@@ -70,21 +70,16 @@ struct SpmmWgmma {
   static __device__ __forceinline__ void consume(const Params& params, unsigned base, const StageBarriers& barriers, int group,
                                                  int thread) {
     const int lane = thread % 32, first_slot = kBlockM > kGroupM ? 0 : group * kAcross;
-    const Steps index(params.args);
-    StepMasks masks(index.steps, lane);
+    SpmmTiles<Stages> tiles(params);
+    StepMasks masks(tiles.index.steps, lane);
     RingPosition ring;
     Out outbox = {base + kOutAt + group * kOutBytes, group, thread};
     Finished finished;
-    // What is needed of a tile is read while the one before it is computed.
-    Tile next(params, 0);
-    int4 next_panel = make_int4(0, 0, 0, 0);
-    if (next.valid) next_panel = index.panel(next.rank);
-    if (kSlots > 1) masks.start(next_panel.y, next_panel.z);
-    for (int round = 1; next.valid; ++round) {
-      const Tile tile = next;
-      const int first_m = Steps::first_row(next_panel, group), steps = next_panel.z - next_panel.y;
-      next = Tile(params, round);
-      if (next.valid) next_panel = index.panel(next.rank);
+    if (kSlots > 1) masks.start(tiles.next_panel.y, tiles.next_panel.z);
+    while (tiles.next.valid) {
+      const Tile tile = tiles.next;
+      const int first_m = Steps::first_row(tiles.next_panel, group), steps = tiles.next_panel.z - tiles.next_panel.y;
+      tiles.advance();
       float2 bias = {0.0f, 0.0f};  // of the thread's rows
       if (OUT_TRANSPOSED && params.args.bias != nullptr) {
         bias = bias_of_rows<Element>(params.args.bias, first_m + thread / 32 * 16, Stages::m(params.args), lane);
@@ -122,12 +117,12 @@ struct SpmmWgmma {
       }
       ptx::wgmma_wait<0>();
       if (pending >= 0) barriers.release(pending, lane);
-      if (kSlots > 1 && next.valid) masks.start(next_panel.y, next_panel.z);
+      if (kSlots > 1 && tiles.next.valid) masks.start(tiles.next_panel.y, tiles.next_panel.z);
       ptx::keep_in_order(c);
       if constexpr (kDeferred) {
         // What a short tile has left to store of the one before it.
         while (finished.next != kStored) store_part(params, finished, outbox);
-        finish(params, c, bias, first_m, tile, finished, lane);
+        finish(params, c, bias, first_m, tile, finished);
       } else {
         store(params, c, bias, first_m, tile, outbox);
       }
@@ -165,8 +160,7 @@ struct SpmmWgmma {
   // ---- epilogue
 
   // Bias, activation and rounding.
-  static __device__ __forceinline__ void finish_part(const SpmmArgs& args, float (&c)[8 * 4], float2 bias, int first_m, int lane,
-                                                     unsigned (&packed)[8 * 2]) {
+  static __device__ __forceinline__ void finish_part(const SpmmArgs& args, float (&c)[8 * 4], float2 bias, unsigned (&packed)[8 * 2]) {
     float(&part)[8][4] = reinterpret_cast<float(&)[8][4]>(c);
     if (OUT_TRANSPOSED && args.bias != nullptr) add_bias_down(part, bias);
     apply_activation<Element>(c, args.activation);
@@ -184,7 +178,7 @@ struct SpmmWgmma {
       const int at_n = tile.column * kTileN + i * 64;
       if (first_m >= Stages::m(params.args) || at_n >= params.args.n) break;
       unsigned packed[8 * 2];
-      finish_part(params.args, c[i], bias, first_m, outbox.thread % 32, packed);
+      finish_part(params.args, c[i], bias, packed);
       const unsigned at = outbox.open();
       outbox.put(at, packed);
       close(params, outbox, at, first_m, at_n, tile.batch);
@@ -192,9 +186,9 @@ struct SpmmWgmma {
   }
 
   static __device__ __forceinline__ void finish(const Params& params, Accumulators& c, float2 bias, int first_m, const Tile& tile,
-                                                Finished& finished, int lane) {
+                                                Finished& finished) {
 #pragma unroll
-    for (int i = 0; i < kOutParts; ++i) finish_part(params.args, c[i], bias, first_m, lane, finished.packed[i]);
+    for (int i = 0; i < kOutParts; ++i) finish_part(params.args, c[i], bias, finished.packed[i]);
     finished.next = first_m < Stages::m(params.args) ? 1 : kStored;
     finished.first_m = first_m;
     finished.next_n = tile.column * kTileN;

@@ -6,8 +6,8 @@
 //   - from shared memory every block reads the slab anew, and 64 columns of it x 16 x a block's 16 rows take an SM 20 clocks, x 32
 //     rows 24. Each warpgroup has half of the panel's rows;
 //   - from registers, which a stage fills once, that takes 13 and 16. There is room for half of the columns, so a warpgroup has those
-//     and all rows, and tests twice as many bits. Blocks of 32 are 3 to 10 % faster so in tiles of 256 columns. In narrower ones
-//     they are not; nor are blocks of 16, but for 5 % where half of them are stored, and a fifth slower at a quarter.
+//     and all rows, and tests twice as many bits. Blocks of 32 are 2 to 9 % faster so in tiles of 256 columns, and 1 to 7 % slower
+//     in narrower ones. Blocks of 16 are 5 % faster where half of them are stored, but a fifth slower at a quarter.
 // What a step takes beside wgmma is a chain of instructions that wait for one another, and every one of them shows.
 #pragma once
 
@@ -25,19 +25,19 @@
 
 namespace jitsparse {
 
-// TILE_N: columns of a tile. SLAB: depth of a stage.
-template <typename Element, int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CONTIGUOUS, bool OUT_TRANSPOSED, int TILE_N,
-          int SLAB>
+// PANEL, TILE_N: rows and columns of a tile. SLAB: depth of a stage.
+template <typename Element, int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CONTIGUOUS, bool OUT_TRANSPOSED, int PANEL,
+          int TILE_N, int SLAB>
 struct SpmmWgmmaSmall {
-  static constexpr int kPanel = 128;
-  using Stages = SpmmStages<Element, BLOCK_ROWS, BLOCK_COLS, FLIPPED, DENSE_K_CONTIGUOUS, kPanel, TILE_N, SLAB>;
+  using Stages = SpmmStages<Element, BLOCK_ROWS, BLOCK_COLS, FLIPPED, DENSE_K_CONTIGUOUS, PANEL, TILE_N, SLAB>;
   using Steps = SpmmSteps<Stages>;
   using Tile = SpmmTile<Stages>;
   static constexpr int kThreads = Stages::kThreads, kConsumers = Stages::kConsumers;
   static constexpr int kAcross = Stages::kAcross, kSlotK = Stages::kSlotK, kBlockM = Stages::kBlockM;
-  static_assert(kBlockM == 16 || kBlockM == 32, "the blocks that this is for");
+  static_assert(PANEL == 128 && (kBlockM == 16 || kBlockM == 32), "the panels and blocks that this is for");
 
-  static constexpr bool kRegisters = kBlockM == 32 && TILE_N == 256;  // whence the dense operand is read, see above
+  // Whence the dense operand is read, see above; the cost model has a kind for it (jitsparse/kernels/cost.py).
+  static constexpr bool kRegisters = kBlockM == 32 && TILE_N == 256;
   // A warpgroup has so many times 64 columns and 64 rows.
   static constexpr int kTiles = TILE_N / (kRegisters ? 128 : 64), kHalves = kRegisters ? 2 : 1;
   static constexpr int kDown = kHalves * 64 / kBlockM, kGroupSlots = kDown * kAcross;
@@ -59,8 +59,9 @@ struct SpmmWgmmaSmall {
   // Where a warpgroup's operands lie in a stage; carried from stage to stage, since the compiler computes anew for every block what can
   // be computed.
   struct Operands {
-    unsigned fragments;  // what the lane reads first of the slab
-    uint64 slab, blocks;
+    unsigned fragments;  // what the lane reads first of the slab, if from registers; else
+    uint64 slab;         // its descriptor
+    uint64 blocks;       // theirs
 
     __device__ __forceinline__ Operands(unsigned slab, unsigned blocks, int warp, int lane)
         : fragments(Left::first(slab, warp, lane)),
@@ -87,21 +88,16 @@ struct SpmmWgmmaSmall {
     const Operands first(base + first_tile * Stages::kSubtileBytes, base + Stages::kDenseBytes + first_slot * Stages::kSlotBytes, warp,
                          lane);
     Operands operands = first;
-    const Steps index(params.args);
-    StepMasks masks(index.steps, lane);
+    SpmmTiles<Stages> tiles(params);
+    StepMasks masks(tiles.index.steps, lane);
     RingPosition ring;
     Out outbox = {base + kOutAt + group * kOutBytes, group, thread};
-    // What is needed of a tile is read while the one before it is computed.
-    Tile next(params, 0);
-    int4 next_panel = make_int4(0, 0, 0, 0);
-    if (next.valid) next_panel = index.panel(next.rank);
-    masks.start(next_panel.y, next_panel.z);
-    for (int round = 1; next.valid; ++round) {
-      const Tile tile = next;
-      const int4 panel = next_panel;
+    masks.start(tiles.next_panel.y, tiles.next_panel.z);
+    while (tiles.next.valid) {
+      const Tile tile = tiles.next;
+      const int4 panel = tiles.next_panel;
       const int steps = panel.z - panel.y;
-      next = Tile(params, round);
-      if (next.valid) next_panel = index.panel(next.rank);
+      tiles.advance();
       Accumulators c = {};
       unsigned ahead = masks.take(0);
       for (int step = 0; step < steps; ++step) {
@@ -118,7 +114,7 @@ struct SpmmWgmmaSmall {
           barriers.release(stage, lane);
         }
       }
-      if (next.valid) masks.start(next_panel.y, next_panel.z);
+      if (tiles.next.valid) masks.start(tiles.next_panel.y, tiles.next_panel.z);
       ptx::keep_in_order(reinterpret_cast<float(&)[kTiles * kHalves][8 * 4]>(c));
       store(params, c, panel, tile, first_tile, first_half, outbox);
     }

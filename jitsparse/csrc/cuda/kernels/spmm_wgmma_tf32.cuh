@@ -51,20 +51,15 @@ struct SpmmWgmmaTf32 {
   static __device__ __forceinline__ void consume(const Params& params, unsigned base, const StageBarriers& barriers, int group,
                                                  int thread) {
     const int lane = thread % 32, warp = thread / 32;
-    const Steps index(params.args);
-    StepMasks masks(index.steps, lane);
+    SpmmTiles<Stages> tiles(params);
+    StepMasks masks(tiles.index.steps, lane);
     RingPosition ring;
-    // What is needed of a tile is read while the one before it is computed.
-    Tile next(params, 0);
-    int4 next_panel = make_int4(0, 0, 0, 0);
-    if (next.valid) next_panel = index.panel(next.rank);
-    if (Stages::kSlots > 1) masks.start(next_panel.y, next_panel.z);
-    for (int round = 1; next.valid; ++round) {
-      const Tile tile = next;
-      const int4 panel = next_panel;
+    if (Stages::kSlots > 1) masks.start(tiles.next_panel.y, tiles.next_panel.z);
+    while (tiles.next.valid) {
+      const Tile tile = tiles.next;
+      const int4 panel = tiles.next_panel;
       const int steps = panel.z - panel.y;
-      next = Tile(params, round);
-      if (next.valid) next_panel = index.panel(next.rank);
+      tiles.advance();
       Accumulators c = {};
       for (int step = 0; step < steps; ++step) {
         const unsigned mask = Stages::kSlots > 1 ? masks.take(step) : 1;
@@ -77,7 +72,7 @@ struct SpmmWgmmaTf32 {
         }
       }
       ptx::keep_in_order(reinterpret_cast<float(&)[kTiles][kRight / 2]>(c));
-      if (Stages::kSlots > 1 && next.valid) masks.start(next_panel.y, next_panel.z);
+      if (Stages::kSlots > 1 && tiles.next.valid) masks.start(tiles.next_panel.y, tiles.next_panel.z);
       if constexpr (kBlocksLeft) {
         store_rows(params.args, c, Steps::first_row(panel, group), tile.column * TILE_N, tile.batch, warp, lane);
       } else {

@@ -1,4 +1,4 @@
-// wgmma: a warpgroup's asynchronous matrix multiply-accumulate from shared memory (sm_90a).
+// wgmma: a warpgroup's asynchronous matrix multiply-accumulate from shared memory, or with its left operand in registers (sm_90a).
 #pragma once
 
 #include "../../abi.h"
@@ -105,9 +105,7 @@ JITSPARSE_WGMMA(f16, 256, 128, 129, 130, 131)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(TRANSPOSE_B));                                   \
   }
 
-JITSPARSE_WGMMA_LEFT(bf16, 16, 8, 8, 9, 10, 11, 12, 13)
 JITSPARSE_WGMMA_LEFT(bf16, 32, 16, 16, 17, 18, 19, 20, 21)
-JITSPARSE_WGMMA_LEFT(f16, 16, 8, 8, 9, 10, 11, 12, 13)
 JITSPARSE_WGMMA_LEFT(f16, 32, 16, 16, 17, 18, 19, 20, 21)
 
 // m64nNk8 on 32-bit elements, of which the tensor cores read the 19 bits of TF32. Rows of b run along k; a is in registers.

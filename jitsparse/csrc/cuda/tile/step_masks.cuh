@@ -22,7 +22,7 @@ struct StepMasks {
 
   __device__ __forceinline__ void ask() { ahead = next + lane < end ? __ldg(&steps[next + lane].y) : 0; }
 
-  // Of the tile's n-th step; to be called for each in turn.
+  // Of the tile's n-th step; to be called for each in turn. Past the last it is of no use, and does no harm.
   __device__ __forceinline__ unsigned take(int n) {
     if (n % 32 == 0) {
       these = ahead;
