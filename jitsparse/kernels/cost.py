@@ -123,7 +123,8 @@ def kind(problem: Problem, variant: Variant) -> str:
     if variant.family == "thin":
         # Its tiles lie inside a block row, however high that is.
         return f"thin.{min(height, 64)}.t{tile[0]}x{tile[1]}"
-    return f"{variant.family}.{height}.{lies}"
+    warps = math.prod(variant.ints("w"))
+    return f"{variant.family}.{height}.{lies}.w{warps}"
 
 
 def parts(problem: Problem, variant: Variant) -> tuple[float, ...]:

@@ -120,6 +120,19 @@ def test_few_tiles_prefer_narrow_ones() -> None:
     assert width[256] < 256
 
 
+@pytest.mark.parametrize("op", ["dsd", "dds"])
+@pytest.mark.parametrize("block", [16, 32, 64, 128])
+@pytest.mark.parametrize("size", [4096, 8192, 16384])
+def test_large_products_run_on_wgmma(op: str, block: int, size: int) -> None:
+    """Nothing else was ever faster there. Prices of unlike tiles, fitted together, once had mma
+    chosen for blocks of 16 at 8192 and 0.5, which took 1.4 times as long."""
+    for layout, density in itertools.product(LAYOUTS, (0.1, 0.25, 0.5)):
+        sizes = (size, size, size)
+        problem = product_problem(op, "cuda", "bf16", (block, block), layout, sizes, density)
+        first = registry.candidates(problem, "sm90a")[0].variant
+        assert (first.family, first.ints("t")[1]) == ("wgmma", 256), first.name
+
+
 def expected(problem: Problem, width: int, panel: int = 128) -> float:
     block = "x".join(map(str, problem.block))
     name = f"dsd.wgmma.sm90a.bf16.b{block}.l{problem.layout}.t{panel}x{width}x64"
