@@ -87,7 +87,7 @@ struct SpmmTiles {
   const SpmmSteps<Stages> index;
   int round = 0;  // of `next`
   SpmmTile<Stages> next;
-  int4 next_panel = make_int4(0, 0, 0, 0);
+  int4 next_panel = {};
 
   __device__ __forceinline__ explicit SpmmTiles(const typename Stages::Params& params)
       : params(params), index(params.args), next(params, 0) {
