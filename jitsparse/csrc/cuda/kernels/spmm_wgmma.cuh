@@ -139,10 +139,10 @@ struct SpmmWgmma {
     const int half = kBlockM > kGroupM ? group * (FLIPPED ? kSlotBoxBytes : kGroupM * kSlotRowBytes) : 0;
     const uint64 blocks = ptx::wgmma_descriptor<kSlotRowBytes>(stage + Stages::kDenseBytes + first_slot * kSlotBytes + half, kSlotBoxBytes,
                                                                8 * kSlotRowBytes);
-    ptx::wgmma_fence();
 #pragma unroll
     for (int across = 0; across < kAcross; ++across) {
       if (kAcross > 1 && !(mask >> across & 1)) continue;
+      ptx::wgmma_fence();  // in the branch, where ptxas would put another
 #pragma unroll
       for (int k = 0; k < kSlotK; k += 16) {
         const uint64 block = ptx::moved(blocks, across * kSlotBytes + k * (FLIPPED ? kSlotRowBytes : 2));

@@ -126,7 +126,6 @@ struct SpmmWgmmaSmall {
   static __device__ __forceinline__ void multiply(Accumulators& c, Operands operands, unsigned mask, const Meanwhile& meanwhile) {
     typename Left::Fragments a;
     if constexpr (kRegisters) Left::load(a, operands.fragments);
-    ptx::wgmma_fence();
 #pragma unroll
     for (int down = 0; down < kDown; ++down) {
       // Most rows of a sparse pattern are passed over with one test.
@@ -135,6 +134,7 @@ struct SpmmWgmmaSmall {
 #pragma unroll
       for (int across = 0; across < kAcross; ++across) {
         if (kAcross > 1 && !(row >> across & 1)) continue;
+        ptx::wgmma_fence();  // in the branch, where ptxas would put another
 #pragma unroll
         for (int k = 0; k < kSlotK; k += 16) {
           const int in_block = k * (FLIPPED ? Stages::kSlotRowBytes : 2), in_slab = across * kSlotK + k;

@@ -95,7 +95,6 @@ struct SpmmWgmmaTf32 {
                                       : stage + group * kLeft * kRowBytes;
     typename Left::Fragments a;
     Left::load(a, left, warp, lane);
-    ptx::wgmma_fence();
     if constexpr (kBlocksLeft) {
       multiply_rows(c, a, stage, 0);
     } else {
@@ -112,6 +111,7 @@ struct SpmmWgmmaTf32 {
   static __device__ __forceinline__ void multiply_rows(Accumulators& c, const typename Left::Fragments& a, unsigned right,
                                                        int first) {
     constexpr int kRows = kBlocksLeft ? TILE_N : kBlockM;
+    ptx::wgmma_fence();  // in the branch, where ptxas would put another
     const uint64 rows = ptx::wgmma_descriptor<kRowBytes>(right, 0, 8 * kRowBytes);
 #pragma unroll
     for (int k = 0; k < kSlab; k += 8) {
