@@ -32,6 +32,8 @@ from jitsparse.traits import TRAITS, pack
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from jitsparse.jit import Variant
+
 __all__ = ["DTYPES", "dds", "dsd", "find", "sdd"]
 
 DTYPES = {
@@ -151,13 +153,10 @@ def dsd(
         return _plain(reference.dsd, device, values, index, dense, rows, cols, transposed)
     if not (values_ptr and dense_ptr):
         require_memory(kernel, values, dense)
-    workspace_ptr = 0
+    room = None
     if device >= 0 and itemsize == 4 and kernel.variant.dtype == "tf32":
         k = rows if transposed else cols
-        size = bytes_for_spmm(kernel.variant, values.nbytes, n, k, batch, batch_stride, itemsize)
-        if size:
-            room = workspace(out, size)
-            workspace_ptr = room.data_ptr()
+        room = _room_to_turn(kernel.variant, out, values, n, k, batch, batch_stride)
     code = kernel.launch(
         kernel.pack(
             values_ptr,
@@ -165,7 +164,7 @@ def dsd(
             dense_ptr,
             out_ptr,
             0,
-            workspace_ptr,
+            0 if room is None else room.data_ptr(),
             rows,
             cols,
             nnz,
@@ -251,13 +250,10 @@ def dds(
         return _plain(reference.dds, device, *arguments)
     if not (values_ptr and dense_ptr):
         require_memory(kernel, values, dense)
-    workspace_ptr = 0
+    room = None
     if device >= 0 and itemsize == 4 and kernel.variant.dtype == "tf32":
         k = cols if transposed else rows
-        size = bytes_for_spmm(kernel.variant, values.nbytes, n, k, batch, batch_stride, itemsize)
-        if size:
-            room = workspace(out, size)
-            workspace_ptr = room.data_ptr()
+        room = _room_to_turn(kernel.variant, out, values, n, k, batch, batch_stride)
     code = kernel.launch(
         kernel.pack(
             values_ptr,
@@ -265,7 +261,7 @@ def dds(
             dense_ptr,
             out_ptr,
             bias_ptr,
-            workspace_ptr,
+            0 if room is None else room.data_ptr(),
             rows,
             cols,
             nnz,
@@ -375,6 +371,20 @@ def sdd(
     if code:
         kernel.fail(code)
     return out
+
+
+def _room_to_turn(
+    variant: Variant,
+    out: Tensor,
+    values: Tensor,
+    n: int,
+    k: int,
+    batch: int,
+    batch_stride: int,
+) -> Tensor | None:
+    """Workspace for what a dsd or dds turns, if anything."""
+    size = bytes_for_spmm(variant, values.nbytes, n, k, batch, batch_stride, values.itemsize)
+    return workspace(out, size) if size else None
 
 
 def _plain(compute: Callable[..., Tensor], device: int, *arguments: Any) -> Tensor:
