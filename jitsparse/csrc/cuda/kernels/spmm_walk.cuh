@@ -85,20 +85,26 @@ template <typename Stages>
 struct SpmmTiles {
   const typename Stages::Params& params;
   const SpmmSteps<Stages> index;
-  int round = 0;  // of `next`
-  SpmmTile<Stages> next;
-  int4 next_panel = {};
+  int round = 0;               // of `next`
+  SpmmTile<Stages> next, tile;  // and the one that is computed
+  int4 next_panel = {}, panel = {};
 
   __device__ __forceinline__ explicit SpmmTiles(const typename Stages::Params& params)
-      : params(params), index(params.args), next(params, 0) {
+      : params(params), index(params.args), next(params, 0), tile(next) {
     if (next.valid) next_panel = index.panel(next.rank);
   }
 
-  // Goes on to the tile after the next one.
-  __device__ __forceinline__ void advance() {
+  // Goes on to the next tile, if there is one.
+  __device__ __forceinline__ bool take() {
+    if (!next.valid) return false;
+    tile = next;
+    panel = next_panel;
     next = SpmmTile<Stages>(params, ++round);
     if (next.valid) next_panel = index.panel(next.rank);
+    return true;
   }
+
+  __device__ __forceinline__ int steps() const { return panel.z - panel.y; }
 };
 
 // The steps of a CTA's tiles one after another, of which a producer warp takes every kStride-th.

@@ -6,13 +6,12 @@
 
 #include "../../abi.h"
 #include "../ptx/wgmma.cuh"
-#include "../tensor_map.cuh"
 #include "../tile/activation.cuh"
 #include "../tile/element.cuh"
-#include "../tile/outbox.cuh"
 #include "../tile/ring.cuh"
 #include "../tile/staged_part.cuh"
 #include "../tile/step_masks.cuh"
+#include "spmm_output.cuh"
 #include "spmm_stages.cuh"
 
 namespace jitsparse {
@@ -22,28 +21,22 @@ template <typename Element, int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool D
           int TILE_N, int SLAB>
 struct SpmmWgmma {
   using Stages = SpmmStages<Element, BLOCK_ROWS, BLOCK_COLS, FLIPPED, DENSE_K_CONTIGUOUS, PANEL, TILE_N, SLAB>;
+  using Output = SpmmOutput<Stages, OUT_TRANSPOSED, /*ACCUMULATOR_ROWS=*/!OUT_TRANSPOSED>;
+  using Out = typename Output::Out;
+  using Params = typename Output::Params;
   using Steps = SpmmSteps<Stages>;
   using Tile = SpmmTile<Stages>;
-  static constexpr int kThreads = Stages::kThreads, kConsumers = Stages::kConsumers;
+  static constexpr int kThreads = Stages::kThreads, kBarriersAt = Output::kBarriersAt, kSharedBytes = Output::kSharedBytes;
+  static constexpr int kConsumers = Stages::kConsumers;
   static constexpr int kPanel = PANEL, kTileN = TILE_N, kParts = Stages::kParts, kAcross = Stages::kAcross;
   static constexpr int kSlotK = Stages::kSlotK, kSlots = Stages::kSlots, kBlockM = Stages::kBlockM;
   static constexpr int kSlotBytes = Stages::kSlotBytes, kSlotRowBytes = Stages::kSlotRowBytes;
   static constexpr int kSlotBoxBytes = Stages::kSlotBoxBytes;
   static constexpr int kDenseRowBytes = Stages::kDenseRowBytes, kSubtileBytes = Stages::kSubtileBytes;
 
-  static constexpr int kGroupM = 64;                       // rows of a warpgroup
+  static constexpr int kGroupM = 64;  // rows of a warpgroup
   static_assert(kGroupM * kConsumers == kPanel, "each has its part of a panel");
   static_assert(kBlockM >= kGroupM, "lower blocks are multiplied otherwise, see spmm_wgmma_small.cuh");
-
-  using Out = Outbox<!OUT_TRANSPOSED>;
-  static constexpr int kOutAt = Stages::kRingBytes, kOutBytes = Out::kBuffers * Out::kBytes;  // of a warpgroup
-  static constexpr int kBarriersAt = kOutAt + kConsumers * kOutBytes;
-  static constexpr int kSharedBytes = kBarriersAt + Stages::kStages * 16 + 1024;  // to begin at a multiple of 1024
-  static_assert(kSharedBytes <= 232448, "fits an SM");
-
-  struct Params : Stages::Params {
-    CUtensorMap out;
-  };
 
   static __device__ __forceinline__ void run(const Params& params) { Stages::template run<SpmmWgmma>(params); }
 
@@ -73,20 +66,18 @@ struct SpmmWgmma {
     SpmmTiles<Stages> tiles(params);
     StepMasks masks(tiles.index.steps, lane);
     RingPosition ring;
-    Out outbox = {base + kOutAt + group * kOutBytes, group, thread};
+    Out outbox = Output::outbox_of(base, group, thread);
     Finished finished;
     if (kSlots > 1) masks.start(tiles.next_panel.y, tiles.next_panel.z);
-    while (tiles.next.valid) {
-      const Tile tile = tiles.next;
-      const int first_m = Steps::first_row(tiles.next_panel, group), steps = tiles.next_panel.z - tiles.next_panel.y;
-      tiles.advance();
+    while (tiles.take()) {
+      const int first_m = Steps::first_row(tiles.panel, group);
       float2 bias = {0.0f, 0.0f};  // of the thread's rows
       if (OUT_TRANSPOSED && params.args.bias != nullptr) {
         bias = bias_of_rows<Element>(params.args.bias, first_m + thread / 32 * 16, Stages::m(params.args), lane);
       }
       Accumulators c = {};
       int pending = -1;  // the stage that is being multiplied
-      for (int step = 0; step < steps; ++step) {
+      for (int step = 0; step < tiles.steps(); ++step) {
         const unsigned mask = kSlots > 1 ? masks.take(step) >> first_slot : 1;  // from the group's first block on
 #pragma unroll
         for (int part = 0; part < kParts; ++part) {
@@ -122,9 +113,9 @@ struct SpmmWgmma {
       if constexpr (kDeferred) {
         // What a short tile has left to store of the one before it.
         while (finished.next != kStored) store_part(params, finished, outbox);
-        finish(params, c, bias, first_m, tile, finished);
+        finish(params, c, bias, first_m, tiles.tile, finished);
       } else {
-        store(params, c, bias, first_m, tile, outbox);
+        store(params, c, bias, first_m, tiles.tile, outbox);
       }
     }
     while (finished.next != kStored) store_part(params, finished, outbox);
@@ -167,10 +158,6 @@ struct SpmmWgmma {
     pack_part<Element>(part, packed);
   }
 
-  static __device__ __forceinline__ void close(const Params& params, const Out& outbox, unsigned at, int at_m, int at_n, int batch) {
-    outbox.close(at, &params.out, OUT_TRANSPOSED ? at_m : at_n, OUT_TRANSPOSED ? at_n : at_m, batch);
-  }
-
   static __device__ __forceinline__ void store(const Params& params, Accumulators& c, float2 bias, int first_m, const Tile& tile,
                                                Out& outbox) {
 #pragma unroll
@@ -179,9 +166,7 @@ struct SpmmWgmma {
       if (first_m >= Stages::m(params.args) || at_n >= params.args.n) break;
       unsigned packed[8 * 2];
       finish_part(params.args, c[i], bias, packed);
-      const unsigned at = outbox.open();
-      outbox.put(at, packed);
-      close(params, outbox, at, first_m, at_n, tile.batch);
+      Output::send(params, outbox, packed, first_m, at_n, tile.batch);
     }
   }
 
@@ -203,22 +188,13 @@ struct SpmmWgmma {
     for (int i = 0; i < kOutParts; ++i) {
       if (finished.next & 1u << i) outbox.put(at, finished.packed[i]);
     }
-    close(params, outbox, at, finished.first_m, finished.next_n, finished.batch);
+    Output::close(params, outbox, at, finished.first_m, finished.next_n, finished.batch);
     finished.next_n += 64;
     finished.next = finished.next_n < params.args.n ? finished.next << 1 : kStored;
   }
 
-  // ---- host
-
   static int64 grid(const SpmmArgs& args) { return Stages::grid(args); }
-
-  static cudaError_t prepare(const SpmmArgs& args, Params& params) {
-    if (auto error = Stages::prepare(args, params)) return error;
-    const int64 m = Stages::m(args);
-    const int64 inner = OUT_TRANSPOSED ? m : args.n, outer = OUT_TRANSPOSED ? args.n : m;
-    const MatrixShape out = {inner, outer, args.batch, args.out_ld, args.out_batch_stride};
-    return encode_map<typename Element::Storage>(&params.out, args.out, out, {64, 64});
-  }
+  static cudaError_t prepare(const SpmmArgs& args, Params& params) { return Output::prepare(args, params); }
 };
 
 }  // namespace jitsparse

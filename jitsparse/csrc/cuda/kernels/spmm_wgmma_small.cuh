@@ -13,14 +13,13 @@
 
 #include "../../abi.h"
 #include "../ptx/wgmma.cuh"
-#include "../tensor_map.cuh"
 #include "../tile/activation.cuh"
 #include "../tile/element.cuh"
-#include "../tile/outbox.cuh"
 #include "../tile/register_operand.cuh"
 #include "../tile/ring.cuh"
 #include "../tile/staged_part.cuh"
 #include "../tile/step_masks.cuh"
+#include "spmm_output.cuh"
 #include "spmm_stages.cuh"
 
 namespace jitsparse {
@@ -30,9 +29,12 @@ template <typename Element, int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool D
           int TILE_N, int SLAB>
 struct SpmmWgmmaSmall {
   using Stages = SpmmStages<Element, BLOCK_ROWS, BLOCK_COLS, FLIPPED, DENSE_K_CONTIGUOUS, PANEL, TILE_N, SLAB>;
+  using Output = SpmmOutput<Stages, OUT_TRANSPOSED, /*ACCUMULATOR_ROWS=*/OUT_TRANSPOSED>;
+  using Out = typename Output::Out;
+  using Params = typename Output::Params;
   using Steps = SpmmSteps<Stages>;
   using Tile = SpmmTile<Stages>;
-  static constexpr int kThreads = Stages::kThreads, kConsumers = Stages::kConsumers;
+  static constexpr int kThreads = Stages::kThreads, kBarriersAt = Output::kBarriersAt, kSharedBytes = Output::kSharedBytes;
   static constexpr int kAcross = Stages::kAcross, kSlotK = Stages::kSlotK, kBlockM = Stages::kBlockM;
   static_assert(PANEL == 128 && (kBlockM == 16 || kBlockM == 32), "the panels and blocks that this is for");
 
@@ -45,16 +47,6 @@ struct SpmmWgmmaSmall {
 
   // Parts of 64 x 64 of the output, each [eight rows of the panel][mma fragment].
   using Accumulators = float[kTiles][kHalves][8 * 4];
-
-  using Out = Outbox<OUT_TRANSPOSED>;
-  static constexpr int kOutAt = Stages::kRingBytes, kOutBytes = Out::kBuffers * Out::kBytes;  // of a warpgroup
-  static constexpr int kBarriersAt = kOutAt + kConsumers * kOutBytes;
-  static constexpr int kSharedBytes = kBarriersAt + Stages::kStages * 16 + 1024;  // to begin at a multiple of 1024
-  static_assert(kSharedBytes <= 232448, "fits an SM");
-
-  struct Params : Stages::Params {
-    CUtensorMap out;
-  };
 
   // Where a warpgroup's operands lie in a stage; carried from stage to stage, since the compiler computes anew for every block what can
   // be computed.
@@ -91,16 +83,12 @@ struct SpmmWgmmaSmall {
     SpmmTiles<Stages> tiles(params);
     StepMasks masks(tiles.index.steps, lane);
     RingPosition ring;
-    Out outbox = {base + kOutAt + group * kOutBytes, group, thread};
+    Out outbox = Output::outbox_of(base, group, thread);
     masks.start(tiles.next_panel.y, tiles.next_panel.z);
-    while (tiles.next.valid) {
-      const Tile tile = tiles.next;
-      const int4 panel = tiles.next_panel;
-      const int steps = panel.z - panel.y;
-      tiles.advance();
+    while (tiles.take()) {
       Accumulators c = {};
       unsigned ahead = masks.take(0);
-      for (int step = 0; step < steps; ++step) {
+      for (int step = 0; step < tiles.steps(); ++step) {
         const unsigned mask = ahead >> first_slot;
 #pragma unroll
         for (int part = 0; part < Stages::kParts; ++part) {
@@ -116,7 +104,7 @@ struct SpmmWgmmaSmall {
       }
       if (tiles.next.valid) masks.start(tiles.next_panel.y, tiles.next_panel.z);
       ptx::keep_in_order(reinterpret_cast<float(&)[kTiles * kHalves][8 * 4]>(c));
-      store(params, c, panel, tile, first_tile, first_half, outbox);
+      store(params, c, tiles.panel, tiles.tile, first_tile, first_half, outbox);
     }
     outbox.empty();
   }
@@ -173,24 +161,13 @@ struct SpmmWgmmaSmall {
         apply_activation<Element>(c[t][i], params.args.activation);
         unsigned packed[8 * 2];
         pack_part<Element>(part, packed);
-        const unsigned at = outbox.open();
-        outbox.put(at, packed);
-        outbox.close(at, &params.out, OUT_TRANSPOSED ? at_m : at_n, OUT_TRANSPOSED ? at_n : at_m, tile.batch);
+        Output::send(params, outbox, packed, at_m, at_n, tile.batch);
       }
     }
   }
 
-  // ---- host
-
   static int64 grid(const SpmmArgs& args) { return Stages::grid(args); }
-
-  static cudaError_t prepare(const SpmmArgs& args, Params& params) {
-    if (auto error = Stages::prepare(args, params)) return error;
-    const int64 m = Stages::m(args);
-    const int64 inner = OUT_TRANSPOSED ? m : args.n, outer = OUT_TRANSPOSED ? args.n : m;
-    const MatrixShape out = {inner, outer, args.batch, args.out_ld, args.out_batch_stride};
-    return encode_map<typename Element::Storage>(&params.out, args.out, out, {64, 64});
-  }
+  static cudaError_t prepare(const SpmmArgs& args, Params& params) { return Output::prepare(args, params); }
 };
 
 }  // namespace jitsparse

@@ -28,7 +28,6 @@ struct SpmmWgmmaTf32 {
   static constexpr int kSlab = 32;
   using Stages = SpmmStages<Tf32, BLOCK_ROWS, BLOCK_COLS, FLIPPED, DENSE_K_CONTIGUOUS, /*PANEL=*/128, TILE_N, kSlab, VALUES_TURNED>;
   using Steps = SpmmSteps<Stages>;
-  using Tile = SpmmTile<Stages>;
   static constexpr int kThreads = Stages::kThreads, kBlockM = Stages::kBlockM, kRowBytes = 128;
   static_assert(!Stages::kLiesFlipped || (DENSE_K_CONTIGUOUS && kBlockM >= 64), "one operand has rows along k, see above");
   static_assert(kBlockM >= 32, "see above");
@@ -55,13 +54,9 @@ struct SpmmWgmmaTf32 {
     StepMasks masks(tiles.index.steps, lane);
     RingPosition ring;
     if (Stages::kSlots > 1) masks.start(tiles.next_panel.y, tiles.next_panel.z);
-    while (tiles.next.valid) {
-      const Tile tile = tiles.next;
-      const int4 panel = tiles.next_panel;
-      const int steps = panel.z - panel.y;
-      tiles.advance();
+    while (tiles.take()) {
       Accumulators c = {};
-      for (int step = 0; step < steps; ++step) {
+      for (int step = 0; step < tiles.steps(); ++step) {
         const unsigned mask = Stages::kSlots > 1 ? masks.take(step) : 1;
 #pragma unroll
         for (int part = 0; part < Stages::kParts; ++part) {
@@ -74,12 +69,12 @@ struct SpmmWgmmaTf32 {
       ptx::keep_in_order(reinterpret_cast<float(&)[kTiles][kRight / 2]>(c));
       if (Stages::kSlots > 1 && tiles.next.valid) masks.start(tiles.next_panel.y, tiles.next_panel.z);
       if constexpr (kBlocksLeft) {
-        store_rows(params.args, c, Steps::first_row(panel, group), tile.column * TILE_N, tile.batch, warp, lane);
+        store_rows(params.args, c, Steps::first_row(tiles.panel, group), tiles.tile.column * TILE_N, tiles.tile.batch, warp, lane);
       } else {
-        const int first_n = tile.column * TILE_N + group * kLeft;
+        const int first_n = tiles.tile.column * TILE_N + group * kLeft;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          store_half(params.args, c, half, Steps::first_row(panel, half), first_n, tile.batch, warp, lane);
+          store_half(params.args, c, half, Steps::first_row(tiles.panel, half), first_n, tiles.tile.batch, warp, lane);
         }
       }
     }

@@ -96,13 +96,13 @@ JITSPARSE_WGMMA(f16, 128, 64, 65, 66, 67)
 JITSPARSE_WGMMA(f16, 256, 128, 129, 130, 131)
 
 // The same with a in registers, the mma fragment of each warp's 16 rows, which stays untouched until the wgmma is waited for.
-#define JITSPARSE_WGMMA_LEFT(TYPE, N, REGISTERS, A0, A1, A2, A3, B, T)                                                      \
-  template <int TRANSPOSE_B>                                                                                                \
-  __device__ __forceinline__ void wgmma_##TYPE(float (&c)[REGISTERS], const unsigned (&a)[4], uint64 b) {                   \
+#define JITSPARSE_WGMMA_LEFT(TYPE, N, REGISTERS, A0, A1, A2, A3, B, T)                                                          \
+  template <int TRANSPOSE_B>                                                                                                    \
+  __device__ __forceinline__ void wgmma_##TYPE(float (&c)[REGISTERS], const unsigned (&a)[4], uint64 b) {                       \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." #TYPE "." #TYPE " {" JITSPARSE_NAMES_##REGISTERS "}, {%" #A0 \
-                 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B ", 1, 1, 1, %" #T ";\n"                                           \
-                 : JITSPARSE_C##REGISTERS(0)                                                                                \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(TRANSPOSE_B));                                   \
+                 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B ", 1, 1, 1, %" #T ";\n"                                                \
+                 : JITSPARSE_C##REGISTERS(0)                                                                                    \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(TRANSPOSE_B));                                       \
   }
 
 JITSPARSE_WGMMA_LEFT(bf16, 32, 16, 16, 17, 18, 19, 20, 21)

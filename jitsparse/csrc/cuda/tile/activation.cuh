@@ -37,7 +37,8 @@ __device__ __forceinline__ float log2_tail(float a, Bf16) {
   return fmaf(sum, a, -1.000750661f);
 }
 
-// For results that are rounded to 16 bits: gelu(x) = max(x, 0) - |x| Phi(-|x|). Nine or ten instructions, where erff takes over twenty.
+// For results that are rounded to 16 bits: gelu(x) = max(x, 0) - |x| Phi(-|x|). Nine or ten instructions, where erff takes over
+// twenty.
 template <typename Element>
 __device__ __forceinline__ float gelu_to_16_bits(float x) {
   const float a = fminf(fabsf(x), 10.0f);

@@ -1,0 +1,50 @@
+// How the output of a block-sparse x dense product in 16 bits leaves on Hopper: each warpgroup has an outbox behind the ring of stages.
+//
+// Stages: what the ring holds (SpmmStages). OUT_TRANSPOSED: the output is n x m. ACCUMULATOR_ROWS: rows of the accumulators are rows of
+// the output, or else its columns.
+#pragma once
+
+#include "../../abi.h"
+#include "../tensor_map.cuh"
+#include "../tile/outbox.cuh"
+
+namespace jitsparse {
+
+template <typename Stages, bool OUT_TRANSPOSED, bool ACCUMULATOR_ROWS>
+struct SpmmOutput {
+  using Out = Outbox<ACCUMULATOR_ROWS>;
+  static constexpr int kOutAt = Stages::kRingBytes, kOutBytes = Out::kBuffers * Out::kBytes;  // of a warpgroup
+  static constexpr int kBarriersAt = kOutAt + Stages::kConsumers * kOutBytes;
+  static constexpr int kSharedBytes = kBarriersAt + Stages::kStages * 16 + 1024;  // to begin at a multiple of 1024
+  static_assert(kSharedBytes <= 232448, "fits an SM");
+
+  struct Params : Stages::Params {
+    CUtensorMap out;
+  };
+
+  static __device__ __forceinline__ Out outbox_of(unsigned base, int group, int thread) {
+    return {base + kOutAt + group * kOutBytes, group, thread};
+  }
+
+  // Sends off what has been put into an outbox: 64 x 64 of the output from (at_m, at_n) on.
+  static __device__ __forceinline__ void close(const Params& params, const Out& outbox, unsigned at, int at_m, int at_n, int batch) {
+    outbox.close(at, &params.out, OUT_TRANSPOSED ? at_m : at_n, OUT_TRANSPOSED ? at_n : at_m, batch);
+  }
+
+  static __device__ __forceinline__ void send(const Params& params, Out& outbox, const unsigned (&packed)[8 * 2], int at_m, int at_n,
+                                              int batch) {
+    const unsigned at = outbox.open();
+    outbox.put(at, packed);
+    close(params, outbox, at, at_m, at_n, batch);
+  }
+
+  static cudaError_t prepare(const SpmmArgs& args, Params& params) {
+    if (auto error = Stages::prepare(args, params)) return error;
+    const int64 m = Stages::m(args);
+    const int64 inner = OUT_TRANSPOSED ? m : args.n, outer = OUT_TRANSPOSED ? args.n : m;
+    const MatrixShape out = {inner, outer, args.batch, args.out_ld, args.out_batch_stride};
+    return encode_map<typename Stages::Storage>(&params.out, args.out, out, {64, 64});
+  }
+};
+
+}  // namespace jitsparse
