@@ -53,12 +53,29 @@ def test_short_calls_fill_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(counts[1:]) == {100}
 
 
-def test_copies_rotate() -> None:
+def test_copies_rotate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "MAX_CALLS", {"cpu": 2})
     seen: list[int] = []
     timing.interleave({"x": seen.append}, CPU, seconds=0.0)
     # After the warm-up and the trial, consecutive numbers: modulo the copies, each comes in turn.
-    samples = seen[timing.WARM_UP_CALLS + 1 :]
-    assert samples == list(range(len(samples)))
+    samples = seen[timing.WARM_UP_CALLS + 2 :]
+    untimed, timed = samples[::3], [samples[i] for i in range(len(samples)) if i % 3]
+    assert timed == list(range(len(timed)))
+    assert untimed == timed[::2]
+
+
+def test_the_call_after_another_contestant_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+    last: list[str] = []
+
+    def call(name: str) -> None:
+        clock[0] += 1.0 if last == [name] else 100.0
+        last[:] = [name]
+
+    calls = {name: (lambda i, name=name: call(name)) for name in "ab"}
+    result = timing.interleave(calls, CPU, seconds=0.0)
+    assert {taken for each in result.values() for taken in each.samples} == {1.0}
 
 
 def test_one_copy_on_a_cpu() -> None:
