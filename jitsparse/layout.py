@@ -57,6 +57,15 @@ row_tall_steps       4 min(Z,.)
 col_tall_steps       4 min(Z,.)
 row_tall_blocks      Z
 col_tall_blocks      Z
+(padding to a multiple of 4)
+row_picked_panels    20 P        as the slab parts, but a step is the next s block columns that any
+col_picked_panels    20 Q        row of the panel stores, wherever they are: bit g * s + c of its
+row_picked_steps     4 min(Z,.)  mask says that row g stores the c-th of them. In place of a slab a
+col_picked_steps     4 min(Z,.)  step says its own number,
+row_picked_columns   s min(Z,.)  by which its block columns are found, those that are none as -1.
+col_picked_columns   s min(Z,.)
+row_picked_blocks    Z
+col_picked_blocks    Z
 ===================  ==========  ===========================================================
 
 :mod:`jitsparse.schedule` computes it.
@@ -68,7 +77,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from jitsparse.panels import HOPPER_BLOCK, PANEL, SHALLOWEST, SLAB, TALL_PANEL, has_tall
+from jitsparse.panels import (
+    HOPPER_BLOCK,
+    PANEL,
+    SHALLOWEST,
+    SLAB,
+    TALL_PANEL,
+    has_picked,
+    has_tall,
+)
 
 __all__ = ["FIRST_STEPS", "PANEL_WORDS", "Gather", "IndexLayout", "Slabs", "div_up"]
 
@@ -159,15 +176,21 @@ class IndexLayout:
 
     def slabs(self, kind: str) -> dict[str, Slabs]:
         """Panels whose steps are slabs, by side: of kind ``"slab"`` :data:`PANEL` rows high, where
-        blocks are less deep than a slab; ``"tall"`` :data:`TALL_PANEL`, see :func:`has_tall`."""
-        (rows, cols), height = self.block_size, PANEL if kind == "slab" else TALL_PANEL
+        blocks are less deep than a slab; ``"picked"`` likewise, see :func:`has_picked`; ``"tall"``
+        :data:`TALL_PANEL`, see :func:`has_tall`."""
+        (rows, cols), height = self.block_size, TALL_PANEL if kind == "tall" else PANEL
         sides = {
             "row": (self.rows, rows, self.cols, cols),
             "col": (self.cols, cols, self.rows, rows),
         }
         found = {}
         for side, (majors, extent, minors, depth) in sides.items():
-            if depth < SLAB if kind == "slab" else has_tall(extent, depth):
+            has = {
+                "slab": depth < SLAB,
+                "picked": has_picked(depth),
+                "tall": has_tall(extent, depth),
+            }
+            if has[kind]:
                 down, across = max(1, height // extent), SLAB // depth
                 panels = div_up(majors, down)
                 most = min(self.nnz, panels * div_up(minors, across))
@@ -222,6 +245,11 @@ class IndexLayout:
                 lengths[f"{side}_wide_tiles"] = 4 * gather.tiles(most[side], gather.most)
             lengths |= self._panels_and_steps("tall")
             lengths |= {f"{side}_tall_blocks": z for side in self.slabs("tall")}
+            lengths["picked_padding"] = -sum(lengths.values()) % 4
+            lengths |= self._panels_and_steps("picked")
+            picked = self.slabs("picked")
+            lengths |= {f"{side}_picked_columns": s.across * s.most for side, s in picked.items()}
+            lengths |= {f"{side}_picked_blocks": z for side in picked}
         parts, offset = {}, 0
         for name, length in lengths.items():
             parts[name] = (offset, length)

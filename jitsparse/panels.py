@@ -15,6 +15,7 @@ __all__ = [
     "SLAB",
     "SMS",
     "TALL_PANEL",
+    "has_picked",
     "has_tall",
 ]
 
@@ -48,3 +49,9 @@ def has_tall(extent: int, depth: int) -> bool:
     """Whether blocks of this height and depth have panels of :data:`TALL_PANEL` rows: a warpgroup
     multiplies one of them as it stands, and none is deeper than a slab."""
     return extent == 64 and HOPPER_BLOCK <= depth <= SLAB
+
+
+def has_picked(depth: int) -> bool:
+    """Whether the blocks of a slab may be any, which is for blocks that no slab is as shallow as: a
+    slab of 32 has one block column of 32, and is as fast as one of two that are picked."""
+    return HOPPER_BLOCK <= depth < SHALLOWEST

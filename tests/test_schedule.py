@@ -55,6 +55,22 @@ def naive_panels(
     return steps, pointers, order
 
 
+def picked_by(blocks: Blocks, down: int, across: int) -> tuple[Blocks, list[list[int]]]:
+    """The blocks with the rank of their column in their panel in its place, and the columns that
+    stand behind the ranks of each step."""
+    of_panels: dict[int, set[int]] = {}
+    for major, minor in blocks:
+        of_panels.setdefault(major // down, set()).add(minor)
+    ordered = {panel: sorted(minors) for panel, minors in of_panels.items()}
+    ranked = [(major, ordered[major // down].index(minor)) for major, minor in blocks]
+    columns = [
+        (minors + [-1] * across)[at : at + across]
+        for _, minors in sorted(ordered.items())
+        for at in range(0, len(minors), across)
+    ]
+    return ranked, columns
+
+
 def in_pairs(blocks: Blocks, majors: int, minors: int) -> tuple[Blocks, list[list[int]]]:
     """The blocks by the places of their rows, and the rows of each panel (tests/test_pairs.py holds
     these against their rule)."""
@@ -171,20 +187,30 @@ def check(mask: torch.Tensor, block_size: tuple[int, int]) -> None:
             continue
         check_gathers(layout, index, side, pairs)
         slabs = {"slab": PANEL} if depth < SLAB else {}
+        columns: list[list[int]] = []
+        if depth == 16:
+            slabs["picked"] = PANEL
+            ranked, columns = picked_by(placed, down, SLAB // depth)
         if (extent, depth) in TALL_BLOCKS:
             slabs["tall"] = TALL_PANEL
         for kind, height in slabs.items():
             down, across = max(1, height // extent), max(1, SLAB // depth)
-            of_kind = placed
+            of_kind = ranked if kind == "picked" else placed
             if kind == "tall":
                 of_kind = pairs
                 starts = [[3 * panel, 3 * panel + 1] for panel in range(-(-majors // down))]
             steps, pointers, order = naive_panels(of_kind, majors, down, across)
             name = f"{side}_{kind}"
+            if kind == "picked":
+                steps = [[at, *step[1:]] for at, step in enumerate(steps)]
+                found = layout.view(index, f"{name}_columns").view(-1, across)
+                assert found[: len(columns)].tolist() == columns
+                assert rows_of_four(layout, index, f"{name}_steps")[: len(steps)] == steps
             names = f"{name}_panels", f"{name}_steps"
             check_walked(layout, index, names, steps, pointers, starts)
             assert layout.view(index, f"{name}_blocks").tolist() == order, name
-        assert (f"{side}_tall_panels" in layout.parts()) == ("tall" in slabs)
+        for kind in ("tall", "picked"):
+            assert (f"{side}_{kind}_panels" in layout.parts()) == (kind in slabs)
     # Without panels the index is the beginning of the same.
     plain = build_index(pattern.crow_indices, pattern.col_indices, cols, block_size, panels=False)
     head = IndexLayout(rows, cols, len(blocks), block_size, panels=False)
@@ -258,6 +284,7 @@ def test_parts_lie_where_the_header_says() -> None:
         "wide_padding": (513, 3),
         "row_wide_tiles": (516, 16),
         "col_wide_tiles": (532, 24),
+        "picked_padding": (556, 0),
     }
     assert layout.size == 556
 

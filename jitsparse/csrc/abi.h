@@ -152,6 +152,19 @@ struct IndexView {
   JITSPARSE_HD const int32* row_tall_blocks() const { return col_tall_steps() + 4 * col_tall_capacity(); }  // Z or none
   JITSPARSE_HD const int32* col_tall_blocks() const { return row_tall_blocks() + (kRowTall ? Z : 0); }      // Z or none
 
+  // panels of 128 rows whose steps are the next block columns that they need (only where blocks are less than 32 deep)
+  static constexpr int64 kRowPicked = BLOCK_COLS < 32 ? kRowSlab : 0, kColPicked = BLOCK_ROWS < 32 ? kColSlab : 0;  // of a step
+  JITSPARSE_HD int64 row_picked_capacity() const { return kRowPicked ? row_slab_capacity() : 0; }
+  JITSPARSE_HD int64 col_picked_capacity() const { return kColPicked ? col_slab_capacity() : 0; }
+  JITSPARSE_HD const int32* row_picked_panels() const { return base + align4(col_tall_blocks() + (kColTall ? Z : 0) - base); }
+  JITSPARSE_HD const int32* col_picked_panels() const { return row_picked_panels() + (kRowPicked ? kPanelWords * row_panels() : 0); }
+  JITSPARSE_HD const int32* row_picked_steps() const { return col_picked_panels() + (kColPicked ? kPanelWords * col_panels() : 0); }
+  JITSPARSE_HD const int32* col_picked_steps() const { return row_picked_steps() + 4 * row_picked_capacity(); }
+  JITSPARSE_HD const int32* row_picked_columns() const { return col_picked_steps() + 4 * col_picked_capacity(); }
+  JITSPARSE_HD const int32* col_picked_columns() const { return row_picked_columns() + kRowPicked * row_picked_capacity(); }
+  JITSPARSE_HD const int32* row_picked_blocks() const { return col_picked_columns() + kColPicked * col_picked_capacity(); }  // Z or none
+  JITSPARSE_HD const int32* col_picked_blocks() const { return row_picked_blocks() + (kRowPicked ? Z : 0); }                 // Z or none
+
  private:
   static constexpr JITSPARSE_HD int64 at_least_1(int64 a) { return a < 1 ? 1 : a; }
   static JITSPARSE_HD int64 smaller(int64 a, int64 b) { return a < b ? a : b; }

@@ -35,6 +35,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jitsparse.kernels.cuda import PICKED
 from jitsparse.kernels.roles import is_flipped, is_k_contiguous, op_block
 from jitsparse.panels import PAIRED, PAIRED_AMONG, PANEL, SMS
 from jitsparse.traits import Steps, density, places, random_steps, side_of, slab_columns
@@ -141,7 +142,10 @@ def parts(problem: Problem, variant: Variant) -> tuple[float, ...]:
 
     # A step covers several block columns where the stage is deeper than they are.
     across = max(1, tile[2] // block[1]) if variant.family == "wgmma" else 1
-    steps, longest = _steps(problem, block, (rows, depth), tile[0], across)
+    if PICKED in variant.knobs:
+        steps, longest = _picked_steps(problem, block, (rows, depth), tile[0], across)
+    else:
+        steps, longest = _steps(problem, block, (rows, depth), tile[0], across)
     panels, tiles_across = -(-rows // tile[0]), -(-problem.extent // tile[1]) * problem.batch
     at_once = SMS * ctas
     share = panels * tiles_across / at_once
@@ -184,6 +188,15 @@ def _steps(
     mean = max(mean, fewest)
     longest = mean * random.longest / random.mean * 2**side.skew
     return Steps(mean, max(mean, min(longest, all_of_them)))
+
+
+def _picked_steps(
+    problem: Problem, block: tuple[int, int], size: tuple[int, int], panel: int, across: int
+) -> Steps:
+    """Likewise, of steps that are the next so many block columns, the last of which has half."""
+    columns = _steps(problem, block, size, panel, 1)
+    missing, slabs = (across - 1) / 2, size[1] / (block[1] * across)
+    return Steps(*(min((each + missing) / across, slabs) for each in columns))
 
 
 def _shared_by_pairs(rows: int, columns: float, share: float) -> float:

@@ -15,6 +15,7 @@ from jitsparse.panels import SMS
 
 __all__ = [
     "CSRC",
+    "PICKED",
     "TEMPLATES",
     "Tile",
     "cuda_template",
@@ -32,6 +33,9 @@ TEMPLATES = ROOT / "templates"
 
 ELEMENTS = {"f64": "F64", "f32": "F32", "tf32": "Tf32", "f16": "F16", "bf16": "Bf16"}
 """The C++ element type of each dtype (``csrc/cuda/tile/element.cuh``)."""
+
+PICKED = ("s", "picked")
+"""The knob of a dsd or dds whose slabs are the next block columns that a panel needs."""
 
 _SHARED_MEMORY = {
     "sm80": 166912,

@@ -18,6 +18,7 @@ from jitsparse.jit import Candidate, Template, Variant
 from jitsparse.jit.template import Context
 from jitsparse.kernels import cost, split, turn
 from jitsparse.kernels.cuda import (
+    PICKED,
     Tile,
     cuda_template,
     knobs,
@@ -34,7 +35,7 @@ from jitsparse.kernels.legality import (
 )
 from jitsparse.kernels.problem import Place, Problem
 from jitsparse.kernels.roles import cpp_bool, is_flipped, is_k_contiguous, op_block
-from jitsparse.panels import PANEL, SLAB, TALL_PANEL, has_tall
+from jitsparse.panels import PANEL, SLAB, TALL_PANEL, has_picked, has_tall
 from jitsparse.traits import side_of
 
 __all__ = ["candidates", "default_variants", "place", "template"]
@@ -84,8 +85,9 @@ def candidates(problem: Problem, target: str) -> list[Candidate]:
     else:
         turning = _turning(problem)
         variants = [
-            Variant(problem.op, "wgmma", target, problem.dtype, (*knobs(problem, t=tile), *turning))
+            Variant(problem.op, "wgmma", target, problem.dtype, (*knobs(problem, t=tile), *way))
             for tile in _tiles(problem)
+            for way in ([[], [PICKED]] if _may_pick(problem, tile) else [turning])
         ]
     refused = _refusal(problem, target)
     return [Candidate(variant, template(variant), refused) for variant in variants]
@@ -146,6 +148,15 @@ def _tiles(problem: Problem) -> list[tuple[int, int, int]]:
     if has_tall(*op_block(problem.op, problem.block, problem.layout)):
         tiles.append((TALL_PANEL, 256, SLAB))
     return tiles
+
+
+def _may_pick(problem: Problem, tile: tuple[int, int, int]) -> bool:
+    """Whether the block columns of a slab may be any: where the dense operand lies along k, they
+    would be boxes of short rows."""
+    if problem.dtype == "tf32" or is_k_contiguous(problem.op, problem.layout):
+        return False
+    _, depth = op_block(problem.op, problem.block, problem.layout)
+    return tile[0] == PANEL and has_picked(depth)
 
 
 def _slabs(problem: Problem) -> tuple[int, ...]:
@@ -229,7 +240,8 @@ def context(variant: Variant) -> Context:
             names |= {"turn": "turn_values"}
         names |= {"values_turned": cpp_bool(turn.turns_values(variant))}
         panel, tile_n, slab = variant.ints("t")
-        return names | {"panel": panel, "tile_n": tile_n, "slab": slab}
+        picked = cpp_bool(PICKED in variant.knobs)
+        return names | {"panel": panel, "tile_n": tile_n, "slab": slab, "picked": picked}
     gathered = "left" if variant.knob("g") == "rows" else "right"
     if turn.turns(variant):
         names |= {"turn": f"turn_{gathered}", f"{gathered}_k_contiguous": cpp_bool(True)}

@@ -18,14 +18,15 @@
 
 namespace jitsparse {
 
-// PANEL, TILE_N: rows and columns of a tile. SLAB: depth of a stage. VALUES_TURNED: each stored block has been transposed.
+// PANEL, TILE_N: rows and columns of a tile. SLAB: depth of a stage. PICKED: of so many k, the next that the panel needs, wherever they
+// are. VALUES_TURNED: each stored block has been transposed.
 template <typename Element, int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CONTIGUOUS, int PANEL, int TILE_N, int SLAB,
-          bool VALUES_TURNED = false>
+          bool PICKED = false, bool VALUES_TURNED = false>
 struct SpmmStages {
   using Storage = typename Element::Storage;
   using Index = IndexView<BLOCK_ROWS, BLOCK_COLS>;
   using Walk = SpmmWalk<SpmmStages>;
-  static constexpr bool kFlipped = FLIPPED;
+  static constexpr bool kFlipped = FLIPPED, kPicked = PICKED;
   static constexpr int kItemBytes = sizeof(Storage), kRowItems = 128 / kItemBytes;  // of the widest rows that a swizzle knows
   static constexpr int kPanel = PANEL, kTileN = TILE_N;
   static constexpr bool kTall = PANEL == 192;  // three warpgroups, which leaves room for three stages
@@ -42,6 +43,9 @@ struct SpmmStages {
   static constexpr int kSlots = kDown * kAcross;   // blocks of a stage, at most; one lane copies each
   static_assert(kSlots <= 32, "a step's mask has 32 bits");
   static_assert(kAcross == 1 || SLAB == 64, "the index has slabs of 64");
+  // Along k a box would have rows of one block's depth, for which the copy engine takes as long as for those of a slab.
+  static_assert(!PICKED || (kBlockK == 16 && PANEL == 128 && !DENSE_K_CONTIGUOUS), "the index has no others");
+  static constexpr int kPieces = PICKED ? kAcross : 1;  // of the slab, each copied by itself
 
   static constexpr int kConsumers = PANEL / 64;  // warpgroups
   static constexpr int kNeighbours = 16;         // CTAs that compute panels of a group side by side
@@ -68,6 +72,7 @@ struct SpmmStages {
   static constexpr int kSlotBoxBytes = kSlotRows * kSlotRowBytes, kSlotBytes = kSlotColumns / kSlotSpan * kSlotBoxBytes;
   static constexpr int kDenseRowBytes = DENSE_K_CONTIGUOUS ? SLAB * kItemBytes : 128;
   static constexpr int kSubtileBytes = SLAB * 128, kDenseBytes = kTileN / kRowItems * kSubtileBytes;
+  static constexpr int kPieceK = SLAB / kPieces, kPieceBytes = kDenseBytes / kPieces;
   static constexpr int kStageBytes = kDenseBytes + kSlots * kSlotBytes, kRingBytes = kStages * kStageBytes;
 
   struct Params {
@@ -118,7 +123,7 @@ struct SpmmStages {
     const uint64 policy = ptx::l2_evict_last();
     Walk walk(params, warp / kParts);
     auto step = walk.take();
-    int position = walk.position(step, lane);
+    int position = walk.position(step, lane), first_k = walk.first_k(step, lane);
     __syncthreads();  // The barriers are there. The index was read meanwhile: 36.8 -> 35.8 us (4096, blocks of 64, density 0.1).
     while (step.valid) {
       const auto next = walk.take();
@@ -126,16 +131,17 @@ struct SpmmStages {
       const int turn = step.number * kParts + part, at = turn % kStages;
       const unsigned stage = base + at * kStageBytes, copies = barriers.copies(at);
       barriers.wait_empty(at, turn / kStages);
-      if (lane == 0) {
-        ptx::mbarrier_arrive_expect(copies, kDenseBytes + __popc(mask) * kSlotBytes);
-        const int k = step.words.x * kStepK + part * SLAB;
-        load_operand<DENSE_K_CONTIGUOUS, kTileN, kRowItems, kSubtileBytes>(stage, &params.dense, copies, step.first_n, k, step.batch,
-                                                                           policy);
-      }
+      const int pieces = PICKED ? __popc(__ballot_sync(~0u, first_k >= 0)) : 1;
+      if (lane == 0) ptx::mbarrier_arrive_expect(copies, pieces * kPieceBytes + __popc(mask) * kSlotBytes);
       __syncwarp();
+      if (lane < pieces) {
+        load_operand<DENSE_K_CONTIGUOUS, kTileN, kRowItems, kSubtileBytes>(stage + lane * kPieceK * 128, &params.dense, copies,
+                                                                           step.first_n, first_k + part * SLAB, step.batch, policy);
+      }
       if (position >= 0) load_block(params, stage + kDenseBytes + lane * kSlotBytes, copies, position, part);
       step = next;
       position = walk.position(step, lane);
+      first_k = walk.first_k(step, lane);
     }
   }
 
@@ -184,7 +190,7 @@ struct SpmmStages {
     if (auto error = encode_map<Storage>(&params.values, args.values, values, {kSlotSpan, kSlotRows})) return error;
     const int64 inner = DENSE_K_CONTIGUOUS ? k(args) : args.n, outer = DENSE_K_CONTIGUOUS ? args.n : k(args);
     const MatrixShape dense = {inner, outer, args.batch, args.dense_ld, args.dense_batch_stride};
-    return encode_map<Storage>(&params.dense, args.dense, dense, DENSE_K_CONTIGUOUS ? Box{SLAB, kTileN} : Box{kRowItems, SLAB});
+    return encode_map<Storage>(&params.dense, args.dense, dense, DENSE_K_CONTIGUOUS ? Box{SLAB, kTileN} : Box{kRowItems, kPieceK});
   }
 };
 

@@ -15,11 +15,18 @@ struct SpmmSteps {
   const int4* panels;    // (first rows, first step, end, second rows), the longest first; after each its first steps once more
   const int4* steps;     // (slab or block column, mask of the blocks, first in positions, position of the first block)
   const int* positions;  // where a step's blocks lie in values
+  const int* picked;     // the block columns of a step, if they are picked
 
   __device__ __forceinline__ explicit SpmmSteps(const SpmmArgs& args) {
     const typename Stages::Index index(args.index, args.rows, args.cols, args.nnz);
     const int *panels, *steps;
-    if constexpr (Stages::kTall) {
+    picked = nullptr;
+    if constexpr (Stages::kPicked) {
+      panels = Stages::kFlipped ? index.col_picked_panels() : index.row_picked_panels();
+      steps = Stages::kFlipped ? index.col_picked_steps() : index.row_picked_steps();
+      positions = Stages::kFlipped ? index.col_picked_blocks() : index.row_picked_blocks();
+      picked = Stages::kFlipped ? index.col_picked_columns() : index.row_picked_columns();
+    } else if constexpr (Stages::kTall) {
       panels = Stages::kFlipped ? index.col_tall_panels() : index.row_tall_panels();
       steps = Stages::kFlipped ? index.col_tall_steps() : index.row_tall_steps();
       positions = Stages::kFlipped ? index.col_tall_blocks() : index.row_tall_blocks();
@@ -170,6 +177,13 @@ struct SpmmWalk {
     if (!step.valid || !(mask >> lane & 1)) return -1;
     const int before = __popc(mask & ((1u << lane) - 1));
     return before == 0 ? step.words.w : __ldg(index.positions + step.words.z + before);
+  }
+
+  // Where the piece of the dense operand that a lane copies begins along k; negative if it copies none.
+  __device__ __forceinline__ int first_k(const Step& step, int lane) const {
+    if constexpr (!Stages::kPicked) return lane == 0 ? step.words.x * Stages::kStepK : -1;
+    if (!step.valid || lane >= Stages::kPieces) return -1;
+    return __ldg(index.picked + step.words.x * Stages::kPieces + lane) * Stages::kPieceK;
   }
 };
 

@@ -26,7 +26,8 @@ template <int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool VALUES_TURNED, bool
 struct SpmmWgmmaTf32 {
   using Storage = float;
   static constexpr int kSlab = 32;
-  using Stages = SpmmStages<Tf32, BLOCK_ROWS, BLOCK_COLS, FLIPPED, DENSE_K_CONTIGUOUS, /*PANEL=*/128, TILE_N, kSlab, VALUES_TURNED>;
+  using Stages = SpmmStages<Tf32, BLOCK_ROWS, BLOCK_COLS, FLIPPED, DENSE_K_CONTIGUOUS, /*PANEL=*/128, TILE_N, kSlab, /*PICKED=*/false,
+                            VALUES_TURNED>;
   using Steps = SpmmSteps<Stages>;
   static constexpr int kThreads = Stages::kThreads, kBlockM = Stages::kBlockM, kRowBytes = 128;
   static_assert(!Stages::kLiesFlipped || (DENSE_K_CONTIGUOUS && kBlockM >= 64), "one operand has rows along k, see above");
