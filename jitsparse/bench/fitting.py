@@ -55,7 +55,8 @@ def fit(rows: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
         problem, variant = problem_of(row), Variant.parse(row["variant"])
         known = cost.covers(problem, variant.target) and variant.family in cost.FAMILIES
         if row["half"] == FITTED and known:
-            relative = tuple(part / row["us"] for part in cost.parts(problem, variant))
+            us = row["us"] - cost.copies(problem, variant)
+            relative = tuple(part / us for part in cost.parts(problem, variant))
             samples.setdefault(cost.kind(problem, variant), []).append(relative)
     prices = {}
     for kind, parts in sorted(samples.items()):

@@ -16,7 +16,9 @@ shared   elements of the dense operand that an SM loads in the mean, which all l
 memory   elements that go through DRAM at least once
 ======== ===========================================================================================
 
-The numbers are microseconds, one row for each kind of kernel, in ``costs.json``.
+The numbers are microseconds, one row for each kind of kernel, in ``costs.json``. Beside these a
+variant that turns the dense operand has ``copy``, which :mod:`jitsparse.kernels.turn` knows. Steps
+whose block columns are picked are fewer, and have the prices of those that are not.
 :mod:`jitsparse.bench.fitting` finds them from times that ``jitsparse bench --suite hopper --section
 choice --json`` has measured, and docs/performance.md says how often the model's choice is the best.
 
@@ -35,6 +37,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jitsparse.kernels import turn
 from jitsparse.kernels.cuda import PICKED
 from jitsparse.kernels.roles import is_flipped, is_k_contiguous, op_block
 from jitsparse.panels import PAIRED, PAIRED_AMONG, PANEL, SMS
@@ -49,6 +52,7 @@ __all__ = [
     "PARTS",
     "TABLE",
     "breakdown",
+    "copies",
     "covers",
     "kind",
     "microseconds",
@@ -103,18 +107,29 @@ def breakdown(problem: Problem, variant: Variant) -> dict[str, float]:
     if prices is None:
         return {}
     amounts = parts(problem, variant)
-    return {
+    costs = {
         part: price * amount
         for part, price, amount in zip(PARTS, prices, amounts, strict=True)
         if price
     }
+    copying = copies(problem, variant)
+    return costs | {"copy": copying} if copying else costs
+
+
+def copies(problem: Problem, variant: Variant) -> float:
+    """Microseconds for turning the dense operand, where a variant does."""
+    if not turn.turns(variant):
+        return 0.0
+    depth = problem.rows if is_flipped(problem.op, problem.layout) else problem.cols
+    return turn.copying(depth * problem.extent * problem.batch)
 
 
 def kind(problem: Problem, variant: Variant) -> str:
     """What shares a row of numbers: ``"wgmma.32.s64.across"``, for instance."""
     height, _ = op_block(problem.op, problem.block, problem.layout)
     tile = variant.ints("t")
-    lies = "along" if is_k_contiguous(problem.op, problem.layout) else "across"
+    along = is_k_contiguous(problem.op, problem.layout) and PICKED not in variant.knobs
+    lies = "along" if along else "across"
     if variant.family == "wgmma":
         # Slabs of 32 are for blocks of 32; a taller block of that depth is like its own kind.
         slab = tile[2] if height == 32 else 64

@@ -26,7 +26,7 @@ from jitsparse.kernels.choice import REFERENCE, Key, choosing, select
 from jitsparse.kernels.float32 import float32_arithmetic
 from jitsparse.kernels.operands import layout_of, require_memory, workspace
 from jitsparse.kernels.split import MOST_ELEMENTS, most_parts, splits
-from jitsparse.kernels.turn import bytes_for_sdd, bytes_for_spmm, turns
+from jitsparse.kernels.turn import bytes_for_sdd, bytes_for_spmm, turns, turns_any
 from jitsparse.traits import TRAITS, pack
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def dsd(
     if not (values_ptr and dense_ptr):
         require_memory(kernel, values, dense)
     room = None
-    if device >= 0 and itemsize == 4 and kernel.variant.dtype == "tf32":
+    if device >= 0 and turns_any(kernel.variant):
         k = rows if transposed else cols
         room = _room_to_turn(kernel.variant, out, values, n, k, batch, batch_stride)
     code = kernel.launch(
@@ -251,7 +251,7 @@ def dds(
     if not (values_ptr and dense_ptr):
         require_memory(kernel, values, dense)
     room = None
-    if device >= 0 and itemsize == 4 and kernel.variant.dtype == "tf32":
+    if device >= 0 and turns_any(kernel.variant):
         k = cols if transposed else rows
         room = _room_to_turn(kernel.variant, out, values, n, k, batch, batch_stride)
     code = kernel.launch(

@@ -1,9 +1,10 @@
-"""Turning an operand, so that it lies along the axis that is summed over.
+"""Turning an operand, so that it lies along the axis that is summed over, or across it.
 
-Two kinds of kernels want that. An sdd gathers blocks along one side: if the operand there lies
+Three kinds of kernels want that. An sdd gathers blocks along one side: if the operand there lies
 across k, as in the gradient of a weight, rows of a block of 16 have 32 bytes, for which the copy
 engine takes as long as for 128. And TF32 is read from shared memory only where it lies along k,
-dense operands and stored blocks alike. Variants with the knob ``o`` copy to a workspace first:
+dense operands and stored blocks alike. And block columns of a dsd or dds can be picked out of a
+dense operand that lies across k only. Variants with the knob ``o`` copy to a workspace first:
 ``turned`` a dense operand, ``values`` every stored block, transposed. Measurements are in
 docs/performance.md.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jitsparse.jit import Variant
+from jitsparse.kernels.cuda import PICKED
 from jitsparse.traits import random_steps
 
 if TYPE_CHECKING:
@@ -25,9 +27,11 @@ __all__ = [
     "bytes_for_sdd",
     "bytes_for_spmm",
     "bytes_of",
+    "copying",
     "pays",
     "pays_in_tf32",
     "turns",
+    "turns_any",
     "turns_values",
     "width",
 ]
@@ -64,6 +68,12 @@ def turns_values(variant: Variant) -> bool:
     return VALUES_KNOB in variant.knobs
 
 
+def turns_any(variant: Variant) -> bool:
+    """Whether a variant of dsd or dds turns something. Asked in every call: such a knob is the last
+    one, so no other is compared."""
+    return variant.knobs[-1] in (KNOB, VALUES_KNOB)
+
+
 def width(problem: Problem, side: str) -> int:
     """Extent, beside k, of the operand that is gathered along a side."""
     return problem.rows if side == "rows" else problem.cols
@@ -79,7 +89,7 @@ def pays(problem: Problem, side: str) -> bool:
     mean = random_steps(rows, cols, problem.nnz, (height, gathered), panel=panel, across=1).mean
     k = problem.extent * problem.batch
     saved = _SAVED[gathered] * mean * -(-rows // panel) * k
-    return saved > _COPIED * width(problem, side) * k + _LAUNCH
+    return saved > copying(width(problem, side) * k)
 
 
 def pays_in_tf32(problem: Problem, across: int) -> bool:
@@ -93,7 +103,12 @@ def pays_in_tf32(problem: Problem, across: int) -> bool:
     along = problem.extent * problem.batch
     stored = problem.nnz * problem.block[0] * problem.block[1]
     always, for_each = _SAVED_IN_TF32[problem.op]
-    return along * (always + for_each * stored) > 2 * _COPIED * across * along + _LAUNCH
+    return along * (always + for_each * stored) > copying(2 * across * along)
+
+
+def copying(elements: float) -> float:
+    """Microseconds that turning an operand of so many 16-bit elements takes."""
+    return _COPIED * elements + _LAUNCH
 
 
 def bytes_of(width: int, k: int, batch: int, batch_stride: int, itemsize: int) -> int:
@@ -109,6 +124,8 @@ def bytes_for_spmm(
     """Bytes that a variant of dsd or dds turns: of its dense operand, which has ``n`` columns, of
     the ``stored`` bytes of its values, or none."""
     if turns(variant):
+        if PICKED in variant.knobs:
+            n, k = k, n
         return bytes_of(n, k, batch, batch_stride, itemsize)
     return stored if turns_values(variant) else 0
 

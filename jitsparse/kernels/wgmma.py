@@ -4,10 +4,10 @@
 
 Knobs: ``b`` block, ``l`` layout, ``o`` what is turned before, if anything
 (:mod:`jitsparse.kernels.turn`); of dsd and dds also ``t`` tile (rows x columns x depth of a
-pipeline stage); of sdd ``g``, the side along which blocks are gathered, whose operand it is that
-may be turned, and ``k``, whether sums may be divided (:mod:`jitsparse.kernels.split`). An sdd's
-tiles are as wide as suits its pattern, which the index decides. Measurements are in
-docs/performance.md.
+pipeline stage) and ``s``, whether a stage's block columns are picked; of sdd ``g``, the side along
+which blocks are gathered, whose operand it is that may be turned, and ``k``, whether sums may be
+divided (:mod:`jitsparse.kernels.split`). An sdd's tiles are as wide as suits its pattern, which the
+index decides. Measurements are in docs/performance.md.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def candidates(problem: Problem, target: str) -> list[Candidate]:
         variants = [
             Variant(problem.op, "wgmma", target, problem.dtype, (*knobs(problem, t=tile), *way))
             for tile in _tiles(problem)
-            for way in ([[], [PICKED]] if _may_pick(problem, tile) else [turning])
+            for way in (_picking(problem) if _may_pick(problem, tile) else [turning])
         ]
     refused = _refusal(problem, target)
     return [Candidate(variant, template(variant), refused) for variant in variants]
@@ -151,12 +151,16 @@ def _tiles(problem: Problem) -> list[tuple[int, int, int]]:
 
 
 def _may_pick(problem: Problem, tile: tuple[int, int, int]) -> bool:
-    """Whether the block columns of a slab may be any: where the dense operand lies along k, they
-    would be boxes of short rows."""
-    if problem.dtype == "tf32" or is_k_contiguous(problem.op, problem.layout):
-        return False
+    """Whether the block columns of a slab may be any."""
     _, depth = op_block(problem.op, problem.block, problem.layout)
-    return tile[0] == PANEL and has_picked(depth)
+    return problem.dtype != "tf32" and tile[0] == PANEL and has_picked(depth)
+
+
+def _picking(problem: Problem) -> list[list[tuple[str, str]]]:
+    """Knobs of a dsd or dds that takes its slabs as they come, and of one that picks. Where the
+    dense operand lies along k, picked block columns would be boxes of short rows."""
+    lies_along_k = is_k_contiguous(problem.op, problem.layout)
+    return [[], [PICKED, turn.KNOB] if lies_along_k else [PICKED]]
 
 
 def _slabs(problem: Problem) -> tuple[int, ...]:
@@ -234,14 +238,16 @@ def context(variant: Variant) -> Context:
     """The names that the templates use."""
     names = operand_context(variant) | {"turn": "as_they_lie"}
     if variant.op != "sdd":
+        picked = PICKED in variant.knobs
         if turn.turns(variant):
-            names |= {"turn": "turn_dense", "dense_k_contiguous": cpp_bool(True)}
+            way = "turn_dense_across" if picked else "turn_dense"
+            names |= {"turn": way, "dense_k_contiguous": cpp_bool(not picked)}
         if turn.turns_values(variant):
             names |= {"turn": "turn_values"}
         names |= {"values_turned": cpp_bool(turn.turns_values(variant))}
         panel, tile_n, slab = variant.ints("t")
-        picked = cpp_bool(PICKED in variant.knobs)
-        return names | {"panel": panel, "tile_n": tile_n, "slab": slab, "picked": picked}
+        names |= {"panel": panel, "tile_n": tile_n, "slab": slab}
+        return names | {"picked": cpp_bool(picked)}
     gathered = "left" if variant.knob("g") == "rows" else "right"
     if turn.turns(variant):
         names |= {"turn": f"turn_{gathered}", f"{gathered}_k_contiguous": cpp_bool(True)}

@@ -1,4 +1,5 @@
-"""Kernels that turn an operand first, a dense one or the stored blocks, so that it lies along k."""
+"""Kernels that turn an operand first: a dense one or the stored blocks, so that it lies along k, or
+a dense one, so that block columns can be picked out of it."""
 
 from __future__ import annotations
 
@@ -76,6 +77,32 @@ def test_dense_operands_of_any_depth(
                     x = cases.dense((batch, 200, rows), "t", **make)
                     got, left, right = js.dds(x, stored), x, stored.to_dense()
             cases.check_product(got, left, right, products=2**-9)
+
+
+@pytest.mark.parametrize(("extent", "batch"), [(3, 1), (77, 2), (531, 1)])
+@pytest.mark.parametrize("height", [16, 64, 128])
+@pytest.mark.parametrize("transposed", [False, True], ids=["stored", "transposed"])
+def test_block_columns_of_any_extent_are_picked(
+    transposed: bool, height: int, extent: int, batch: int
+) -> None:
+    """Out of a dense operand that lies along k: blocks are 16 deep along that."""
+    layout, block = ("nt", (height, 16)) if transposed else ("nn", (16, height))
+    problem = Problem("dds", "cuda", "bf16", block, layout, True, ROWS, COLS, 8, extent, batch)
+    legal = [each.variant for each in registry.candidates(problem) if each.refused is None]
+    names = [each.name for each in legal if turns(each)]
+    if not names:
+        pytest.skip("no variant turns an operand on this GPU")
+    generator = torch.Generator().manual_seed(0)
+    pattern = js.Pattern.random((ROWS, COLS), block, 0.2, generator=generator).to("cuda")
+    values = torch.randn((pattern.nnz_blocks, *block), generator=generator)
+    stored = js.BlockSparse(values.cuda().bfloat16(), pattern)
+    weight = stored.T if transposed else stored
+    make = dict(strided="padded", dtype=torch.bfloat16, device="cuda", generator=generator)
+    x = cases.dense((batch, extent, weight.shape[0]), "n", **make)
+    for name in names:
+        with js.pin(f"dds={name}"):
+            got = js.dds(x, weight)
+        cases.check_product(got, x, weight.to_dense())
 
 
 def test_a_matrix_that_serves_a_batch_is_turned_once() -> None:

@@ -1,5 +1,5 @@
-// A dense operand that does not lie along k, or blocks whose rows do not, copied to the workspace so that they do: what comes before
-// a kernel that wants them so.
+// A dense operand that does not lie along k, or blocks whose rows do not, copied to the workspace so that they do, or a dense operand
+// that does so that it does not: what comes before a kernel that wants them so.
 //
 // A thread turns a square of 16 bytes a side in its registers. A warp reads rows of 128 bytes and writes rows of 64, both whole
 // sectors of memory, so shared memory has nothing to add.
@@ -27,7 +27,7 @@ struct Turn {
   static_assert(sizeof(Storage) == 2 || sizeof(Storage) == 4, "16-bit elements, and float");
 
   struct Params {
-    const Storage* from;  // batch x k x width, where width is a multiple of kSide
+    const Storage* from;  // batch x k x width, where width is a multiple of kSide (k and n changed over in turn_dense_across)
     Storage* to;          // batch x width x turned_ld(k), zero beyond k
     int64 width, k, ld, batch_stride;
     int64 batch;
@@ -98,6 +98,11 @@ int turn_right(SddArgs& args) {
 template <typename Kernel>
 int turn_dense(SpmmArgs& args) {
   return turn_operand<typename Kernel::Storage>(args, args.dense, args.dense_ld, args.dense_batch_stride, Kernel::k(args), args.n,
+                                                args.batch);
+}
+template <typename Kernel>
+int turn_dense_across(SpmmArgs& args) {
+  return turn_operand<typename Kernel::Storage>(args, args.dense, args.dense_ld, args.dense_batch_stride, args.n, Kernel::k(args),
                                                 args.batch);
 }
 // Each stored block, which follow on one another, and still do.
