@@ -12,15 +12,14 @@ namespace jitsparse {
 template <typename Stages>
 struct SpmmSteps {
   static constexpr int kFirstSteps = 4;
-  const int4* panels;    // (first rows, first step, end, second rows), the longest first; after each its first steps once more
-  const int4* steps;     // (slab or block column, mask of the blocks, first in positions, position of the first block)
-  const int* positions;  // where a step's blocks lie in values
-  const int* picked;     // the block columns of a step, if they are picked
+  const int4* panels;           // (first rows, first step, end, second rows), the longest first; after each its first steps once more
+  const int4* steps;            // (slab or block column, mask of the blocks, first in positions, position of the first block)
+  const int* positions;         // where a step's blocks lie in values
+  const int* picked = nullptr;  // the block columns of a step, if they are picked
 
   __device__ __forceinline__ explicit SpmmSteps(const SpmmArgs& args) {
     const typename Stages::Index index(args.index, args.rows, args.cols, args.nnz);
     const int *panels, *steps;
-    picked = nullptr;
     if constexpr (Stages::kPicked) {
       panels = Stages::kFlipped ? index.col_picked_panels() : index.row_picked_panels();
       steps = Stages::kFlipped ? index.col_picked_steps() : index.row_picked_steps();
