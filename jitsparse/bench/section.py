@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from jitsparse.bench.report import Table
 from jitsparse.errors import ArgumentError
 
-__all__ = ["Outcome", "Section"]
+__all__ = ["Outcome", "Section", "Unfinished"]
 
 
 class Described(Protocol):
@@ -33,6 +33,18 @@ class Outcome:
     rows: Sequence[dict[str, Any]]
     about: str = ""
     absent: Mapping[str, str] = field(default_factory=dict)
+
+
+class Unfinished(Exception):
+    """A section that its cause stopped, after some of its cases.
+
+    Attributes:
+        table: of what was measured.
+    """
+
+    def __init__(self, table: Table) -> None:
+        super().__init__(table.notes[-1])
+        self.table = table
 
 
 @dataclass(frozen=True)
@@ -79,6 +91,7 @@ class Section:
 
         Raises:
             ArgumentError: none of the cases can be measured; of one that cannot a note says why.
+            Unfinished: anything else went wrong, or the user interrupts, which is its cause.
         """
         rows: list[dict[str, Any]] = []
         missing: dict[tuple[str, str], set[str]] = {}
@@ -92,11 +105,25 @@ class Section:
             except ArgumentError as error:
                 refused[label] = error
                 continue
+            except BaseException as error:
+                if not rows:
+                    raise
+                stopped = f"{done} of {len(self.cases)} cases: {label} ended it, {error!r}."
+                raise Unfinished(self._written(rows, missing, refused, [stopped])) from error
             rows += outcome.rows
             for name, reason in outcome.absent.items():
                 missing.setdefault((name, reason), set()).add(outcome.about)
         if not rows and refused:
             raise next(iter(refused.values()))
+        return self._written(rows, missing, refused, [])
+
+    def _written(
+        self,
+        rows: Sequence[dict[str, Any]],
+        missing: Mapping[tuple[str, str], Collection[str]],
+        refused: Mapping[str, ArgumentError],
+        more: Sequence[str],
+    ) -> Table:
         # A column that no row fills says less than the note below the table.
         columns = [name for name in rows[0] if any(row[name] is not None for row in rows)]
         notes = [
@@ -104,7 +131,7 @@ class Section:
             for (name, reason), about in missing.items()
         ]
         notes += [f"{label} was not measured: {error}" for label, error in refused.items()]
-        return Table(self.title, columns, rows, [*self.notes, *notes])
+        return Table(self.title, columns, list(rows), [*self.notes, *notes, *more])
 
     def shown(self, table: Table) -> list[Table]:
         """The views of the section's table, of those columns that have figures, or its summary."""

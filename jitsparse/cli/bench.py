@@ -63,6 +63,7 @@ def command(
     from jitsparse.bench.cases import DTYPES, OPERATIONS
     from jitsparse.bench.first_use import SECTIONS
     from jitsparse.bench.patterns import PATTERNS
+    from jitsparse.bench.section import Unfinished
     from jitsparse.bench.suites import GRIDS
     from jitsparse.kernels.registry import parse_block_size
     from jitsparse.kernels.roles import LAYOUTS
@@ -112,9 +113,13 @@ def command(
             for each in found:
                 _print([], each, markdown)
         return
-    tables = []
+    tables: list[dict[str, Any]] = []
+    stopped: BaseException | None = None
     for part in sections:
-        table = _measure(part, seconds, where)
+        try:
+            table = _measure(part, seconds, where)
+        except Unfinished as unfinished:  # what was measured is not lost
+            table, stopped = unfinished.table, unfinished.__cause__
         if as_json:
             tables.append({"section": part.name, **table.as_json()})
         else:
@@ -122,14 +127,18 @@ def command(
             columns = [c for c in pivot if len(sections) == 1 or c in table.columns]
             try:
                 views = [table.pivot(column) for column in columns]
-            except ArgumentError:  # what was measured is not lost with a name misspelt
+            except ArgumentError:  # nor with a name misspelt
                 _print(part.shown(table), table, markdown)
                 raise
             _print(views or part.shown(table), table, markdown)
+        if stopped is not None:
+            break
     if as_json:
         print_json(
             {"measured": measured, **({"tables": tables} if suite == "hopper" else tables[0])}
         )
+    if stopped is not None:
+        raise stopped
 
 
 def _grid(suite: str, device: torch.device, chosen: dict[str, Any], torch_tuned: bool) -> Section:

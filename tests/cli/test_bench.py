@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
+from jitsparse.bench import suites
+from jitsparse.bench.cases import Case
+from jitsparse.bench.products import Measurement
 from jitsparse.cli import main
 
 SMALL = ["bench", "--device", "cpu", "--size", "128", "--density", "0.25", "--seconds", "0"]
@@ -88,6 +92,31 @@ def test_a_pivot_of_a_section(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*HOPPER, *NARROW, "--section", "products", "--pivot", "us", "--markdown") == 0
     titles = [line for line in capsys.readouterr().out.splitlines() if line.startswith("**")]
     assert [title.strip("*").split(";")[0] for title in titles] == ["us"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("the driver is gone"), KeyboardInterrupt()])
+@pytest.mark.parametrize("shape", ["--json", "--markdown"])
+def test_what_was_measured_before_an_error_is_shown(
+    shape: str,
+    error: BaseException,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measure, cases = suites.measure, []
+
+    def second_fails(case: Case, **how: Any) -> Measurement:
+        cases.append(case)
+        if len(cases) > 1:
+            raise error
+        return measure(case, **how)
+
+    monkeypatch.setattr(suites, "measure", second_fails)
+    with pytest.raises((RuntimeError, SystemExit)):
+        main([*SMALL, "--op", "dsd", "--block-size", "32,16,8", shape])
+    out = capsys.readouterr().out
+    assert len(cases) == 2
+    assert "32x32" in out
+    assert f"1 of 3 cases: dsd nn f32 128 16x16 random 0.25 ended it, {error!r}." in out
 
 
 @pytest.mark.parametrize(
