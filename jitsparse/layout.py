@@ -58,15 +58,18 @@ col_tall_steps       4 min(Z,.)
 row_tall_blocks      Z
 col_tall_blocks      Z
 (padding to a multiple of 4)
-row_picked_panels    20 P        as the slab parts, but a step is the next s block columns that any
-col_picked_panels    20 Q        row of the panel stores, wherever they are: bit g * s + c of its
-row_picked_steps     4 min(Z,.)  mask says that row g stores the c-th of them. In place of a slab a
-col_picked_steps     4 min(Z,.)  step says its own number,
-row_picked_columns   s min(Z,.)  by which its block columns are found, those that are none as -1.
+row_picked_panels    20 P        as the slab parts, where a step is the next s block columns that
+col_picked_panels    20 Q        any row of the panel stores, see below. Absent, with the other
+row_picked_steps     4 min(Z,.)  picked parts, where blocks are 32 or deeper.
+col_picked_steps     4 min(Z,.)
+row_picked_columns   s min(Z,.)  the block columns of each step, -1 where there are no more
 col_picked_columns   s min(Z,.)
 row_picked_blocks    Z
 col_picked_blocks    Z
 ===================  ==========  ===========================================================
+
+Bit g * s + c of a picked step's mask says that row g stores the c-th of the step's block columns.
+In place of a slab the step says its own number, by which these are found.
 
 :mod:`jitsparse.schedule` computes it.
 """

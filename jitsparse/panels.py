@@ -52,6 +52,7 @@ def has_tall(extent: int, depth: int) -> bool:
 
 
 def has_picked(depth: int) -> bool:
-    """Whether the blocks of a slab may be any, which is for blocks that no slab is as shallow as: a
-    slab of 32 has one block column of 32, and is as fast as one of two that are picked."""
+    """Whether the block columns of a slab may be any: where blocks are less deep than the
+    shallowest slab, so that every slab has several. (A slab of 32 is one block column of 32, and as
+    fast as one of two that are picked.)"""
     return HOPPER_BLOCK <= depth < SHALLOWEST

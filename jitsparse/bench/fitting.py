@@ -18,6 +18,7 @@ from typing import Any
 from jitsparse.bench.choice import FITTED
 from jitsparse.jit import Variant
 from jitsparse.kernels import cost
+from jitsparse.kernels.cuda import PICKED
 from jitsparse.kernels.problem import Problem, product_problem
 
 __all__ = ["fit", "main", "problem_of"]
@@ -54,9 +55,9 @@ def fit(rows: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
     for row in rows:
         problem, variant = problem_of(row), Variant.parse(row["variant"])
         known = cost.covers(problem, variant.target) and variant.family in cost.FAMILIES
-        if row["half"] == FITTED and known:
-            us = row["us"] - cost.copies(problem, variant)
-            relative = tuple(part / us for part in cost.parts(problem, variant))
+        # What is picked has the prices of what is not, see jitsparse/kernels/cost.py.
+        if row["half"] == FITTED and known and PICKED not in variant.knobs:
+            relative = tuple(part / row["us"] for part in cost.parts(problem, variant))
             samples.setdefault(cost.kind(problem, variant), []).append(relative)
     prices = {}
     for kind, parts in sorted(samples.items()):

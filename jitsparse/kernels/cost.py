@@ -18,7 +18,8 @@ memory   elements that go through DRAM at least once
 
 The numbers are microseconds, one row for each kind of kernel, in ``costs.json``. Beside these a
 variant that turns the dense operand has ``copy``, which :mod:`jitsparse.kernels.turn` knows. Steps
-whose block columns are picked are fewer, and have the prices of those that are not.
+whose block columns are picked are fewer, and have the prices of those that are not; where they are
+not fewer by a tenth, the model leaves such variants to who asks for them.
 :mod:`jitsparse.bench.fitting` finds them from times that ``jitsparse bench --suite hopper --section
 choice --json`` has measured, and docs/performance.md says how often the model's choice is the best.
 
@@ -52,7 +53,6 @@ __all__ = [
     "PARTS",
     "TABLE",
     "breakdown",
-    "copies",
     "covers",
     "kind",
     "microseconds",
@@ -74,6 +74,12 @@ _FEW_TILES = 3
 
 _MANY_ROUNDS = 16
 
+_FEWER = 0.9
+"""Of the steps, at most, where picking their block columns pays."""
+
+_WORKSPACE = 1.05
+"""By how much faster a variant has to be that needs memory for a copy of an operand."""
+
 
 def covers(problem: Problem, target: str) -> bool:
     """Whether the model was made for such problems."""
@@ -81,13 +87,19 @@ def covers(problem: Problem, target: str) -> bool:
 
 
 def quickest_first(problem: Problem, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Those that the model knows come first, the quickest ahead, and say what it expects."""
+    """Those that the model knows come first, the quickest ahead, and say what it expects. A
+    workspace has to be worth it."""
     expected = [(microseconds(problem, each.variant), each) for each in candidates]
     known = [(us, each) for us, each in expected if us is not None]
+
+    def worth(pair: tuple[float, Candidate]) -> float:
+        us, each = pair
+        return us * _WORKSPACE if turn.turns(each.variant) else us
+
     return [
         *(
             replace(each, why=f"the cost model expects {us:.1f} us")
-            for us, each in sorted(known, key=lambda pair: pair[0])
+            for us, each in sorted(known, key=worth)
         ),
         *(each for us, each in expected if us is None),
     ]
@@ -103,6 +115,8 @@ def breakdown(problem: Problem, variant: Variant) -> dict[str, float]:
     """Microseconds of each part; empty if the model does not know the problem or the kind."""
     if not covers(problem, variant.target) or variant.family not in FAMILIES:
         return {}
+    if PICKED in variant.knobs and not _saves_steps(problem, variant):
+        return {}
     prices = _table().get(kind(problem, variant))
     if prices is None:
         return {}
@@ -112,16 +126,17 @@ def breakdown(problem: Problem, variant: Variant) -> dict[str, float]:
         for part, price, amount in zip(PARTS, prices, amounts, strict=True)
         if price
     }
-    copying = copies(problem, variant)
-    return costs | {"copy": copying} if copying else costs
+    if turn.turns(variant):
+        # As if each matrix of a batch were another, which a problem does not say.
+        _, depth = _roles(problem)
+        costs["copy"] = turn.copying(depth * problem.extent * problem.batch)
+    return costs
 
 
-def copies(problem: Problem, variant: Variant) -> float:
-    """Microseconds for turning the dense operand, where a variant does."""
-    if not turn.turns(variant):
-        return 0.0
-    depth = problem.rows if is_flipped(problem.op, problem.layout) else problem.cols
-    return turn.copying(depth * problem.extent * problem.batch)
+def _roles(problem: Problem) -> tuple[int, int]:
+    """Rows and depth of the sparse operand, as it is multiplied."""
+    flipped = is_flipped(problem.op, problem.layout)
+    return (problem.cols, problem.rows) if flipped else (problem.rows, problem.cols)
 
 
 def kind(problem: Problem, variant: Variant) -> str:
@@ -145,8 +160,7 @@ def kind(problem: Problem, variant: Variant) -> str:
 
 def parts(problem: Problem, variant: Variant) -> tuple[float, ...]:
     """How much of each part a product has, see above."""
-    flipped = is_flipped(problem.op, problem.layout)
-    rows, depth = (problem.cols, problem.rows) if flipped else (problem.rows, problem.cols)
+    rows, depth = _roles(problem)
     block = op_block(problem.op, problem.block, problem.layout)
     columns = problem.extent * problem.batch
     share_stored = density(rows, depth, problem.nnz, block)
@@ -212,6 +226,16 @@ def _picked_steps(
     columns = _steps(problem, block, size, panel, 1)
     missing, slabs = (across - 1) / 2, size[1] / (block[1] * across)
     return Steps(*(min((each + missing) / across, slabs) for each in columns))
+
+
+def _saves_steps(problem: Problem, variant: Variant) -> bool:
+    """Whether picking leaves out a tenth of the steps at least. With 0.91 of them, at density 0.25,
+    products took 1.0 to 1.03 times as long."""
+    block, size = op_block(problem.op, problem.block, problem.layout), _roles(problem)
+    panel, _, slab = variant.ints("t")
+    across = slab // block[1]
+    few = _picked_steps(problem, block, size, panel, across).mean
+    return few <= _FEWER * _steps(problem, block, size, panel, across).mean
 
 
 def _shared_by_pairs(rows: int, columns: float, share: float) -> float:

@@ -34,7 +34,7 @@ TEMPLATES = ROOT / "templates"
 ELEMENTS = {"f64": "F64", "f32": "F32", "tf32": "Tf32", "f16": "F16", "bf16": "Bf16"}
 """The C++ element type of each dtype (``csrc/cuda/tile/element.cuh``)."""
 
-PICKED = ("s", "picked")
+PICKED = ("k", "picked")
 """The knob of a dsd or dds whose slabs are the next block columns that a panel needs."""
 
 _SHARED_MEMORY = {

@@ -1,12 +1,12 @@
 """Turning an operand, so that it lies along the axis that is summed over, or across it.
 
-Three kinds of kernels want that. An sdd gathers blocks along one side: if the operand there lies
+Two kinds of kernels want it along. An sdd gathers blocks along one side: if the operand there lies
 across k, as in the gradient of a weight, rows of a block of 16 have 32 bytes, for which the copy
 engine takes as long as for 128. And TF32 is read from shared memory only where it lies along k,
-dense operands and stored blocks alike. And block columns of a dsd or dds can be picked out of a
-dense operand that lies across k only. Variants with the knob ``o`` copy to a workspace first:
-``turned`` a dense operand, ``values`` every stored block, transposed. Measurements are in
-docs/performance.md.
+dense operands and stored blocks alike. One wants it across: block columns of a dsd or dds can be
+picked out of a dense operand that lies so, and no other. Variants with the knob ``o`` copy to a
+workspace first: ``turned`` a dense operand, ``values`` every stored block, transposed. Measurements
+are in docs/performance.md.
 """
 
 from __future__ import annotations
@@ -69,9 +69,8 @@ def turns_values(variant: Variant) -> bool:
 
 
 def turns_any(variant: Variant) -> bool:
-    """Whether a variant of dsd or dds turns something. Asked in every call: such a knob is the last
-    one, so no other is compared."""
-    return variant.knobs[-1] in (KNOB, VALUES_KNOB)
+    """Whether a variant turns anything."""
+    return turns(variant) or turns_values(variant)
 
 
 def width(problem: Problem, side: str) -> int:

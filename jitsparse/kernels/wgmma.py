@@ -3,16 +3,18 @@
 16-bit elements in blocks of 16 and more; TF32 in blocks of 32 and more.
 
 Knobs: ``b`` block, ``l`` layout, ``o`` what is turned before, if anything
-(:mod:`jitsparse.kernels.turn`); of dsd and dds also ``t`` tile (rows x columns x depth of a
-pipeline stage) and ``s``, whether a stage's block columns are picked; of sdd ``g``, the side along
-which blocks are gathered, whose operand it is that may be turned, and ``k``, whether sums may be
-divided (:mod:`jitsparse.kernels.split`). An sdd's tiles are as wide as suits its pattern, which the
-index decides. Measurements are in docs/performance.md.
+(:mod:`jitsparse.kernels.turn`), ``k`` how k is walked, if not slab after slab; of dsd and dds also
+``t`` tile (rows x columns x depth of a pipeline stage), and ``k`` may say that a stage's block
+columns are picked; of sdd ``g``, the side along which blocks are gathered, whose operand it is that
+may be turned, and ``k`` may say that sums are divided (:mod:`jitsparse.kernels.split`). An sdd's
+tiles are as wide as suits its pattern, which the index decides. Measurements are in
+docs/performance.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from jitsparse.jit import Candidate, Template, Variant
 from jitsparse.jit.template import Context
@@ -212,9 +214,11 @@ def _quickest_first(problem: Problem, target: str) -> list[Candidate]:
 
 
 def default_variants(target: str) -> Iterator[Variant]:
-    """What calls choose for square blocks and many columns; for bf16 and TF32 with 256 too."""
+    """What calls choose for square blocks and many columns; for bf16 and TF32 with 256 too, and for
+    blocks of 16 where few are stored."""
     problems = (
         *typical_problems(("bf16", "f16"), _BLOCKS),
+        *(replace(p, nnz=p.nnz // 5) for p in typical_problems(("bf16", "f16"), (16,))),
         *typical_problems(("bf16",), _BLOCKS, extent=256),
         *typical_problems(("tf32",), (32, 64, 128)),
         *typical_problems(("tf32",), (32, 64, 128), extent=256),

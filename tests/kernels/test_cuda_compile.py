@@ -21,7 +21,7 @@ import pytest
 from jitsparse.jit import Variant
 from jitsparse.jit.template import render
 from jitsparse.kernels import registry
-from jitsparse.kernels.cuda import CSRC
+from jitsparse.kernels.cuda import CSRC, PICKED
 from jitsparse.kernels.problem import typical_problem
 from jitsparse.kernels.split import splits
 from jitsparse.panels import TALL_PANEL
@@ -34,7 +34,8 @@ pytestmark = pytest.mark.nvcc
 
 def not_chosen(target: str) -> Iterator[Variant]:
     """Panels of 192 rows and divided sums, which are for larger products and for smaller ones than
-    the default table's: a block of each kind."""
+    the default table's, and picked block columns, which are for fewer blocks: a block of each
+    kind."""
     blocks, layouts = ((32, 32), (64, 64), (128, 128)), ("nn", "tn")
     for op, block, layout in itertools.product(registry.OPS, blocks, layouts):
         problem = typical_problem(op, "cuda", "bf16", block, layout)
@@ -47,6 +48,11 @@ def not_chosen(target: str) -> Iterator[Variant]:
             yield from filter(splits, found)
         else:
             yield from (each for each in found if each.ints("t")[0] == TALL_PANEL)
+    for height, (op, layout) in itertools.product((16, 64, 128), (("dsd", "nn"), ("dds", "nt"))):
+        problem = typical_problem(op, "cuda", "bf16", (height, 16), layout)
+        for each in registry.candidates(problem, target):
+            if PICKED in each.variant.knobs and each.refused is None:
+                yield each.variant
 
 
 def batches(target: str) -> list[list[Variant]]:

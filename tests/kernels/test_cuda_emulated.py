@@ -76,12 +76,12 @@ NAMED = (
     "dds.wgmma.sm90a.f16.b16x128.lnt.t128x128x64",
     "dds.wgmma.sm90a.bf16.b128x16.ltn.t128x64x64",
     # block columns picked, also where a slab is multiplied as it stands
-    "dsd.wgmma.sm90a.bf16.b16x16.lnn.t128x256x64.spicked",
-    "dds.wgmma.sm90a.f16.b16x128.ltn.t128x128x64.spicked",
-    "dsd.wgmma.sm90a.f16.b64x16.lnn.t128x64x64.spicked",
-    "dsd.wgmma.sm90a.bf16.b16x32.ltn.t128x256x64.spicked",
-    "dds.wgmma.sm90a.bf16.b16x16.lnt.t128x256x64.spicked.oturned",
-    "dsd.wgmma.sm90a.f16.b128x16.lnt.t128x64x64.spicked.oturned",
+    "dsd.wgmma.sm90a.bf16.b16x16.lnn.t128x256x64.kpicked",
+    "dds.wgmma.sm90a.f16.b16x128.ltn.t128x128x64.kpicked",
+    "dsd.wgmma.sm90a.f16.b64x16.lnn.t128x64x64.kpicked",
+    "dsd.wgmma.sm90a.bf16.b16x32.ltn.t128x256x64.kpicked",
+    "dds.wgmma.sm90a.bf16.b16x16.lnt.t128x256x64.kpicked.oturned",
+    "dsd.wgmma.sm90a.f16.b128x16.lnt.t128x64x64.kpicked.oturned",
     # divided sums
     "sdd.wgmma.sm90a.bf16.b128x128.ltn.gcols.ksplit",
     "sdd.wgmma.sm90a.bf16.b16x16.lnn.grows.ksplit",
