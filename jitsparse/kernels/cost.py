@@ -128,15 +128,14 @@ def breakdown(problem: Problem, variant: Variant) -> dict[str, float]:
     }
     if turn.turns(variant):
         # As if each matrix of a batch were another, which a problem does not say.
-        _, depth = _roles(problem)
+        _, depth = _size(problem)
         costs["copy"] = turn.copying(depth * problem.extent * problem.batch)
     return costs
 
 
-def _roles(problem: Problem) -> tuple[int, int]:
-    """Rows and depth of the sparse operand, as it is multiplied."""
-    flipped = is_flipped(problem.op, problem.layout)
-    return (problem.cols, problem.rows) if flipped else (problem.rows, problem.cols)
+def _size(problem: Problem) -> tuple[int, int]:
+    """Rows and depth of the sparse operand in the role of :func:`op_block`."""
+    return op_block(problem.op, (problem.rows, problem.cols), problem.layout)
 
 
 def kind(problem: Problem, variant: Variant) -> str:
@@ -160,7 +159,7 @@ def kind(problem: Problem, variant: Variant) -> str:
 
 def parts(problem: Problem, variant: Variant) -> tuple[float, ...]:
     """How much of each part a product has, see above."""
-    rows, depth = _roles(problem)
+    rows, depth = _size(problem)
     block = op_block(problem.op, problem.block, problem.layout)
     columns = problem.extent * problem.batch
     share_stored = density(rows, depth, problem.nnz, block)
@@ -231,7 +230,7 @@ def _picked_steps(
 def _saves_steps(problem: Problem, variant: Variant) -> bool:
     """Whether picking leaves out a tenth of the steps at least. With 0.91 of them, at density 0.25,
     products took 1.0 to 1.03 times as long."""
-    block, size = op_block(problem.op, problem.block, problem.layout), _roles(problem)
+    block, size = op_block(problem.op, problem.block, problem.layout), _size(problem)
     panel, _, slab = variant.ints("t")
     across = slab // block[1]
     few = _picked_steps(problem, block, size, panel, across).mean
