@@ -86,7 +86,7 @@ struct SpmmTile {
   }
 };
 
-// The tiles of a CTA as those who multiply take them. What is needed of a tile is read while the one before it is computed.
+// The tiles of a CTA, one after another. What is needed of a tile is read while the one before it is computed.
 template <typename Stages>
 struct SpmmTiles {
   const typename Stages::Params& params;
@@ -116,43 +116,32 @@ struct SpmmTiles {
 // The steps of a CTA's tiles one after another, of which a producer warp takes every kStride-th.
 template <typename Stages>
 struct SpmmWalk {
-  const typename Stages::Params& params;
-  const SpmmSteps<Stages> index;
-  int round;                    // of `next`
-  SpmmTile<Stages> next;        // the tile after that which is walked
-  int4 next_panel;
-  int at, end, first_n, batch;  // the warp's next step of its tile, and where the tile ends
-  int number;                   // of that step among all of the CTA's
-  int4 words;                   // of that step
+  SpmmTiles<Stages> tiles;
+  int at, end;  // the warp's next step of its tile, and where the tile ends
+  int number;   // of that step among all of the CTA's
+  int4 words;   // of that step
 
   __device__ __forceinline__ SpmmWalk(const typename Stages::Params& params, int first)
-      : params(params), index(params.args), round(0), next(params, 0), at(first), end(0), number(first) {
-    // The kernel's first copies wait for one read from memory, since these two do not wait for each other.
+      : tiles(params), at(first), end(0), number(first) {
+    // The kernel's first copies wait for one read from memory, since this and the panel's do not wait for each other.
     static_assert(Stages::kStride <= SpmmSteps<Stages>::kFirstSteps, "each warp's first step stands beside the panel");
-    words = index.first_step(next.rank, first);
-    ask();
+    words = tiles.index.first_step(tiles.next.rank, first);
     enter();
     if (at >= end) find();
   }
 
-  // Asks for the steps of the next tile, which arrive while this one is walked.
-  __device__ __forceinline__ void ask() {
-    if (next.valid) next_panel = index.panel(next.rank);
-  }
-
-  __device__ __forceinline__ void enter() {
-    at = next_panel.y + (at - end);
-    end = next_panel.z;
-    first_n = next.column * Stages::kTileN;
-    batch = next.batch;
-    next = SpmmTile<Stages>(params, ++round);
-    ask();
+  // Goes on to the next tile, if there is one.
+  __device__ __forceinline__ bool enter() {
+    if (!tiles.take()) return false;
+    at = tiles.panel.y + (at - end);
+    end = tiles.panel.z;
+    return true;
   }
 
   // Goes on to the tile that has the warp's next step, and asks for that.
   __device__ __forceinline__ void find() {
-    while (at >= end && next.valid) enter();
-    if (at < end) words = __ldg(index.steps + at);
+    while (at >= end && enter()) {}
+    if (at < end) words = __ldg(tiles.index.steps + at);
   }
 
   struct Step {
@@ -163,7 +152,7 @@ struct SpmmWalk {
 
   // The warp's next step; the words of the one after it are on their way.
   __device__ __forceinline__ Step take() {
-    const Step step = {words, number, first_n, batch, at < end};
+    const Step step = {words, number, tiles.tile.column * Stages::kTileN, tiles.tile.batch, at < end};
     at += Stages::kStride;
     number += Stages::kStride;
     if (step.valid) find();
@@ -175,14 +164,14 @@ struct SpmmWalk {
     const unsigned mask = step.words.y;
     if (!step.valid || !(mask >> lane & 1)) return -1;
     const int before = __popc(mask & ((1u << lane) - 1));
-    return before == 0 ? step.words.w : __ldg(index.positions + step.words.z + before);
+    return before == 0 ? step.words.w : __ldg(tiles.index.positions + step.words.z + before);
   }
 
   // Where the piece of the dense operand that a lane copies begins along k; negative if it copies none.
   __device__ __forceinline__ int first_k(const Step& step, int lane) const {
     if constexpr (!Stages::kPicked) return lane == 0 ? step.words.x * Stages::kStepK : -1;
     if (!step.valid || lane >= Stages::kPieces) return -1;
-    return __ldg(index.picked + step.words.x * Stages::kPieces + lane) * Stages::kPieceK;
+    return __ldg(tiles.index.picked + step.words.x * Stages::kPieces + lane) * Stages::kPieceK;
   }
 };
 

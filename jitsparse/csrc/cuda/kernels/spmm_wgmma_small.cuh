@@ -32,7 +32,6 @@ struct SpmmWgmmaSmall {
   using Output = SpmmOutput<Stages, OUT_TRANSPOSED, /*ACCUMULATOR_ROWS=*/OUT_TRANSPOSED>;
   using Out = typename Output::Out;
   using Params = typename Output::Params;
-  using Storage = typename Stages::Storage;
   using Steps = SpmmSteps<Stages>;
   using Tile = SpmmTile<Stages>;
   static constexpr int kThreads = Stages::kThreads, kBarriersAt = Output::kBarriersAt, kSharedBytes = Output::kSharedBytes;
@@ -167,7 +166,6 @@ struct SpmmWgmmaSmall {
     }
   }
 
-  static int64 k(const SpmmArgs& args) { return Stages::k(args); }
   static int64 grid(const SpmmArgs& args) { return Stages::grid(args); }
   static cudaError_t prepare(const SpmmArgs& args, Params& params) { return Output::prepare(args, params); }
 };

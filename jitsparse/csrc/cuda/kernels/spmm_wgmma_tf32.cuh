@@ -24,7 +24,6 @@ namespace jitsparse {
 
 template <int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool VALUES_TURNED, bool DENSE_K_CONTIGUOUS, bool OUT_TRANSPOSED, int TILE_N>
 struct SpmmWgmmaTf32 {
-  using Storage = float;
   static constexpr int kSlab = 32;
   using Stages = SpmmStages<Tf32, BLOCK_ROWS, BLOCK_COLS, FLIPPED, DENSE_K_CONTIGUOUS, /*PANEL=*/128, TILE_N, kSlab, /*PICKED=*/false,
                             VALUES_TURNED>;
@@ -153,7 +152,6 @@ struct SpmmWgmmaTf32 {
     return static_cast<float*>(args.out) + batch * args.out_batch_stride;
   }
 
-  static int64 k(const SpmmArgs& args) { return Stages::k(args); }
   static int64 grid(const SpmmArgs& args) { return Stages::grid(args); }
   static cudaError_t prepare(const SpmmArgs& args, Params& params) { return Stages::prepare(args, params); }
 };

@@ -97,19 +97,29 @@ int turn_right(SddArgs& args) {
 }
 template <typename Kernel>
 int turn_dense(SpmmArgs& args) {
-  return turn_operand<typename Kernel::Storage>(args, args.dense, args.dense_ld, args.dense_batch_stride, Kernel::k(args), args.n,
+  using Stages = typename Kernel::Stages;
+  return turn_operand<typename Stages::Storage>(args, args.dense, args.dense_ld, args.dense_batch_stride, Stages::k(args), args.n,
                                                 args.batch);
 }
 template <typename Kernel>
 int turn_dense_across(SpmmArgs& args) {
-  return turn_operand<typename Kernel::Storage>(args, args.dense, args.dense_ld, args.dense_batch_stride, args.n, Kernel::k(args),
+  using Stages = typename Kernel::Stages;
+  return turn_operand<typename Stages::Storage>(args, args.dense, args.dense_ld, args.dense_batch_stride, args.n, Stages::k(args),
                                                 args.batch);
 }
 // Each stored block, which follow on one another, and still do.
 template <typename Kernel>
 int turn_values(SpmmArgs& args) {
   int64 ld = Kernel::kBlockCols, stride = int64(Kernel::kBlockRows) * Kernel::kBlockCols;
-  return turn_operand<typename Kernel::Storage>(args, args.values, ld, stride, Kernel::kBlockRows, Kernel::kBlockCols, args.nnz);
+  return turn_operand<typename Kernel::Stages::Storage>(args, args.values, ld, stride, Kernel::kBlockRows, Kernel::kBlockCols, args.nnz);
+}
+
+// The whole of a launcher: `turn` is one of those above, and changes the arguments that `launch` is given.
+template <typename Args>
+int launch_turned(const void* words, int (*turn)(Args&), int (*launch)(const Args&)) {
+  Args args = *static_cast<const Args*>(words);
+  if (int code = turn(args)) return code;
+  return launch(args);
 }
 
 }  // namespace jitsparse
