@@ -17,7 +17,7 @@ from jitsparse.panels import PAIRED, PANEL, SMS, TALL_PANEL
 __all__ = ["build_index"]
 
 _FIXED_COLUMNS = 400
-_FEW_ROUNDS = 4
+_FEW_ROUNDS = 6
 """Tuned for Hopper: what an sdd's tile costs beside its columns, in columns, and how many tiles a
 CTA has where they are few."""
 

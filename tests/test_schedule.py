@@ -143,7 +143,7 @@ def check_order(tiles: list[list[int]], group: int) -> None:
         parts.setdefault(panel, []).append(first)
     order = [
         (
-            first - end if 132 < len(tiles) < 4 * 132 else 0,
+            first - end if 132 < len(tiles) < 6 * 132 else 0,
             panel // group,
             parts[panel].index(first),
             panel % group,

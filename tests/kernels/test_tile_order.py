@@ -20,31 +20,20 @@ NEIGHBOURS = 16
 SOURCE = """
 #define __device__
 #define __forceinline__ inline
-struct int4 { int x, y, z, w; };
 struct Dim { unsigned x; };
 static Dim gridDim, blockIdx;
-template <typename T> T __ldg(const T* from) { return *from; }
-inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 
-#include "cuda/kernels/spmm_walk.cuh"
+#include "cuda/kernels/spmm_order.cuh"
 
-struct Stages {
-  struct Args { int64 panels, columns, batch; };
-  struct Params { Args args; unsigned group; };
-  static constexpr int kNeighbours = 16;
-  static int64 panels(const Args& args) { return args.panels; }
-  static int64 column_tiles(const Args& args) { return args.columns; }
-  static int64 tiles(const Args& args) { return args.panels * args.columns * args.batch; }
-};
-
-extern "C" void deal(int panels, int columns, int batch, int group, int grid, int* times, int* ctas,
-                     int* rounds) {
-  const Stages::Params params = {{panels, columns, batch}, unsigned(group)};
+extern "C" void deal(int panels, int columns, int batch, int group, bool beside, int grid,
+                     int* times, int* ctas, int* rounds) {
+  const auto order =
+      jitsparse::SpmmOrder::of(panels, columns, batch, unsigned(group), beside);
   gridDim.x = grid;
   for (int cta = 0; cta < grid; ++cta) {
     blockIdx.x = cta;
     for (int round = 0;; ++round) {
-      const jitsparse::SpmmTile<Stages> tile(params, round);
+      const jitsparse::SpmmTile tile(order, round);
       if (!tile.valid) break;
       const int at = (tile.batch * columns + tile.column) * panels + tile.rank;
       ++times[at];
@@ -69,11 +58,11 @@ def deal(tmp_path_factory: pytest.TempPathFactory) -> Deal:
     function = ctypes.CDLL(str(library)).deal
 
     def dealt(
-        panels: int, columns: int, batch: int, group: int, grid: int
+        panels: int, columns: int, batch: int, group: int, beside: bool, grid: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         found = torch.zeros(3, batch, columns, panels, dtype=torch.int32)
         pointers = (ctypes.c_void_p(each.data_ptr()) for each in found)
-        function(panels, columns, batch, group, grid, *pointers)
+        function(panels, columns, batch, group, beside, grid, *pointers)
         times, ctas, rounds = found
         return times, ctas, rounds
 
@@ -85,34 +74,56 @@ def deal(tmp_path_factory: pytest.TempPathFactory) -> Deal:
     columns=st.integers(1, 70),
     batch=st.integers(1, 3),
     group=st.sampled_from([8, 16, 32]),
+    beside=st.booleans(),
     grid=st.one_of(st.integers(1, 132), st.sampled_from([16, 48, 128])),
 )
-@example(panels=64, columns=32, batch=1, group=32, grid=128)
-@example(panels=79, columns=70, batch=3, group=32, grid=128)
+@example(panels=64, columns=32, batch=1, group=32, beside=True, grid=128)
+@example(panels=79, columns=70, batch=3, group=32, beside=True, grid=128)
+@example(panels=86, columns=9, batch=1, group=32, beside=False, grid=128)
 def test_every_tile_is_computed_once(
-    deal: Deal, panels: int, columns: int, batch: int, group: int, grid: int
+    deal: Deal, panels: int, columns: int, batch: int, group: int, beside: bool, grid: int
 ) -> None:
-    times, _, _ = deal(panels, columns, batch, group, min(grid, panels * columns * batch))
+    grid = min(grid, panels * columns * batch)
+    times, _, _ = deal(panels, columns, batch, group, beside, grid)
     assert bool((times == 1).all())
 
 
 @pytest.mark.parametrize("columns", [8, 32, 43])
 @pytest.mark.parametrize("group", [16, 32])
 def test_neighbours_have_sixteen_panels_of_one_column(deal: Deal, group: int, columns: int) -> None:
-    _, ctas, rounds = deal(64, columns, 1, group, 128)
+    _, ctas, rounds = deal(64, columns, 1, group, False, 128)
     for each in (ctas // NEIGHBOURS, rounds):
         sets = each.view(columns, 64 // NEIGHBOURS, NEIGHBOURS)
         assert bool((sets == sets[:, :, :1]).all())
 
 
+def test_panels_of_two_columns_may_be_side_by_side(deal: Deal) -> None:
+    _, ctas, rounds = deal(64, 32, 1, 32, True, 128)
+    for each in (ctas // 2, rounds):
+        pairs = each.view(16, 2, 64)
+        assert bool((pairs == pairs[:, :1]).all())
+
+
+@pytest.mark.parametrize("columns", [8, 32])
+def test_tiles_of_a_panel_are_on_different_gpcs(deal: Deal, columns: int) -> None:
+    """Those that run at the same time, eight of them with groups of sixteen panels: CTAs are dealt
+    out in pairs, one GPC of eight after the other."""
+    _, ctas, rounds = deal(64, columns, 1, 16, False, 128)
+    for panel in range(64):
+        gpc, when = ctas[0, :, panel] // 2 % 8, rounds[0, :, panel]
+        for each in when.unique():
+            assert gpc[when == each].unique().numel() == int((when == each).sum())
+
+
 @pytest.mark.parametrize("group", [16, 32])
+@pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize(("power", "most"), [(0.0, 1.0), (0.25, 1.03), (0.5, 1.1), (1.0, 1.4)])
 def test_all_ctas_have_about_as_much_to_do(
-    deal: Deal, power: float, most: float, group: int
+    deal: Deal, power: float, most: float, beside: bool, group: int
 ) -> None:
     """64 panels, the r-th longest in proportion to r^-power, and 32 columns of tiles: the busiest
     CTA over the mean. Were panels not to change places it would be 1.07 to 3.6."""
-    _, ctas, _ = deal(64, 32, 1, group, 128)
+    _, ctas, _ = deal(64, 32, 1, group, beside, 128)
     length = torch.arange(1, 65).double() ** -power
     loads = torch.zeros(128).double()
     loads.scatter_add_(0, ctas.flatten().long(), length.expand(32, 64).flatten())

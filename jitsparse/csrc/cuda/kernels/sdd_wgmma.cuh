@@ -69,13 +69,29 @@ struct SddWgmma {
   static constexpr int kSharedBytes = kBarriersAt + kMostStages * 16 + 1024;  // to begin at a multiple of 1024
   static_assert(kSharedBytes <= 232448, "fits an SM");
 
+  // The pattern as the kernel walks it. Where its lists begin takes some hundred instructions, so the host says it.
+  struct Lists {
+    const int4* tiles;     // (tiles, columns of the widest, 0, 0), then of each (panel, first step, end, 0)
+    const int4* steps;     // (block column, mask of the panel's rows, first position, position of the first block)
+    const int* positions;  // where a step's blocks lie in the output
+
+    static Lists of(const SddArgs& args) {
+      const Index index(args.index, args.rows, args.cols, args.nnz);
+      return {reinterpret_cast<const int4*>(list_of(index)),
+              reinterpret_cast<const int4*>(GATHER_ROWS ? index.col_gather_steps() : index.row_gather_steps()),
+              GATHER_ROWS ? index.col_gather_blocks() : index.row_gather_blocks()};
+    }
+  };
+
   struct Params {
     SddArgs args;
     CUtensorMap panel, gathered, out;
+    Lists lists;
+    int slabs_of_batch;  // of a sum
   };
 
   // The list of tiles. Where sums may be divided they need not be narrow for every CTA to have one.
-  static JITSPARSE_HD const int32* list_of(const Index& index) {
+  static const int32* list_of(const Index& index) {
     if (SPLIT) return GATHER_ROWS ? index.col_wide_tiles() : index.row_wide_tiles();
     return GATHER_ROWS ? index.col_gather_tiles() : index.row_gather_tiles();
   }
@@ -92,41 +108,35 @@ struct SddWgmma {
   }
 
   struct Tiles {
-    const int4* tiles;  // (panel, first step, end, 0)
-    const int4* steps;  // (block column, mask of the panel's rows, first position, position of the first block)
-    const int* positions;
+    const Lists& lists;
     int4 first;  // of the CTA, if it has any
     int count;
     int stages, stage_bytes;  // of the ring
     int slabs_of_batch, slabs;  // of a sum
     int parts;                  // that it is divided into
 
-    __device__ __forceinline__ explicit Tiles(const SddArgs& args) {
-      const Index index(args.index, args.rows, args.cols, args.nnz);
-      const int4* list = reinterpret_cast<const int4*>(list_of(index));
-      const int4 head = __ldg(list);
+    __device__ __forceinline__ explicit Tiles(const Params& params) : lists(params.lists), slabs_of_batch(params.slabs_of_batch) {
+      const int4 head = __ldg(lists.tiles);
       // The list has room for a tile a CTA, so this does not have to wait until it is known how many there are.
-      if (!SPLIT) first = __ldg(list + 1 + blockIdx.x);
+      if (!SPLIT) first = __ldg(lists.tiles + 1 + blockIdx.x);
       count = head.x;
       stage_bytes = kPanelBytes + room(head.y) * kColumnBytes;
-      stages = kRingBytes / stage_bytes < kMostStages ? kRingBytes / stage_bytes : kMostStages;
-      tiles = list + 1;
-      steps = reinterpret_cast<const int4*>(GATHER_ROWS ? index.col_gather_steps() : index.row_gather_steps());
-      positions = GATHER_ROWS ? index.col_gather_blocks() : index.row_gather_blocks();
-      slabs_of_batch = int(div_up(args.k, kSlab));
-      slabs = slabs_of_batch * int(args.batch);
-      parts = SPLIT ? parts_of_sums(count, gridDim.x, int(args.parts)) : 1;
+      stages = 0;
+#pragma unroll
+      for (int n = 1; n <= kMostStages; ++n) stages += n * stage_bytes <= kRingBytes;
+      slabs = slabs_of_batch * int(params.args.batch);
+      parts = SPLIT ? parts_of_sums(count, gridDim.x, int(params.args.parts)) : 1;
       if (SPLIT) first = tile(blockIdx.x);
     }
 
     // Of what is past the last one, nothing.
     __device__ __forceinline__ int4 tile(int item) const {
-      return item < count * parts ? __ldg(tiles + item / parts) : make_int4(0, 0, 0, 0);
+      return item < count * parts ? __ldg(lists.tiles + 1 + item / parts) : make_int4(0, 0, 0, 0);
     }
 
     // Its n-th block column.
     __device__ __forceinline__ int column(const int4& tile, int n) const {
-      return tile.y + n < tile.z ? __ldg(&steps[tile.y + n].x) : 0;
+      return tile.y + n < tile.z ? __ldg(&lists.steps[tile.y + n].x) : 0;
     }
 
     // The slabs of a part: the first, and the end.
@@ -147,7 +157,7 @@ struct SddWgmma {
     }
     __syncthreads();
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-    const Tiles tiles(params.args);
+    const Tiles tiles(params);
     if (warp >= kConsumers * 4) {
       ptx::give_registers_back<40>();
       produce(params, tiles, base, barriers, warp - kConsumers * 4, lane);
@@ -224,8 +234,8 @@ struct SddWgmma {
       int position = -1;
       int4 column = make_int4(0, 0, 0, 0);
       if (lane < columns) {
-        column = __ldg(tiles.steps + begin + lane);
-        if (column.y >> down & 1) position = __ldg(tiles.positions + column.z + __popc(column.y & ((1 << down) - 1)));
+        column = __ldg(tiles.lists.steps + begin + lane);
+        if (column.y >> down & 1) position = __ldg(tiles.lists.positions + column.z + __popc(column.y & ((1 << down) - 1)));
       }
       Accumulators c = {};
       if (columns * kBlockG > kHalf) {
@@ -327,6 +337,8 @@ struct SddWgmma {
 
   static cudaError_t prepare(const SddArgs& args, Params& params) {
     params.args = args;
+    params.lists = Lists::of(args);
+    params.slabs_of_batch = int(div_up(args.k, kSlab));
     const MatrixShape left = LEFT_K_CONTIGUOUS ? MatrixShape{args.k, args.rows, args.batch, args.left_ld, args.left_batch_stride}
                                                : MatrixShape{args.rows, args.k, args.batch, args.left_ld, args.left_batch_stride};
     const MatrixShape right =

@@ -48,7 +48,7 @@ struct SpmmStages {
   static constexpr int kPieces = PICKED ? kAcross : 1;  // of the slab, each copied by itself
 
   static constexpr int kConsumers = PANEL / 64;  // warpgroups
-  static constexpr int kNeighbours = 16;         // CTAs that compute panels of a group side by side
+  static constexpr int kNeighbours = SpmmOrder::kNeighbours;
   static constexpr int kManyRounds = 8;
   // Producer warps take turns: a stage is always filled by the same warp. That hides what a turn waits for, and no warp can be
   // two rounds of the ring ahead of another. A warp has its part of every kStride-th step.
@@ -78,7 +78,8 @@ struct SpmmStages {
   struct Params {
     SpmmArgs args;
     CUtensorMap dense, values;
-    unsigned group;  // panels, see SpmmTile
+    SpmmSteps<SpmmStages> index;
+    SpmmOrder order;
   };
 
   static JITSPARSE_HD int64 m(const SpmmArgs& args) { return FLIPPED ? args.cols : args.rows; }
@@ -126,7 +127,6 @@ struct SpmmStages {
     int position = walk.position(step, lane), first_k = walk.first_k(step, lane);
     __syncthreads();  // The barriers are there. The index was read meanwhile: 36.8 -> 35.8 us (4096, blocks of 64, density 0.1).
     while (step.valid) {
-      const auto next = walk.take();
       const unsigned mask = step.words.y;
       const int turn = step.number * kParts + part, at = turn % kStages;
       const unsigned stage = base + at * kStageBytes, copies = barriers.copies(at);
@@ -139,7 +139,8 @@ struct SpmmStages {
                                                                            step.first_n, first_k + part * SLAB, step.batch, policy);
       }
       if (position >= 0) load_block(params, stage + kDenseBytes + lane * kSlotBytes, copies, position, part);
-      step = next;
+      // Not before the copies: where a tile ends, this takes its time.
+      step = walk.take();
       position = walk.position(step, lane);
       first_k = walk.first_k(step, lane);
     }
@@ -167,25 +168,24 @@ struct SpmmStages {
     return (many_rounds && few_left_out) || div_up(count, sets) == div_up(count, sms) ? sets : sms;
   }
 
-  // Panels of a group, see SpmmTile: a set of neighbours has one column tile, unless something else than L2's answers counts.
-  static unsigned group(const SpmmArgs& args) {
+  // Panels of a group, see SpmmOrder. Two sets have one column of high blocks, so that less of the dense operand has to come from DRAM
+  // at the same time: 1.03 to 1.1 times as fast at density 0.1, 0.99 to 1.03 at 0.25 and 0.5. Low blocks have more steps and lose up
+  // to a tenth. Narrow tiles load more of their blocks than of the dense operand: two columns side by side share them, which is up
+  // to 1.09 times as fast.
+  static constexpr unsigned kGroup = kBlockM < 64 || kTall ? kNeighbours : kTileN == 256 ? 2 * kNeighbours : kNeighbours / 2;
+
+  // Whether the two CTAs of a TPC share a panel's blocks and not a slab, which more densely stored panels have to themselves less.
+  // (High blocks at density 0.25 and 0.5: 1.00 to 1.04 times as fast; at 0.1 0.98 to 1.01; low ones 0.87 to 0.98.)
+  static bool beside(const SpmmArgs& args) {
     const int64 stored = args.nnz * BLOCK_ROWS * BLOCK_COLS;
-    // Narrow tiles load more of their blocks than of the dense operand: two columns side by side share them. (Blocks of 128,
-    // density 0.5, tiles of 64 columns: 1.08 times as fast.)
-    const int64 values_of_32_panels = stored * kItemBytes / panels(args) * 32;
-    if (kTileN < 256 && kBlockM >= 64 && values_of_32_panels > (6 << 20)) return kNeighbours / 2;
-    // Panels that need few slabs are done with the dense operand so soon that DRAM cannot follow, if L2 does not hold all of it:
-    // two sets read it half as often. (8192, density 0.1: blocks of 128 gain 5 %, those of 64, whose panels need twice as many
-    // slabs, lose as much.)
-    const int64 dense_bytes = args.n * k(args) * args.batch * kItemBytes;
-    const bool few_slabs = stored * kDown * 7 < m(args) * k(args);
-    return few_slabs && dense_bytes > (32 << 20) ? 2 * kNeighbours : kNeighbours;
+    return kGroup == 2 * kNeighbours && stored * 7 > m(args) * k(args);
   }
 
   static cudaError_t prepare(const SpmmArgs& args, Params& params) {
     params.args = args;
     if (tiles(args) > 0x7fffffff) return cudaErrorInvalidConfiguration;
-    params.group = group(args);
+    params.index = SpmmSteps<SpmmStages>::of(args);
+    params.order = SpmmOrder::of(panels(args), column_tiles(args), args.batch, kGroup, beside(args));
     const MatrixShape values = {kLyingCols, args.nnz * kLyingRows, 1, kLyingCols, 0};
     if (auto error = encode_map<Storage>(&params.values, args.values, values, {kSlotSpan, kSlotRows})) return error;
     const int64 inner = DENSE_K_CONTIGUOUS ? k(args) : args.n, outer = DENSE_K_CONTIGUOUS ? args.n : k(args);

@@ -4,22 +4,22 @@
 #pragma once
 
 #include "../../abi.h"
-#include "../tile/order.cuh"
+#include "spmm_order.cuh"
 
 namespace jitsparse {
 
-// The pattern as the kernel walks it.
+// The pattern as the kernel walks it. Where its lists begin takes some hundred instructions, so the host says it.
 template <typename Stages>
 struct SpmmSteps {
   static constexpr int kFirstSteps = 4;
-  const int4* panels;           // (first rows, first step, end, second rows), the longest first; after each its first steps once more
-  const int4* steps;            // (slab or block column, mask of the blocks, first in positions, position of the first block)
-  const int* positions;         // where a step's blocks lie in values
-  const int* picked = nullptr;  // the block columns of a step, if they are picked
+  const int4* panels;    // (first rows, first step, end, second rows), the longest first; after each its first steps once more
+  const int4* steps;     // (slab or block column, mask of the blocks, first in positions, position of the first block)
+  const int* positions;  // where a step's blocks lie in values
+  const int* picked;     // the block columns of a step, if they are picked
 
-  __device__ __forceinline__ explicit SpmmSteps(const SpmmArgs& args) {
+  static SpmmSteps of(const SpmmArgs& args) {
     const typename Stages::Index index(args.index, args.rows, args.cols, args.nnz);
-    const int *panels, *steps;
+    const int *panels, *steps, *positions, *picked = nullptr;
     if constexpr (Stages::kPicked) {
       panels = Stages::kFlipped ? index.col_picked_panels() : index.row_picked_panels();
       steps = Stages::kFlipped ? index.col_picked_steps() : index.row_picked_steps();
@@ -38,8 +38,7 @@ struct SpmmSteps {
       steps = Stages::kFlipped ? index.col_steps() : index.row_steps();
       positions = Stages::kFlipped ? index.col_panel_blocks() : index.row_panel_blocks();
     }
-    this->panels = reinterpret_cast<const int4*>(panels);
-    this->steps = reinterpret_cast<const int4*>(steps);
+    return {reinterpret_cast<const int4*>(panels), reinterpret_cast<const int4*>(steps), positions, picked};
   }
 
   __device__ __forceinline__ int4 panel(int rank) const { return __ldg(panels + rank * (1 + kFirstSteps)); }
@@ -52,51 +51,17 @@ struct SpmmSteps {
   }
 };
 
-// The tile that a CTA computes in its n-th round. Tiles are listed in groups of panels, the longest panels first, and in a
-// group column after column, so that those computed at the same time want the same operands.
-template <typename Stages>
-struct SpmmTile {
-  int rank;  // of its panel in SpmmSteps::panels
-  int column, batch;
-  bool valid;
-
-  __device__ __forceinline__ SpmmTile(const typename Stages::Params& params, int round) {
-    const int64 number = tile_of_round(round);
-    valid = number < Stages::tiles(params.args);
-    const TileCoordinates tile = grouped_order(unsigned(number), unsigned(Stages::panels(params.args)),
-                                               unsigned(Stages::column_tiles(params.args)), params.group);
-    rank = int(moved(unsigned(tile.row), unsigned(number), params));
-    column = int(tile.column);
-    batch = int(tile.batch);
-  }
-
-  // A grid of whole sets of neighbours meets the same places of its sets in every round, so panels of the same length. Therefore
-  // panels change places after 256 tiles, two rounds of 128 CTAs dealt out to and fro, which pair the first of a group with its
-  // last: the first pair then goes where the last one was, and so on, next the same in each half, and in each quarter. All tiles of
-  // a column in a group, which are a set's, move together. (The busiest CTA over the mean, 8192, blocks of 128, density 0.1, random
-  // and power-law rows: 1.02 and 1.22; unmoved 1.12 and 2.45.)
-  static __device__ __forceinline__ unsigned moved(unsigned row, unsigned number, const typename Stages::Params& params) {
-    constexpr unsigned kSet = Stages::kNeighbours;
-    const bool full = (row | (kSet - 1)) < unsigned(Stages::panels(params.args));
-    if (gridDim.x % kSet != 0 || params.group % kSet != 0 || !full) return row;
-    const unsigned turn = (number - row % kSet) / 256, pairs = params.group / 2 - 1;
-#pragma unroll
-    for (int bit = 0; bit < 3; ++bit) row ^= turn >> bit & 1 ? pairs >> bit : 0;
-    return row;
-  }
-};
-
 // The tiles of a CTA, one after another. What is needed of a tile is read while the one before it is computed.
 template <typename Stages>
 struct SpmmTiles {
-  const typename Stages::Params& params;
-  const SpmmSteps<Stages> index;
-  int round = 0;               // of `next`
-  SpmmTile<Stages> next, tile;  // and the one that is computed
+  const SpmmOrder& order;
+  const SpmmSteps<Stages>& index;
+  int round = 0;        // of `next`
+  SpmmTile next, tile;  // and the one that is computed
   int4 next_panel = {}, panel = {};
 
   __device__ __forceinline__ explicit SpmmTiles(const typename Stages::Params& params)
-      : params(params), index(params.args), next(params, 0), tile(next) {
+      : order(params.order), index(params.index), next(order, 0), tile(next) {
     if (next.valid) next_panel = index.panel(next.rank);
   }
 
@@ -105,7 +70,7 @@ struct SpmmTiles {
     if (!next.valid) return false;
     tile = next;
     panel = next_panel;
-    next = SpmmTile<Stages>(params, ++round);
+    next = SpmmTile(order, ++round);
     if (next.valid) next_panel = index.panel(next.rank);
     return true;
   }

@@ -25,7 +25,6 @@ struct SpmmWgmma {
   using Out = typename Output::Out;
   using Params = typename Output::Params;
   using Steps = SpmmSteps<Stages>;
-  using Tile = SpmmTile<Stages>;
   static constexpr int kThreads = Stages::kThreads, kBarriersAt = Output::kBarriersAt, kSharedBytes = Output::kSharedBytes;
   static constexpr int kConsumers = Stages::kConsumers;
   static constexpr int kPanel = PANEL, kTileN = TILE_N, kParts = Stages::kParts, kAcross = Stages::kAcross;
@@ -158,7 +157,7 @@ struct SpmmWgmma {
     pack_part<Element>(part, packed);
   }
 
-  static __device__ __forceinline__ void store(const Params& params, Accumulators& c, float2 bias, int first_m, const Tile& tile,
+  static __device__ __forceinline__ void store(const Params& params, Accumulators& c, float2 bias, int first_m, const SpmmTile& tile,
                                                Out& outbox) {
 #pragma unroll
     for (int i = 0; i < kOutParts; ++i) {
@@ -170,7 +169,7 @@ struct SpmmWgmma {
     }
   }
 
-  static __device__ __forceinline__ void finish(const Params& params, Accumulators& c, float2 bias, int first_m, const Tile& tile,
+  static __device__ __forceinline__ void finish(const Params& params, Accumulators& c, float2 bias, int first_m, const SpmmTile& tile,
                                                 Finished& finished) {
 #pragma unroll
     for (int i = 0; i < kOutParts; ++i) finish_part(params.args, c[i], bias, finished.packed[i]);

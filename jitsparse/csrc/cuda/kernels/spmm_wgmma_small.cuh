@@ -33,7 +33,6 @@ struct SpmmWgmmaSmall {
   using Out = typename Output::Out;
   using Params = typename Output::Params;
   using Steps = SpmmSteps<Stages>;
-  using Tile = SpmmTile<Stages>;
   static constexpr int kThreads = Stages::kThreads, kBarriersAt = Output::kBarriersAt, kSharedBytes = Output::kSharedBytes;
   static constexpr int kAcross = Stages::kAcross, kSlotK = Stages::kSlotK, kBlockM = Stages::kBlockM;
   static_assert(PANEL == 128 && (kBlockM == 16 || kBlockM == 32), "the panels and blocks that this is for");
@@ -146,7 +145,7 @@ struct SpmmWgmmaSmall {
   }
 
   // Bias, activation, rounding, and out.
-  static __device__ __forceinline__ void store(const Params& params, Accumulators& c, const int4& panel, const Tile& tile,
+  static __device__ __forceinline__ void store(const Params& params, Accumulators& c, const int4& panel, const SpmmTile& tile,
                                                int first_tile, int first_half, Out& outbox) {
     const int64 m = Stages::m(params.args);
     const int lane = outbox.thread % 32;

@@ -1,0 +1,25 @@
+// Division by a number that the host knows before the kernel starts: a multiplication and a shift, where the compiler makes some twenty
+// instructions of a division, each waiting for the one before.
+#pragma once
+
+#include "../../abi.h"
+
+namespace jitsparse {
+
+// Of numerators below 2^31 (Granlund and Montgomery, "Division by Invariant Integers using Multiplication", 1994).
+struct Divisor {
+  unsigned value;  // 1 to 2^31
+  unsigned factor, shift;
+
+  static Divisor of(unsigned value) {
+    unsigned shift = 0;
+    while ((1ull << shift) < value) ++shift;
+    return {value, unsigned(((1ull << (31 + shift)) + value - 1) / value), shift};
+  }
+
+  JITSPARSE_HD unsigned quotient(unsigned numerator) const {
+    return unsigned(uint64(numerator * 2) * factor >> 32) >> shift;
+  }
+};
+
+}  // namespace jitsparse
