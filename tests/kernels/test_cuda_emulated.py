@@ -234,19 +234,19 @@ def extents(dtype: torch.dtype) -> tuple[tuple[int, int], int]:
 
 
 @pytest.mark.parametrize(
-    ("block", "panels", "beside"),
+    ("block", "panels", "two_columns"),
     [(32, 16, False), (64, 8, False), (64, 16, True), (64, 32, False), (64, 32, True)],
 )
 def test_rounds_of_whole_sets_of_neighbours(
-    block: int, panels: int, beside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    block: int, panels: int, two_columns: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where panels of a group change places after 256 tiles, of 306 for 48 CTAs."""
     sources = emulated_sources(tmp_path)
     path = sources / "csrc" / "cuda" / "kernels" / "spmm_stages.cuh"
     text = path.read_text()
-    assert text.count("kGroup, beside(args)") == 1
-    order = f"{panels}, {str(beside).lower()}"
-    path.write_text(text.replace("kGroup, beside(args)", order))
+    assert text.count("kGroup, two_columns(args)") == 1
+    order = f"{panels}, {str(two_columns).lower()}"
+    path.write_text(text.replace("kGroup, two_columns(args)", order))
     for name, value in (("ROWS", 2104), ("COLS", 72), ("EXTENT", 152), ("BATCH", 6)):
         monkeypatch.setattr(sys.modules[__name__], name, value)
     monkeypatch.setattr(Kernel.__call__, "__defaults__", (48,))

@@ -25,10 +25,10 @@ static Dim gridDim, blockIdx;
 
 #include "cuda/kernels/spmm_order.cuh"
 
-extern "C" void deal(int panels, int columns, int batch, int group, bool beside, int grid,
+extern "C" void deal(int panels, int columns, int batch, int group, bool two_columns, int grid,
                      int* times, int* ctas, int* rounds) {
   const auto order =
-      jitsparse::SpmmOrder::of(panels, columns, batch, unsigned(group), beside);
+      jitsparse::SpmmOrder::of(panels, columns, batch, unsigned(group), two_columns);
   gridDim.x = grid;
   for (int cta = 0; cta < grid; ++cta) {
     blockIdx.x = cta;
@@ -58,11 +58,11 @@ def deal(tmp_path_factory: pytest.TempPathFactory) -> Deal:
     function = ctypes.CDLL(str(library)).deal
 
     def dealt(
-        panels: int, columns: int, batch: int, group: int, beside: bool, grid: int
+        panels: int, columns: int, batch: int, group: int, two_columns: bool, grid: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         found = torch.zeros(3, batch, columns, panels, dtype=torch.int32)
         pointers = (ctypes.c_void_p(each.data_ptr()) for each in found)
-        function(panels, columns, batch, group, beside, grid, *pointers)
+        function(panels, columns, batch, group, two_columns, grid, *pointers)
         times, ctas, rounds = found
         return times, ctas, rounds
 
@@ -74,17 +74,17 @@ def deal(tmp_path_factory: pytest.TempPathFactory) -> Deal:
     columns=st.integers(1, 70),
     batch=st.integers(1, 3),
     group=st.sampled_from([8, 16, 32]),
-    beside=st.booleans(),
+    two_columns=st.booleans(),
     grid=st.one_of(st.integers(1, 132), st.sampled_from([16, 48, 128])),
 )
-@example(panels=64, columns=32, batch=1, group=32, beside=True, grid=128)
-@example(panels=79, columns=70, batch=3, group=32, beside=True, grid=128)
-@example(panels=86, columns=9, batch=1, group=32, beside=False, grid=128)
+@example(panels=64, columns=32, batch=1, group=32, two_columns=True, grid=128)
+@example(panels=79, columns=70, batch=3, group=32, two_columns=True, grid=128)
+@example(panels=86, columns=9, batch=1, group=32, two_columns=False, grid=128)
 def test_every_tile_is_computed_once(
-    deal: Deal, panels: int, columns: int, batch: int, group: int, beside: bool, grid: int
+    deal: Deal, panels: int, columns: int, batch: int, group: int, two_columns: bool, grid: int
 ) -> None:
     grid = min(grid, panels * columns * batch)
-    times, _, _ = deal(panels, columns, batch, group, beside, grid)
+    times, _, _ = deal(panels, columns, batch, group, two_columns, grid)
     assert bool((times == 1).all())
 
 
@@ -97,7 +97,7 @@ def test_neighbours_have_sixteen_panels_of_one_column(deal: Deal, group: int, co
         assert bool((sets == sets[:, :, :1]).all())
 
 
-def test_panels_of_two_columns_may_be_side_by_side(deal: Deal) -> None:
+def test_two_columns_of_a_panel_may_be_side_by_side(deal: Deal) -> None:
     _, ctas, rounds = deal(64, 32, 1, 32, True, 128)
     for each in (ctas // 2, rounds):
         pairs = each.view(16, 2, 64)
@@ -116,14 +116,14 @@ def test_tiles_of_a_panel_are_on_different_gpcs(deal: Deal, columns: int) -> Non
 
 
 @pytest.mark.parametrize("group", [16, 32])
-@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("two_columns", [False, True])
 @pytest.mark.parametrize(("power", "most"), [(0.0, 1.0), (0.25, 1.03), (0.5, 1.1), (1.0, 1.4)])
 def test_all_ctas_have_about_as_much_to_do(
-    deal: Deal, power: float, most: float, beside: bool, group: int
+    deal: Deal, power: float, most: float, two_columns: bool, group: int
 ) -> None:
     """64 panels, the r-th longest in proportion to r^-power, and 32 columns of tiles: the busiest
     CTA over the mean. Were panels not to change places it would be 1.07 to 3.6."""
-    _, ctas, _ = deal(64, 32, 1, group, beside, 128)
+    _, ctas, _ = deal(64, 32, 1, group, two_columns, 128)
     length = torch.arange(1, 65).double() ** -power
     loads = torch.zeros(128).double()
     loads.scatter_add_(0, ctas.flatten().long(), length.expand(32, 64).flatten())

@@ -16,13 +16,13 @@ struct SpmmOrder {
   static constexpr unsigned kNeighbours = 16;  // a set of CTAs that compute panels of one column
   int64 tiles;
   unsigned panels, columns, group;
-  bool beside;                  // the two CTAs of a TPC have the same panel, and two columns
+  bool two_columns;             // the two CTAs of a TPC have one panel and two columns, not two panels and one column
   Divisor plane, group_tiles;   // tiles of a batch entry, and of a group
   Divisor height, last_height;  // panels of a group, and of one that is not whole
 
-  static SpmmOrder of(int64 panels, int64 columns, int64 batch, unsigned group, bool beside) {
+  static SpmmOrder of(int64 panels, int64 columns, int64 batch, unsigned group, bool two_columns) {
     const int64 height = panels < group ? panels : group, rest = panels % height;
-    SpmmOrder order = {panels * columns * batch, unsigned(panels), unsigned(columns), group, beside};
+    SpmmOrder order = {panels * columns * batch, unsigned(panels), unsigned(columns), group, two_columns};
     order.plane = Divisor::of(unsigned(panels * columns));
     order.group_tiles = Divisor::of(unsigned(height * columns));
     order.height = Divisor::of(unsigned(height));
@@ -47,8 +47,8 @@ struct SpmmTile {
     const Divisor height = order.panels - first < order.height.value ? order.last_height : order.height;
     unsigned of_columns = height.quotient(in_group), row = in_group - of_columns * height.value;
     row = moved(first + row, number, order) - first;
-    // Two panels of two columns change places, so that they are side by side the other way.
-    if (order.beside && (row | 1) < height.value && (of_columns | 1) < order.columns) {
+    // Of two panels and two columns, those side by side are the columns then.
+    if (order.two_columns && (row | 1) < height.value && (of_columns | 1) < order.columns) {
       const unsigned other = (row ^ of_columns) & 1;
       row ^= other;
       of_columns ^= other;
@@ -64,8 +64,8 @@ struct SpmmTile {
   // a column in a group, which are a set's, move together. (The busiest CTA over the mean, 8192, blocks of 128, density 0.1, random
   // and power-law rows: 1.02 and 1.22; unmoved 1.12 and 2.45.)
   //
-  // And each set of 128 CTAs has its own order of pairs, so that a panel's tiles of other columns are on other GPCs, where its blocks
-  // are read once for all. (Blocks of 64 and, in dds, of 32: 1.00 to 1.03 times as fast.)
+  // And each of eight sets has its own order of pairs, so that a panel's tiles of other columns are on other GPCs, and its blocks are
+  // read once for all. (Blocks of 64 and, in dds, of 32: 1.00 to 1.03 times as fast.)
   static __device__ __forceinline__ unsigned moved(unsigned row, unsigned number, const SpmmOrder& order) {
     constexpr unsigned kSet = SpmmOrder::kNeighbours;
     const bool full = (row | (kSet - 1)) < order.panels;

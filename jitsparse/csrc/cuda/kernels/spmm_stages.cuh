@@ -174,9 +174,10 @@ struct SpmmStages {
   // to 1.09 times as fast.
   static constexpr unsigned kGroup = kBlockM < 64 || kTall ? kNeighbours : kTileN == 256 ? 2 * kNeighbours : kNeighbours / 2;
 
-  // Whether the two CTAs of a TPC share a panel's blocks and not a slab, which more densely stored panels have to themselves less.
-  // (High blocks at density 0.25 and 0.5: 1.00 to 1.04 times as fast; at 0.1 0.98 to 1.01; low ones 0.87 to 0.98.)
-  static bool beside(const SpmmArgs& args) {
+  // Whether the two CTAs of a TPC have one panel and two columns: then they share its blocks, a third of a stage where half of them
+  // are stored, and no slab. (High blocks at density 0.25 and 0.5: 1.00 to 1.04 times as fast; at 0.1 0.98 to 1.01. Low ones, which
+  // share more of a slab, 0.87 to 0.98.)
+  static bool two_columns(const SpmmArgs& args) {
     const int64 stored = args.nnz * BLOCK_ROWS * BLOCK_COLS;
     return kGroup == 2 * kNeighbours && stored * 7 > m(args) * k(args);
   }
@@ -185,7 +186,7 @@ struct SpmmStages {
     params.args = args;
     if (tiles(args) > 0x7fffffff) return cudaErrorInvalidConfiguration;
     params.index = SpmmSteps<SpmmStages>::of(args);
-    params.order = SpmmOrder::of(panels(args), column_tiles(args), args.batch, kGroup, beside(args));
+    params.order = SpmmOrder::of(panels(args), column_tiles(args), args.batch, kGroup, two_columns(args));
     const MatrixShape values = {kLyingCols, args.nnz * kLyingRows, 1, kLyingCols, 0};
     if (auto error = encode_map<Storage>(&params.values, args.values, values, {kSlotSpan, kSlotRows})) return error;
     const int64 inner = DENSE_K_CONTIGUOUS ? k(args) : args.n, outer = DENSE_K_CONTIGUOUS ? args.n : k(args);
