@@ -25,6 +25,10 @@ static Dim gridDim, blockIdx;
 
 #include "cuda/kernels/spmm_order.cuh"
 
+extern "C" unsigned quotient(unsigned numerator, unsigned value) {
+  return jitsparse::Divisor::of(value).quotient(numerator);
+}
+
 extern "C" void deal(int panels, int columns, int batch, int group, bool two_columns, int grid,
                      int* times, int* ctas, int* rounds) {
   const auto order =
@@ -48,25 +52,42 @@ Deal = Callable[..., tuple[Tensor, Tensor, Tensor]]
 
 
 @pytest.fixture(scope="module")
-def deal(tmp_path_factory: pytest.TempPathFactory) -> Deal:
-    """Of every tile, ``(batch, columns, panels)``: how often it is computed, by whom and when."""
-    source = tmp_path_factory.mktemp("order") / "deal.cpp"
+def order(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    source = tmp_path_factory.mktemp("order") / "order.cpp"
     source.write_text(SOURCE)
     library = source.with_suffix(".so")
     command = ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-I", CSRC, source, "-o", library]
     subprocess.run([*map(str, command)], check=True)
-    function = ctypes.CDLL(str(library)).deal
+    return ctypes.CDLL(str(library))
+
+
+@pytest.fixture(scope="module")
+def deal(order: ctypes.CDLL) -> Deal:
+    """Of every tile, ``(batch, columns, panels)``: how often it is computed, by whom and when."""
 
     def dealt(
         panels: int, columns: int, batch: int, group: int, two_columns: bool, grid: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         found = torch.zeros(3, batch, columns, panels, dtype=torch.int32)
         pointers = (ctypes.c_void_p(each.data_ptr()) for each in found)
-        function(panels, columns, batch, group, two_columns, grid, *pointers)
+        order.deal(panels, columns, batch, group, two_columns, grid, *pointers)
         times, ctas, rounds = found
         return times, ctas, rounds
 
     return dealt
+
+
+@given(numerator=st.integers(0, 2**31 - 1), value=st.integers(1, 2**31))
+@example(numerator=2**31 - 1, value=2**30 + 1)
+@example(numerator=2**31 - 2, value=2**31 - 1)
+@example(numerator=2**31 - 1, value=1)
+def test_quotients(order: ctypes.CDLL, numerator: int, value: int) -> None:
+    order.quotient.argtypes = [ctypes.c_uint, ctypes.c_uint]
+    order.quotient.restype = ctypes.c_uint
+    near = [numerator // value * value + more for more in (-1, 0, 1)]
+    for each in (numerator, *near):
+        if 0 <= each < 2**31:
+            assert order.quotient(each, value) == each // value
 
 
 @given(
