@@ -1,7 +1,7 @@
 """The order in which panels take their steps: those that CTAs compute side by side keep pace.
 
-On Hopper sixteen neighbouring CTAs compute sixteen panels of one column tile, and L2 answers those
-of them that want the same slab of the dense operand at the same time with one read. In the order of
+On Hopper sixteen panels of a column tile are computed side by side, and L2 answers those CTAs that
+want the same slab of the dense operand at the same time with one read. In the order of
 k they do so at the beginning only: one panel passes over more slabs than another. So the sixteen
 share an order of the slabs, chosen so that after every few slabs all have copied about as many
 bytes: the next slabs are those that leave the smallest differences. Products are up to 1.1 times as
@@ -24,7 +24,7 @@ from jitsparse.layout import div_up
 __all__ = ["Steps", "keep_pace"]
 
 _NEIGHBOURS = 16
-"""CTAs that compute panels side by side, see csrc/cuda/kernels/spmm_stages.cuh."""
+"""Panels that are computed side by side, see csrc/cuda/kernels/spmm_order.cuh."""
 
 _TOGETHER = 4
 """Slabs that stay side by side. One and two gain no more, and ask for more decisions."""

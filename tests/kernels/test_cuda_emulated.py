@@ -240,7 +240,7 @@ def extents(dtype: torch.dtype) -> tuple[tuple[int, int], int]:
 def test_rounds_of_whole_sets_of_neighbours(
     block: int, panels: int, two_columns: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where panels of a group change places after 256 tiles, of 306 for 48 CTAs."""
+    """Where panels of a group change places after two rounds of 48 CTAs, of six and a half."""
     sources = emulated_sources(tmp_path)
     path = sources / "csrc" / "cuda" / "kernels" / "spmm_stages.cuh"
     text = path.read_text()

@@ -69,7 +69,7 @@ struct SddWgmma {
   static constexpr int kSharedBytes = kBarriersAt + kMostStages * 16 + 1024;  // to begin at a multiple of 1024
   static_assert(kSharedBytes <= 232448, "fits an SM");
 
-  // The pattern as the kernel walks it. Where its lists begin takes some hundred instructions, so the host says it.
+  // The pattern as the kernel walks it; the host says where its lists begin, as in spmm_walk.cuh.
   struct Lists {
     const int4* tiles;     // (tiles, columns of the widest, 0, 0), then of each (panel, first step, end, 0)
     const int4* steps;     // (block column, mask of the panel's rows, first position, position of the first block)
@@ -87,7 +87,7 @@ struct SddWgmma {
     SddArgs args;
     CUtensorMap panel, gathered, out;
     Lists lists;
-    int slabs_of_batch;  // of a sum
+    int slabs_of_batch;  // slabs of k of one matrix of a batch
   };
 
   // The list of tiles. Where sums may be divided they need not be narrow for every CTA to have one.
@@ -121,7 +121,7 @@ struct SddWgmma {
       if (!SPLIT) first = __ldg(lists.tiles + 1 + blockIdx.x);
       count = head.x;
       stage_bytes = kPanelBytes + room(head.y) * kColumnBytes;
-      stages = 0;
+      stages = 0;  // as many as fit; without a division, which would come before the first copy
 #pragma unroll
       for (int n = 1; n <= kMostStages; ++n) stages += n * stage_bytes <= kRingBytes;
       slabs = slabs_of_batch * int(params.args.batch);

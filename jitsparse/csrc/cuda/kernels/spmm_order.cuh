@@ -13,20 +13,31 @@ namespace jitsparse {
 
 // What the host prepares, since several divisions would stand between a CTA's start and its first copy.
 struct SpmmOrder {
-  static constexpr unsigned kNeighbours = 16;  // a set of CTAs that compute panels of one column
-  int64 tiles;
-  unsigned panels, columns, group;
+  static constexpr unsigned kSet = 16;  // neighbours: sixteen panels of a column, or eight of two
+
+  int64 tiles;                  // one at least
+  unsigned panels, columns;     // of tiles
+  unsigned group;               // panels that a group has if it is whole
   bool two_columns;             // the two CTAs of a TPC have one panel and two columns, not two panels and one column
+  bool moving;                  // panels change places, see SpmmTile::moved
   Divisor plane, group_tiles;   // tiles of a batch entry, and of a group
   Divisor height, last_height;  // panels of a group, and of one that is not whole
+  Divisor two_rounds;           // tiles
 
-  static SpmmOrder of(int64 panels, int64 columns, int64 batch, unsigned group, bool two_columns) {
+  static SpmmOrder of(int64 panels, int64 columns, int64 batch, unsigned group, bool two_columns, int64 grid) {
     const int64 height = panels < group ? panels : group, rest = panels % height;
-    SpmmOrder order = {panels * columns * batch, unsigned(panels), unsigned(columns), group, two_columns};
+    SpmmOrder order;
+    order.tiles = panels * columns * batch;
+    order.panels = unsigned(panels);
+    order.columns = unsigned(columns);
+    order.group = group;
+    order.two_columns = two_columns;
+    order.moving = grid % kSet == 0 && group % kSet == 0;
     order.plane = Divisor::of(unsigned(panels * columns));
     order.group_tiles = Divisor::of(unsigned(height * columns));
     order.height = Divisor::of(unsigned(height));
     order.last_height = Divisor::of(unsigned(rest ? rest : height));
+    order.two_rounds = Divisor::of(unsigned(2 * grid));
     return order;
   }
 };
@@ -35,7 +46,7 @@ struct SpmmOrder {
 struct SpmmTile {
   int rank;  // of its panel in SpmmSteps::panels
   int column, batch;
-  bool valid;
+  bool valid;  // or there is none, and the others say nothing
 
   __device__ __forceinline__ SpmmTile(const SpmmOrder& order, int round) {
     const int64 of_all = tile_of_round(round);
@@ -58,24 +69,25 @@ struct SpmmTile {
     batch = int(entry);
   }
 
-  // A grid of whole sets of neighbours meets the same places of its sets in every round, so panels of the same length. Therefore
-  // panels change places after 256 tiles, two rounds of 128 CTAs dealt out to and fro, which pair the first of a group with its
-  // last: the first pair then goes where the last one was, and so on, next the same in each half, and in each quarter. All tiles of
-  // a column in a group, which are a set's, move together. (The busiest CTA over the mean, 8192, blocks of 128, density 0.1, random
-  // and power-law rows: 1.02 and 1.22; unmoved 1.12 and 2.45.)
+  // A grid of whole sets of neighbours meets the same places of its sets in every round, so panels of the same length. Every other
+  // round is dealt out backwards, which pairs the first of a group with its last. After two rounds panels therefore change places: the
+  // first pair goes where the last one was, and so on, next the same in each half, and in each quarter. All tiles of a column in a
+  // group, which are a set's, move together. (The busiest CTA over the mean, 8192, blocks of 128, density 0.1, random and power-law
+  // rows: 1.02 and 1.22; unmoved 1.12 and 2.45.)
   //
-  // And each of eight sets has its own order of pairs, so that a panel's tiles of other columns are on other GPCs, and its blocks are
-  // read once for all. (Blocks of 64 and, in dds, of 32: 1.00 to 1.03 times as fast.)
+  // And each of eight sets has its own order of pairs, the same one in both rounds, so that a panel's tiles of other columns are on
+  // other GPCs, and its blocks are read once for all. (Blocks of 64 and, in dds, of 32: 1.00 to 1.03 times as fast.)
   static __device__ __forceinline__ unsigned moved(unsigned row, unsigned number, const SpmmOrder& order) {
-    constexpr unsigned kSet = SpmmOrder::kNeighbours;
-    const bool full = (row | (kSet - 1)) < order.panels;
-    if (gridDim.x % kSet != 0 || order.group % kSet != 0 || !full) return row;
+    constexpr unsigned kSet = SpmmOrder::kSet, kPairs = kSet / 2;
+    const bool whole = (row | (kSet - 1)) < order.panels;
+    if (!order.moving || !whole) return row;
     const unsigned first_of_set = number - row % kSet;
-    const unsigned turn = first_of_set / 256, pairs = order.group / 2 - 1;
+    const unsigned turn = order.two_rounds.quotient(first_of_set), in_turn = first_of_set - turn * order.two_rounds.value;
+    const unsigned last_pair = order.group / 2 - 1;
 #pragma unroll
-    for (int bit = 0; bit < 3; ++bit) row ^= turn >> bit & 1 ? pairs >> bit : 0;
-    const unsigned set = first_of_set / kSet % 16;  // of two rounds, the second dealt out backwards
-    return row ^ (set < 8 ? set : 15 - set) * 2;
+    for (int bit = 0; bit < 3; ++bit) row ^= turn >> bit & 1 ? last_pair >> bit : 0;
+    const unsigned sets = order.two_rounds.value / (2 * kSet), set = in_turn / kSet;
+    return row ^ (set < sets ? set : 2 * sets - 1 - set) % kPairs * 2;
   }
 };
 

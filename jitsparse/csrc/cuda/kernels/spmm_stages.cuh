@@ -14,6 +14,7 @@
 #include "../tensor_map.cuh"
 #include "../tile/load_operand.cuh"
 #include "../tile/ring.cuh"
+#include "spmm_order.cuh"
 #include "spmm_walk.cuh"
 
 namespace jitsparse {
@@ -48,7 +49,6 @@ struct SpmmStages {
   static constexpr int kPieces = PICKED ? kAcross : 1;  // of the slab, each copied by itself
 
   static constexpr int kConsumers = PANEL / 64;  // warpgroups
-  static constexpr int kNeighbours = SpmmOrder::kNeighbours;
   static constexpr int kManyRounds = 8;
   // Producer warps take turns: a stage is always filled by the same warp. That hides what a turn waits for, and no warp can be
   // two rounds of the ring ahead of another. A warp has its part of every kStride-th step.
@@ -83,10 +83,6 @@ struct SpmmStages {
   };
 
   static JITSPARSE_HD int64 m(const SpmmArgs& args) { return FLIPPED ? args.cols : args.rows; }
-  static JITSPARSE_HD int64 k(const SpmmArgs& args) { return FLIPPED ? args.rows : args.cols; }
-  static JITSPARSE_HD int64 panels(const SpmmArgs& args) { return div_up(m(args), kPanel); }
-  static JITSPARSE_HD int64 column_tiles(const SpmmArgs& args) { return div_up(args.n, kTileN); }
-  static JITSPARSE_HD int64 tiles(const SpmmArgs& args) { return panels(args) * column_tiles(args) * args.batch; }
 
   // A CTA of a kernel with these stages, whose barriers lie at Kernel::kBarriersAt; calls Kernel::consume in kConsumers warpgroups.
   // All threads meet once, when the barriers are there.
@@ -139,7 +135,7 @@ struct SpmmStages {
                                                                            step.first_n, first_k + part * SLAB, step.batch, policy);
       }
       if (position >= 0) load_block(params, stage + kDenseBytes + lane * kSlotBytes, copies, position, part);
-      // Not before the copies: where a tile ends, this takes its time.
+      // Not before the copies: where a tile ends, this takes its time. (37.8 -> 36.7 us: 4096, blocks of 64, density 0.1.)
       step = walk.take();
       position = walk.position(step, lane);
       first_k = walk.first_k(step, lane);
@@ -156,37 +152,43 @@ struct SpmmStages {
 
   // ---- host
 
+  static int64 k(const SpmmArgs& args) { return FLIPPED ? args.rows : args.cols; }
+  static int64 panels(const SpmmArgs& args) { return div_up(m(args), kPanel); }
+  static int64 column_tiles(const SpmmArgs& args) { return div_up(args.n, kTileN); }
+  static int64 tiles(const SpmmArgs& args) { return panels(args) * column_tiles(args) * args.batch; }
+
   static int64 grid(const SpmmArgs& args) {
     const int64 count = tiles(args), sms = multiprocessors();
     if (count < sms) return count;
     // Neighbours of a set have the same columns, and L2 answers those of them who ask at the same time with one read: whole sets,
     // so that they stay neighbours, unless somebody gets a tile more for it. With many rounds they may, if few SMs are left out.
     // (128 CTAs on 132 SMs are 1 to 12 % faster.)
-    const int64 sets = sms / kNeighbours * kNeighbours;
+    const int64 sets = sms / SpmmOrder::kSet * SpmmOrder::kSet;
     if (!sets) return sms;
     const bool many_rounds = div_up(count, sets) > kManyRounds, few_left_out = (sms - sets) * 16 <= sms;
     return (many_rounds && few_left_out) || div_up(count, sets) == div_up(count, sms) ? sets : sms;
   }
 
-  // Panels of a group, see SpmmOrder. Two sets have one column of high blocks, so that less of the dense operand has to come from DRAM
-  // at the same time: 1.03 to 1.1 times as fast at density 0.1, 0.99 to 1.03 at 0.25 and 0.5. Low blocks have more steps and lose up
-  // to a tenth. Narrow tiles load more of their blocks than of the dense operand: two columns side by side share them, which is up
-  // to 1.09 times as fast.
-  static constexpr unsigned kGroup = kBlockM < 64 || kTall ? kNeighbours : kTileN == 256 ? 2 * kNeighbours : kNeighbours / 2;
+  // Panels of a group, see SpmmOrder. Where blocks are high and tiles wide, two sets have one column, so that less of the dense
+  // operand has to come from DRAM at the same time: 1.00 to 1.11 times as fast at density 0.1, 0.99 to 1.03 at 0.25 and 0.5. (Low
+  // blocks 0.87 to 1.05; panels of 192 rows not timed.) Narrow tiles of high blocks load more of these than of the dense operand,
+  // and two columns side by side share them: 1.00 to 1.15 times as fast.
+  static constexpr bool kHigh = kBlockM >= 64 && !kTall, kHighAndWide = kHigh && kTileN == 256;
+  static constexpr unsigned kGroup = kHighAndWide ? 2 * SpmmOrder::kSet : kHigh ? SpmmOrder::kSet / 2 : SpmmOrder::kSet;
 
-  // Whether the two CTAs of a TPC have one panel and two columns: then they share its blocks, a third of a stage where half of them
-  // are stored, and no slab. (High blocks at density 0.25 and 0.5: 1.00 to 1.04 times as fast; at 0.1 0.98 to 1.01. Low ones, which
-  // share more of a slab, 0.87 to 0.98.)
+  // Whether the two CTAs of a TPC have one panel and two columns: then they share its blocks, a quarter to a third of a stage, and no
+  // slab. (High blocks at density 0.25 and 0.5: 1.00 to 1.04 times as fast; at 0.1 0.98 to 1.01. Low ones, which share more of a
+  // slab, 0.87 to 0.98.)
   static bool two_columns(const SpmmArgs& args) {
     const int64 stored = args.nnz * BLOCK_ROWS * BLOCK_COLS;
-    return kGroup == 2 * kNeighbours && stored * 7 > m(args) * k(args);
+    return kHighAndWide && stored * 7 > m(args) * k(args);
   }
 
   static cudaError_t prepare(const SpmmArgs& args, Params& params) {
     params.args = args;
     if (tiles(args) > 0x7fffffff) return cudaErrorInvalidConfiguration;
     params.index = SpmmSteps<SpmmStages>::of(args);
-    params.order = SpmmOrder::of(panels(args), column_tiles(args), args.batch, kGroup, two_columns(args));
+    params.order = SpmmOrder::of(panels(args), column_tiles(args), args.batch, kGroup, two_columns(args), grid(args));
     const MatrixShape values = {kLyingCols, args.nnz * kLyingRows, 1, kLyingCols, 0};
     if (auto error = encode_map<Storage>(&params.values, args.values, values, {kSlotSpan, kSlotRows})) return error;
     const int64 inner = DENSE_K_CONTIGUOUS ? k(args) : args.n, outer = DENSE_K_CONTIGUOUS ? args.n : k(args);

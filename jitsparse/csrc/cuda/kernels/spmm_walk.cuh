@@ -8,7 +8,8 @@
 
 namespace jitsparse {
 
-// The pattern as the kernel walks it. Where its lists begin takes some hundred instructions, so the host says it.
+// The pattern as the kernel walks it. To work out where its lists begin would take a CTA some hundred instructions before its first
+// copy, so the host says it.
 template <typename Stages>
 struct SpmmSteps {
   static constexpr int kFirstSteps = 4;

@@ -157,8 +157,8 @@ struct SpmmWgmma {
     pack_part<Element>(part, packed);
   }
 
-  static __device__ __forceinline__ void store(const Params& params, Accumulators& c, float2 bias, int first_m, const SpmmTile& tile,
-                                               Out& outbox) {
+  static __device__ __forceinline__ void store(const Params& params, Accumulators& c, float2 bias, int first_m,
+                                               const SpmmTile& tile, Out& outbox) {
 #pragma unroll
     for (int i = 0; i < kOutParts; ++i) {
       const int at_n = tile.column * kTileN + i * 64;
@@ -169,8 +169,8 @@ struct SpmmWgmma {
     }
   }
 
-  static __device__ __forceinline__ void finish(const Params& params, Accumulators& c, float2 bias, int first_m, const SpmmTile& tile,
-                                                Finished& finished) {
+  static __device__ __forceinline__ void finish(const Params& params, Accumulators& c, float2 bias, int first_m,
+                                                const SpmmTile& tile, Finished& finished) {
 #pragma unroll
     for (int i = 0; i < kOutParts; ++i) finish_part(params.args, c[i], bias, finished.packed[i]);
     finished.next = first_m < Stages::m(params.args) ? 1 : kStored;

@@ -1,5 +1,5 @@
-// Division by a number that the host knows before the kernel starts: a multiplication and a shift, where the compiler makes some twenty
-// instructions of a division, each waiting for the one before.
+// Division by a number that the host knows before the kernel starts: a multiplication and a shift, where the compiler makes some
+// twenty instructions of a division, each waiting for the one before.
 #pragma once
 
 #include "../../abi.h"
