@@ -17,9 +17,9 @@ from jitsparse.panels import PAIRED, PANEL, SMS, TALL_PANEL
 __all__ = ["build_index"]
 
 _FIXED_COLUMNS = 400
-_FEW_ROUNDS = 6
+_FEW_ROUNDS = {64: 4, 128: 6}
 """Tuned for Hopper: what an sdd's tile costs beside its columns, in columns, and how many tiles a
-CTA has where they are few."""
+CTA has where they are few, by the rows of a panel."""
 
 _GROUP = 32
 _TILES_OF_A_PANEL = 16
@@ -264,7 +264,7 @@ def _gathers(pointers: Tensor, gather: Gather, fewest: int, capacity: int) -> Te
     key = (panel // group * capacity + part) * group + panel % group
     order = torch.argsort(key)
     # Where a CTA has a few tiles, balance counts for more, and the widest come first.
-    few = (ends[-1] > SMS) & (ends[-1] < _FEW_ROUNDS * SMS)
+    few = (ends[-1] > SMS) & (ends[-1] < _FEW_ROUNDS[gather.height] * SMS)
     narrowness = torch.where(few, gather.most - (end - first), 0)
     narrowness = torch.where(tile < ends[-1], narrowness, gather.most)
     order = order[torch.argsort(narrowness[order], stable=True)]

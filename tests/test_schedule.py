@@ -133,17 +133,18 @@ def check_gathers(layout: IndexLayout, index: torch.Tensor, side: str, blocks: B
             assert end <= pointers[panel + 1]
         assert widest == max((end - first for first, end, _ in seen), default=0) <= gather.most
         side_by_side = count <= 132 or (gather.height == 128 and count <= 16 * gather.panels)
-        check_order(tiles[:count], 1 if side_by_side else 32)
+        few = (4 if gather.height == 64 else 6) * 132
+        check_order(tiles[:count], 1 if side_by_side else 32, few)
 
 
-def check_order(tiles: list[list[int]], group: int) -> None:
+def check_order(tiles: list[list[int]], group: int, few: int) -> None:
     """The panels of a group part after part; of a few rounds, the widest tiles first."""
     parts: dict[int, list[int]] = {}
     for panel, first, *_ in sorted(tiles):
         parts.setdefault(panel, []).append(first)
     order = [
         (
-            first - end if 132 < len(tiles) < 6 * 132 else 0,
+            first - end if 132 < len(tiles) < few else 0,
             panel // group,
             parts[panel].index(first),
             panel % group,
