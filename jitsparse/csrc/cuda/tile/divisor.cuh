@@ -12,8 +12,7 @@ struct Divisor {
   unsigned factor, shift;
 
   static Divisor of(unsigned value) {
-    unsigned shift = 0;
-    while ((1ull << shift) < value) ++shift;
+    const unsigned shift = value > 1 ? 32 - __builtin_clz(value - 1) : 0;  // 2^shift is the next power of two
     return {value, unsigned(((1ull << (31 + shift)) + value - 1) / value), shift};
   }
 
