@@ -1,11 +1,11 @@
 """The order in which panels take their steps: those that CTAs compute side by side keep pace.
 
 On Hopper sixteen panels of a column tile are computed side by side, and L2 answers those CTAs that
-want the same slab of the dense operand at the same time with one read. In the order of
-k they do so at the beginning only: one panel passes over more slabs than another. So the sixteen
-share an order of the slabs, chosen so that after every few slabs all have copied about as many
-bytes: the next slabs are those that leave the smallest differences. Products are up to 1.1 times as
-fast (docs/performance.md).
+want the same slab of the dense operand at the same time with one read. In the order of k they do so
+at the beginning only: one panel passes over more slabs than another. So the sixteen share an order
+of the slabs, chosen so that after every few slabs all have copied about as many bytes: the next
+slabs are those that leave the smallest differences. Products are up to 1.1 times as fast
+(docs/performance.md).
 
 That greedy rule is known as herding (Welling, "Herding Dynamical Weights to Learn", 2009; for
 orders of vectors Lu, Guo and De Sa, "GraB: Finding Provably Better Data Permutations than Random

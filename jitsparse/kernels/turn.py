@@ -39,6 +39,8 @@ __all__ = [
 KNOB = ("o", "turned")
 VALUES_KNOB = ("o", "values")
 
+_KNOBS = frozenset((KNOB, VALUES_KNOB))
+
 _ALIGNMENT = 16
 """Bytes at whose multiples rows of a turned operand begin (``csrc/cuda/kernels/turn.cuh``)."""
 
@@ -69,8 +71,8 @@ def turns_values(variant: Variant) -> bool:
 
 
 def turns_any(variant: Variant) -> bool:
-    """Whether a variant turns anything."""
-    return turns(variant) or turns_values(variant)
+    """Whether a variant turns anything. Asked in every call: half the time of asking for both."""
+    return not _KNOBS.isdisjoint(variant.knobs)
 
 
 def width(problem: Problem, side: str) -> int:

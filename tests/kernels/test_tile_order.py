@@ -29,6 +29,15 @@ extern "C" unsigned quotient(unsigned numerator, unsigned value) {
   return jitsparse::Divisor::of(value).quotient(numerator);
 }
 
+extern "C" bool prepared_is_right(int rows, int columns, int batch, int group) {
+  const auto prepared = jitsparse::GroupedTiles::of(rows, columns, group);
+  for (int tile = 0; tile < rows * columns * batch; ++tile) {
+    const auto a = prepared.at(tile), b = jitsparse::grouped_order(tile, rows, columns, group);
+    if (a.row != b.row || a.column != b.column || a.batch != b.batch) return false;
+  }
+  return true;
+}
+
 extern "C" void deal(int panels, int columns, int batch, int group, bool two_columns, int grid,
                      int* times, int* ctas, int* rounds) {
   const auto order =
@@ -88,6 +97,19 @@ def test_quotients(order: ctypes.CDLL, numerator: int, value: int) -> None:
     for each in (numerator, *near):
         if 0 <= each < 2**31:
             assert order.quotient(each, value) == each // value
+
+
+@given(
+    rows=st.integers(1, 150),
+    columns=st.integers(1, 70),
+    batch=st.integers(1, 3),
+    group=st.integers(1, 40),
+)
+def test_what_the_host_prepares_is_the_order_of_other_kernels(
+    order: ctypes.CDLL, rows: int, columns: int, batch: int, group: int
+) -> None:
+    order.prepared_is_right.restype = ctypes.c_bool
+    assert order.prepared_is_right(rows, columns, batch, group)
 
 
 @given(

@@ -6,7 +6,6 @@
 // eight GPCs, and the CTAs sixteen further are on the same GPCs. What L2 delivers by who asks is in docs/performance.md.
 #pragma once
 
-#include "../tile/divisor.cuh"
 #include "../tile/order.cuh"
 
 namespace jitsparse {
@@ -15,30 +14,22 @@ namespace jitsparse {
 struct SpmmOrder {
   static constexpr unsigned kSet = 16;  // neighbours: sixteen panels of a column, or eight of two
 
-  int64 tiles;                  // one at least
-  unsigned panels, columns;     // of tiles
-  unsigned group;               // panels that a group has if it is whole
-  bool two_columns;             // the two CTAs of a TPC have one panel and two columns, not two panels and one column
-  bool moving;                  // panels change places, see SpmmTile::moved
-  Divisor plane, group_tiles;   // tiles of a batch entry, and of a group
-  Divisor height, last_height;  // panels of a group, and of one that is not whole
-  Divisor two_rounds;           // tiles
+  int64 tiles;       // one at least
+  unsigned columns;  // of tiles
+  unsigned group;    // panels that a group has if it is whole; an even number
+  bool two_columns;  // the two CTAs of a TPC have one panel and two columns, not two panels and one column
+  bool moving;       // panels change places, see SpmmTile::moved
+  GroupedTiles grouped;
+  Divisor two_rounds;  // tiles
 
   static SpmmOrder of(int64 panels, int64 columns, int64 batch, unsigned group, bool two_columns, int64 grid) {
-    const int64 height = panels < group ? panels : group, rest = panels % height;
-    SpmmOrder order;
-    order.tiles = panels * columns * batch;
-    order.panels = unsigned(panels);
-    order.columns = unsigned(columns);
-    order.group = group;
-    order.two_columns = two_columns;
-    order.moving = grid % kSet == 0 && group % kSet == 0;
-    order.plane = Divisor::of(unsigned(panels * columns));
-    order.group_tiles = Divisor::of(unsigned(height * columns));
-    order.height = Divisor::of(unsigned(height));
-    order.last_height = Divisor::of(unsigned(rest ? rest : height));
-    order.two_rounds = Divisor::of(unsigned(2 * grid));
-    return order;
+    return {panels * columns * batch,
+            unsigned(columns),
+            group,
+            two_columns,
+            grid % kSet == 0 && group % kSet == 0,
+            GroupedTiles::of(panels, columns, group),
+            Divisor::of(unsigned(2 * grid))};
   }
 };
 
@@ -49,24 +40,19 @@ struct SpmmTile {
   bool valid;  // or there is none, and the others say nothing
 
   __device__ __forceinline__ SpmmTile(const SpmmOrder& order, int round) {
-    const int64 of_all = tile_of_round(round);
-    valid = of_all < order.tiles;
-    const unsigned number = unsigned(of_all);
-    const unsigned entry = order.plane.quotient(number), in_plane = number - entry * order.plane.value;
-    const unsigned groups = order.group_tiles.quotient(in_plane), in_group = in_plane - groups * order.group_tiles.value;
-    const unsigned first = groups * order.height.value;
-    const Divisor height = order.panels - first < order.height.value ? order.last_height : order.height;
-    unsigned of_columns = height.quotient(in_group), row = in_group - of_columns * height.value;
-    row = moved(first + row, number, order) - first;
+    const int64 number = tile_of_round(round);
+    valid = number < order.tiles;
+    const TileCoordinates tile = order.grouped.at(unsigned(number));
+    unsigned row = moved(unsigned(tile.row), unsigned(number), order), of_columns = unsigned(tile.column);
     // Of two panels and two columns, those side by side are the columns then.
-    if (order.two_columns && (row | 1) < height.value && (of_columns | 1) < order.columns) {
+    if (order.two_columns && (row | 1) < order.grouped.rows && (of_columns | 1) < order.columns) {
       const unsigned other = (row ^ of_columns) & 1;
       row ^= other;
       of_columns ^= other;
     }
-    rank = int(first + row);
+    rank = int(row);
     column = int(of_columns);
-    batch = int(entry);
+    batch = int(tile.batch);
   }
 
   // A grid of whole sets of neighbours meets the same places of its sets in every round, so panels of the same length. Every other
@@ -79,7 +65,7 @@ struct SpmmTile {
   // other GPCs, and its blocks are read once for all. (Blocks of 64 and, in dds, of 32: 1.00 to 1.03 times as fast.)
   static __device__ __forceinline__ unsigned moved(unsigned row, unsigned number, const SpmmOrder& order) {
     constexpr unsigned kSet = SpmmOrder::kSet, kPairs = kSet / 2;
-    const bool whole = (row | (kSet - 1)) < order.panels;
+    const bool whole = (row | (kSet - 1)) < order.grouped.rows;
     if (!order.moving || !whole) return row;
     const unsigned first_of_set = number - row % kSet;
     const unsigned turn = order.two_rounds.quotient(first_of_set), in_turn = first_of_set - turn * order.two_rounds.value;

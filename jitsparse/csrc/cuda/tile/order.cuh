@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../../abi.h"
+#include "divisor.cuh"
 
 namespace jitsparse {
 
@@ -30,5 +31,27 @@ __device__ __forceinline__ TileCoordinates grouped_order(Int tile, Int tile_rows
   const Int in_group = tile - first_row * tile_columns;
   return {first_row + in_group % group_rows, in_group / group_rows, batch};
 }
+
+// The same order of fewer than 2^31 tiles, where the host can prepare the divisions.
+struct GroupedTiles {
+  unsigned rows;
+  Divisor plane, group;         // tiles of a batch entry, and of a group of tile rows
+  Divisor height, last_height;  // tile rows of a group, and of one that is not whole
+
+  static GroupedTiles of(int64 tile_rows, int64 tile_columns, int64 group) {
+    const int64 height = tile_rows < group ? tile_rows : group, rest = tile_rows % height;
+    return {unsigned(tile_rows), Divisor::of(unsigned(tile_rows * tile_columns)), Divisor::of(unsigned(height * tile_columns)),
+            Divisor::of(unsigned(height)), Divisor::of(unsigned(rest ? rest : height))};
+  }
+
+  __device__ __forceinline__ TileCoordinates at(unsigned tile) const {
+    const unsigned batch = plane.quotient(tile), in_plane = tile - batch * plane.value;
+    const unsigned groups = group.quotient(in_plane), in_group = in_plane - groups * group.value;
+    const unsigned first_row = groups * height.value;
+    const Divisor group_rows = rows - first_row < height.value ? last_height : height;
+    const unsigned column = group_rows.quotient(in_group);
+    return {first_row + in_group - column * group_rows.value, column, batch};
+  }
+};
 
 }  // namespace jitsparse
