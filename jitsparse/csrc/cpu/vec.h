@@ -44,9 +44,7 @@ template <> struct PackedOf<BFloat16> {
 template <class T> using Packed = typename PackedOf<T>::type;
 template <class T> constexpr int kTogether = PackedOf<T>::kTogether;
 
-// What a loop may use of a core's caches and find it there the next time round: half of a small L1
-// data cache, and most of a small L2 cache.
-constexpr int kL1Bytes = 16 << 10;
+// What a loop may use of a core's L2 cache and find it there the next time round: most of a small one.
 constexpr int64 kL2Bytes = 800 << 10;
 constexpr int kLine = 64;    // bytes of a cache line
 constexpr int kIntoL2 = 2;   // the locality of __builtin_prefetch that stands for the L2 cache

@@ -1,8 +1,8 @@
 // The way out of a tile of sdd_wgmma.cuh: from a warp's accumulators to the blocks that they are parts of.
 //
 // A warp has 16 rows of every gathered column, which are rows of one block of each; with GATHER_ROWS they are 16 columns of it. Large
-// blocks are staged in shared memory, from where the copy engine takes them; small ones are stored 16 x 16 at a time, float32 as it
-// is.
+// blocks are rounded into registers and leave part by part while the next tile is multiplied: by way of shared memory, from where the
+// copy engine takes them. Small ones are stored at once, 16 x 16 at a time, float32 as it is.
 #pragma once
 
 #include "../../abi.h"
@@ -31,6 +31,16 @@ struct SddStore {
   static constexpr int kPartN = kBlockP > 64 ? 64 : 32, kPartBuffers = kBlockP > 64 ? 2 : 1, kPartBytes = 16 * kPartN * 2;
   using Staged = StagedTile<Element, 16, 16, GATHER_ROWS>;
   static constexpr int kBytes = kFloats ? 0 : kBulk ? kPartBuffers * kPartBytes : Staged::kBytes;  // of a warp
+
+  // A tile whose large blocks are still to be stored.
+  static constexpr int kParts = kGroupN / kPartN, kPartsOfBlock = kBlockG / kPartN;
+  static constexpr unsigned kStored = 1u << kParts;
+  struct Finished {
+    unsigned packed[kParts][kPartN / 8 * 2];
+    unsigned next = kStored;  // 1 << part, the part that is stored next (by a number the compiler would index local memory)
+    int part, parts;
+    int position;  // of the lane's block
+  };
 
   const SddArgs& args;
   const CUtensorMap* out;  // of what the copy engine takes
@@ -65,8 +75,6 @@ struct SddStore {
   __device__ __forceinline__ void store(Accumulators& c, int columns, int position) {
     if constexpr (kFloats) {
       store_floats(static_cast<float*>(args.out), c, columns, position);
-    } else if constexpr (kBulk) {
-      store_bulk(c, columns, position);
     } else {
       store_small(c, columns, position);
     }
@@ -105,27 +113,38 @@ struct SddStore {
     }
   }
 
-  // A panel of 64 or 128 rows is one block here, so every gathered column has one.
-  __device__ __forceinline__ void store_bulk(Accumulators& c, int columns, int position) {
+  // Large blocks: a panel of 64 or 128 rows is one, so every gathered column has one.
+  static __device__ __forceinline__ void finish_tile(const Accumulators& c, int columns, int position, Finished& finished) {
 #pragma unroll
-    for (int u = 0; u < kGroupN / kBlockG; ++u) {
-      if (u >= columns) break;
-      const int first_row = __shfl_sync(~0u, position, u) * BLOCK_ROWS + row;
-#pragma unroll
-      for (int n = 0; n < kBlockG; n += kPartN) {
-        const unsigned to = unsigned(__cvta_generic_to_shared(staged)) + buffer * kPartBytes;
-        buffer = (buffer + 1) % kPartBuffers;
-        if (lane == 0) ptx::bulk_wait_read<kPartBuffers - 1>();
-        __syncwarp();
-        stage_rows<Element, kPartN>(reinterpret_cast<float(&)[kPartN / 8][4]>(c[(u * kBlockG + n) / 8]), to, lane);
-        ptx::fence_proxy_async();
-        __syncwarp();
-        if (lane == 0) {
-          ptx::tma_store_3d(out, to, n, first_row, 0);
-          ptx::bulk_commit();
-        }
-      }
+    for (int i = 0; i < kParts; ++i) {
+      pack_part<Element>(reinterpret_cast<const float(&)[kPartN / 8][4]>(c[i * kPartN / 8]), finished.packed[i]);
     }
+    finished.part = 0;
+    finished.parts = columns * kPartsOfBlock;
+    finished.next = columns > 0 ? 1 : kStored;
+    finished.position = position;
+  }
+
+  // Hands the next part of a finished tile to the copy engine; false if there is none.
+  __device__ __forceinline__ bool store_part(Finished& finished) {
+    if (finished.next == kStored) return false;
+    if (lane == 0) ptx::bulk_wait_read<kPartBuffers - 1>();
+    __syncwarp();
+    const unsigned to = unsigned(__cvta_generic_to_shared(staged)) + buffer * kPartBytes;
+    buffer = (buffer + 1) % kPartBuffers;
+    const int first_row = __shfl_sync(~0u, finished.position, finished.part / kPartsOfBlock) * BLOCK_ROWS + row;
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) {
+      if (finished.next == 1u << i) stage_rows<kPartN / 8>(finished.packed[i], to, lane);
+    }
+    ptx::fence_proxy_async();
+    __syncwarp();
+    if (lane == 0) {
+      ptx::tma_store_3d(out, to, finished.part % kPartsOfBlock * kPartN, first_row, 0);
+      ptx::bulk_commit();
+    }
+    finished.next = ++finished.part < finished.parts ? finished.next << 1 : kStored;
+    return true;
   }
 
   // Waits until the copy engine has read everything.

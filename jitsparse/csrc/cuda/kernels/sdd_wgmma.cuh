@@ -216,6 +216,10 @@ struct SddWgmma {
     const int group = warp / 4, group_m = group / kGroupsN, group_n = group % kGroupsN;
     const int row = group_m * 64 + warp % 4 * 16, down = row / kBlockP;  // the warp's first
     Store way_out = {params.args, &params.out, shared + kStagedAt + warp * Store::kBytes, row, lane};
+    typename Store::Finished finished;
+    const auto meanwhile = [&] {
+      if constexpr (Store::kBulk) way_out.store_part(finished);
+    };
     RingPosition ring;
     // What is needed of a tile is read while the one before it is computed.
     const int items = tiles.count * tiles.parts;
@@ -239,11 +243,11 @@ struct SddWgmma {
       }
       Accumulators c = {};
       if (columns * kBlockG > kHalf) {
-        accumulate<kGroupN>(c, tiles, base, barriers, ring, slabs.y - slabs.x, group_m, begin - tile.y, warp % 4, lane);
+        accumulate<kGroupN>(c, tiles, base, barriers, ring, slabs.y - slabs.x, group_m, begin - tile.y, warp % 4, lane, meanwhile);
       } else if (columns > 0) {
-        accumulate<kHalf>(c, tiles, base, barriers, ring, slabs.y - slabs.x, group_m, begin - tile.y, warp % 4, lane);
+        accumulate<kHalf>(c, tiles, base, barriers, ring, slabs.y - slabs.x, group_m, begin - tile.y, warp % 4, lane, meanwhile);
       } else {
-        accumulate<0>(c, tiles, base, barriers, ring, slabs.y - slabs.x, group_m, 0, warp % 4, lane);
+        accumulate<0>(c, tiles, base, barriers, ring, slabs.y - slabs.x, group_m, 0, warp % 4, lane, meanwhile);
       }
       ptx::keep_in_order(c);
       const int last = __shfl_sync(~0u, column.x, columns > 0 ? columns - 1 : 0);
@@ -255,16 +259,26 @@ struct SddWgmma {
           continue;
         }
       }
-      way_out.store(c, columns, position);
+      if constexpr (Store::kBulk) {
+        while (way_out.store_part(finished)) {}  // what a short sum has left of the tile before
+        Store::finish_tile(c, columns, position, finished);
+      } else {
+        way_out.store(c, columns, position);
+      }
+    }
+    if constexpr (Store::kBulk) {
+      while (way_out.store_part(finished)) {}
     }
     way_out.finish();
   }
 
-  // c += panel x gathered over all of k, for the first COLUMNS of the warpgroup's columns. A loop for each width, since a branch
-  // in it would be where ptxas ends a batch of wgmma: waiting for the batch before would then wait for this one too.
-  template <int COLUMNS>
+  // c += panel x gathered over all of k, for the first COLUMNS of the warpgroup's columns; `meanwhile` is done once a stage. A loop
+  // for each width, since a branch in it would be where ptxas ends a batch of wgmma: waiting for the batch before would then wait
+  // for this one too.
+  template <int COLUMNS, typename Meanwhile>
   static __device__ __forceinline__ void accumulate(Accumulators& c, const Tiles& tiles, unsigned base, const StageBarriers& barriers,
-                                                    RingPosition& ring, int slabs, int group_m, int first, int warp, int lane) {
+                                                    RingPosition& ring, int slabs, int group_m, int first, int warp, int lane,
+                                                    const Meanwhile& meanwhile) {
     int previous = -1;
     for (int i = 0; i < slabs; ++i) {
       barriers.wait_full(ring.stage, ring.round);
@@ -278,6 +292,7 @@ struct SddWgmma {
         ptx::wgmma_wait<1>();
         if (previous >= 0) barriers.release(previous, lane);
         previous = ring.stage;
+        meanwhile();
       }
       ring.next(tiles.stages);
     }

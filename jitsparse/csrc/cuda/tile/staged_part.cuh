@@ -43,10 +43,10 @@ __device__ __forceinline__ void add_bias_down(float (&part)[8][4], float2 bias) 
 }
 
 // Rounded: for stmatrix, four registers for every 16 columns.
-template <typename Element>
-__device__ __forceinline__ void pack_part(const float (&part)[8][4], unsigned (&packed)[8 * 2]) {
+template <typename Element, int EIGHTS>
+__device__ __forceinline__ void pack_part(const float (&part)[EIGHTS][4], unsigned (&packed)[EIGHTS * 2]) {
 #pragma unroll
-  for (int r = 0; r < 8; ++r) {
+  for (int r = 0; r < EIGHTS; ++r) {
     packed[2 * r] = Element::pack(part[r][0], part[r][1]);
     packed[2 * r + 1] = Element::pack(part[r][2], part[r][3]);
   }
@@ -68,16 +68,15 @@ __device__ __forceinline__ void stage_part(const unsigned (&packed)[8 * 2], unsi
   }
 }
 
-// A warp's 16 rows of COLUMNS (32 or 64) into shared memory at `to`, with the swizzle of that width.
-template <typename Element, int COLUMNS>
-__device__ __forceinline__ void stage_rows(const float (&part)[COLUMNS / 8][4], unsigned to, int lane) {
-  static_assert(COLUMNS == 32 || COLUMNS == 64, "the widths that are used");
+// A warp's 16 packed rows of 8 EIGHTS columns (32 or 64) into shared memory at `to`, with the swizzle of that width.
+template <int EIGHTS>
+__device__ __forceinline__ void stage_rows(const unsigned (&packed)[EIGHTS * 2], unsigned to, int lane) {
+  static_assert(EIGHTS == 4 || EIGHTS == 8, "the widths that are used");
 #pragma unroll
-  for (int j = 0; j < COLUMNS / 8; j += 2) {
-    const unsigned packed[4] = {Element::pack(part[j][0], part[j][1]), Element::pack(part[j][2], part[j][3]),
-                                Element::pack(part[j + 1][0], part[j + 1][1]), Element::pack(part[j + 1][2], part[j + 1][3])};
-    const int row = lane % 16, chunk = (j + lane / 16) ^ (COLUMNS == 64 ? row % 8 : row / 2 % 4);
-    ptx::stmatrix_x4(to + row * (COLUMNS * 2) + chunk * 16, packed);
+  for (int j = 0; j < EIGHTS; j += 2) {
+    const unsigned of_16[4] = {packed[2 * j], packed[2 * j + 1], packed[2 * j + 2], packed[2 * j + 3]};
+    const int row = lane % 16, chunk = (j + lane / 16) ^ (EIGHTS == 8 ? row % 8 : row / 2 % 4);
+    ptx::stmatrix_x4(to + row * (EIGHTS * 16) + chunk * 16, of_16);
   }
 }
 
