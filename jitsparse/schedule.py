@@ -17,15 +17,18 @@ from jitsparse.panels import PAIRED, PANEL, SMS, TALL_PANEL
 __all__ = ["build_index"]
 
 _FIXED_COLUMNS = 400
-_FEW_ROUNDS = {64: 4, 128: 6}
-"""Tuned for Hopper: what an sdd's tile costs beside its columns, in columns, and how many tiles a
-CTA has where they are few, by the rows of a panel."""
+"""Tuned for Hopper: what an sdd's tile costs beside its columns, in columns."""
+
+_ROUNDS_OF_A_GROUP = 2
+_SORTED_ROUNDS = 4
+"""Rounds of CTAs in which the panels of a group are done, and of which an sdd's tiles are sorted by
+their width. In the mean of 24 products 1.046 times as fast as groups of 32 panels with all sorted
+where there are few; groups of one round 1.025, of four 1.036 (docs/performance.md)."""
 
 _GROUP = 32
 _TILES_OF_A_PANEL = 16
-"""Panels whose sdd tiles run at about the same time; tiles of a panel, if it has 128 rows, up to
-which they run side by side instead. More would read columns that no longer fit L2 for every panel:
-with 64 of them 0.81 of cuBLAS in place of 0.97."""
+"""Panels of a group where all are done in fewer rounds than that; tiles of a panel, if it has 128
+rows, up to which they run side by side instead."""
 
 
 def build_index(
@@ -253,22 +256,41 @@ def _gathers(pointers: Tensor, gather: Gather, fewest: int, capacity: int) -> Te
     first = pointers[panel] + count[panel] * part // many
     end = pointers[panel] + count[panel] * (part + 1) // many
     tiles = torch.stack([panel, first, end, torch.zeros_like(end)], 1)
-    # All tiles go through k at the same pace, and L2 answers neighbours that want the same data at
-    # the same time with one read: of columns where the panels of a group go through their parts
-    # together; of a panel where its tiles are side by side, which is 1.01 to 1.3 times as fast if
-    # it is half or a third of what they load, and up to 1.1 times if all tiles run at once.
+    return torch.cat([_head(tiles, ends[-1]), tiles[_order(tiles, part, ends[-1], gather)]])
+
+
+def _head(tiles: Tensor, count: Tensor) -> Tensor:
+    """``(1, 4)``: (tiles, most steps of one, 0, 0)."""
+    there = torch.arange(tiles.shape[0], device=tiles.device) < count
+    most = torch.where(there, tiles[:, 2] - tiles[:, 1], 0).amax()
+    return torch.stack([count, most, torch.zeros_like(count), torch.zeros_like(count)])[None]
+
+
+def _order(tiles: Tensor, part: Tensor, count: Tensor, gather: Gather) -> Tensor:
+    """In which order an sdd computes its ``count`` first tiles, each the ``part``-th of its panel.
+
+    All tiles go through k at the same pace, and L2 answers neighbours that want the same data at
+    the same time with one read: of columns where the panels of a group go through their parts
+    together; of a panel where its tiles are side by side, which is 1.01 to 1.3 times as fast if it
+    is half or a third of what they load, and up to 1.1 times if all tiles run at once.
+    """
+    panel, number = tiles[:, 0], torch.arange(tiles.shape[0], device=tiles.device)
     side_by_side = SMS
     if gather.height > 64:
         side_by_side = max(SMS, _TILES_OF_A_PANEL * gather.panels)
-    group = torch.where(ends[-1] <= side_by_side, 1, _GROUP)
-    key = (panel // group * capacity + part) * group + panel % group
-    order = torch.argsort(key)
-    # Where a CTA has a few tiles, balance counts for more, and the widest come first.
-    few = (ends[-1] > SMS) & (ends[-1] < _FEW_ROUNDS[gather.height] * SMS)
-    narrowness = torch.where(few, gather.most - (end - first), 0)
-    narrowness = torch.where(tile < ends[-1], narrowness, gather.most)
-    order = order[torch.argsort(narrowness[order], stable=True)]
-    head = torch.zeros(1, 4, dtype=tiles.dtype, device=device)
-    head[0, 0] = ends[-1]
-    head[0, 1] = torch.where(tile < ends[-1], end - first, 0).amax()
-    return torch.cat([head, tiles[order]])
+    rounds = _ROUNDS_OF_A_GROUP * SMS
+    filling = ((rounds * gather.panels + count // 2) // count.clamp(min=1)).clamp(min=1)
+    group = torch.where(count > rounds, filling, _GROUP)
+    group = torch.where(count > side_by_side, group, 1)
+    key = (panel // group * tiles.shape[0] + part) * group + panel % group
+    order = torch.argsort(torch.where(number < count, key, torch.iinfo(key.dtype).max))
+    # Of a few rounds the widest tiles come first: a CTA that has one of them has a narrow one next
+    # (tile_of_round of order.cuh). Of all at once they would tear apart what shares data.
+    width = (tiles[:, 2] - tiles[:, 1])[order]
+    narrowness = torch.where((number < count) & (count > SMS), gather.most - width, gather.most)
+    # What is left over of less than half as many is sorted with the last: it should end with narrow
+    # ones (8192, blocks of 128, 0.25, 4.02 rounds: 382 -> 370 us).
+    sorted_ = _SORTED_ROUNDS * SMS
+    stretches = (count + sorted_ // 2) // sorted_
+    stretch = torch.minimum(number // sorted_, (stretches - 1).clamp(min=0))
+    return order[torch.argsort(stretch * (gather.most + 1) + narrowness, stable=True)]

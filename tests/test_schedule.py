@@ -132,26 +132,33 @@ def check_gathers(layout: IndexLayout, index: torch.Tensor, side: str, blocks: B
             assert pointers[panel] <= first
             assert end <= pointers[panel + 1]
         assert widest == max((end - first for first, end, _ in seen), default=0) <= gather.most
-        side_by_side = count <= 132 or (gather.height == 128 and count <= 16 * gather.panels)
-        few = (4 if gather.height == 64 else 6) * 132
-        check_order(tiles[:count], 1 if side_by_side else 32, few)
+        if count <= 132 or (gather.height == 128 and count <= 16 * gather.panels):
+            group = 1
+        else:
+            two_rounds = (264 * gather.panels + count // 2) // count
+            group = max(1, two_rounds) if count > 264 else 32
+        check_order(tiles[:count], group)
 
 
-def check_order(tiles: list[list[int]], group: int, few: int) -> None:
-    """The panels of a group part after part; of a few rounds, the widest tiles first."""
+def check_order(tiles: list[list[int]], group: int) -> None:
+    """The panels of a group part after part; of two to six rounds, the widest tiles first."""
     parts: dict[int, list[int]] = {}
     for panel, first, *_ in sorted(tiles):
         parts.setdefault(panel, []).append(first)
-    order = [
-        (
-            first - end if 132 < len(tiles) < few else 0,
-            panel // group,
-            parts[panel].index(first),
-            panel % group,
-        )
-        for panel, first, end, _ in tiles
-    ]
-    assert order == sorted(order)
+    expected = sorted(
+        tiles, key=lambda tile: (tile[0] // group, parts[tile[0]].index(tile[1]), tile[0] % group)
+    )
+    if len(tiles) > 132:
+        starts = [528 * n for n in range(max(1, (len(tiles) + 264) // 528))]
+        stretches = [
+            expected[start:end] for start, end in zip(starts, [*starts[1:], None], strict=True)
+        ]
+        expected = [
+            tile
+            for stretch in stretches
+            for tile in sorted(stretch, key=lambda tile: tile[1] - tile[2])
+        ]
+    assert tiles == expected
 
 
 def check(mask: torch.Tensor, block_size: tuple[int, int]) -> None:
@@ -239,6 +246,7 @@ def test_order_of_many_tiles(block: tuple[int, int]) -> None:
     generator = torch.Generator().manual_seed(0)
     check(torch.rand((150, 64), generator=generator) < 0.1, block)
     check(torch.rand((600, 40), generator=generator) < 0.1, block)
+    check(torch.rand((600, 64), generator=generator) < 0.4, block)
 
 
 def test_order_of_many_tiles_in_a_panel() -> None:
