@@ -32,17 +32,18 @@ _BLOCKS = (16, 32, 64, 128)
 
 # By the height of a block as the kernel sees it, widest tile first. On an H200 threads that have
 # 8 x 8 of the output, three CTAs an SM, were faster than 16 x 8 and two (docs/performance.md): more
-# warps hide more than fewer instructions save. An sdd of blocks of 128 is the exception.
+# warps hide more than fewer instructions save. An sdd of blocks of 128 is the exception. Stages of
+# 32 need half the barriers of 16, and Hopper's shared memory (see _shallow).
 _SPMM = {
     16: (Tile((16, 256, 16), (1, 2), 3, 6), Tile((16, 64, 16), (1, 2), 4, 8)),
-    32: (Tile((32, 256, 16), (1, 4), 3, 3), Tile((32, 64, 16), (1, 2), 4, 6)),
-    64: (Tile((64, 128, 16), (2, 2), 3, 3), Tile((64, 32, 16), (2, 1), 4, 6)),
-    128: (Tile((128, 64, 16), (2, 2), 3, 3), Tile((128, 32, 16), (4, 1), 4, 3)),
+    32: (Tile((32, 256, 32), (1, 4), 2, 3), Tile((32, 64, 16), (1, 2), 4, 6)),
+    64: (Tile((64, 128, 32), (2, 2), 3, 3), Tile((64, 32, 16), (2, 1), 4, 6)),
+    128: (Tile((128, 64, 32), (2, 2), 3, 3), Tile((128, 32, 16), (4, 1), 4, 3)),
 }
 _SDD = {
     16: (Tile((16, 256, 16), (1, 4), 3, 4), Tile((16, 128, 16), (1, 2), 4, 6)),
     32: (Tile((32, 256, 16), (1, 4), 3, 2), Tile((32, 128, 16), (1, 2), 4, 5)),
-    64: (Tile((64, 128, 16), (2, 2), 3, 3),),
+    64: (Tile((64, 128, 32), (2, 2), 3, 3),),
     128: (Tile((128, 128, 16), (2, 2), 4, 2),),
 }
 
@@ -62,14 +63,26 @@ def candidates(problem: Problem, target: str) -> list[Candidate]:
 
 
 def _tiles(problem: Problem, target: str) -> tuple[Tile, ...]:
+    before_hopper = capability(target) < 90
     if problem.op == "sdd":
-        return _SDD.get(problem.block[0], _SDD[16])
-    height, _ = op_block(problem.op, problem.block, problem.layout)
+        tiles = _SDD.get(problem.block[0], _SDD[16])
+        return _shallow(tiles) if before_hopper else tiles
+    height, depth = op_block(problem.op, problem.block, problem.layout)
     tiles = _SPMM.get(height, _SPMM[16])
-    if height == 128 and capability(target) < 90:
+    if before_hopper or depth < 32:
+        tiles = _shallow(tiles)
+    if height == 128 and before_hopper:
         # Code for older GPUs needs a few registers more than three CTAs of the first tile leave.
         tiles = (replace(tiles[0], ctas=2), *tiles[1:])
     return tiles
+
+
+def _shallow(tiles: tuple[Tile, ...]) -> tuple[Tile, ...]:
+    """With stages of 16, where an SM has no room for more or a block is no deeper."""
+    return tuple(
+        tile if tile.shape[2] == 16 else replace(tile, shape=(*tile.shape[:2], 16), stages=3)
+        for tile in tiles
+    )
 
 
 def _refusal(problem: Problem, tile: Tile, target: str) -> str | None:
