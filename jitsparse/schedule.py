@@ -278,19 +278,19 @@ def _order(tiles: Tensor, part: Tensor, count: Tensor, gather: Gather) -> Tensor
     side_by_side = SMS
     if gather.height > 64:
         side_by_side = max(SMS, _TILES_OF_A_PANEL * gather.panels)
-    rounds = _ROUNDS_OF_A_GROUP * SMS
-    filling = ((rounds * gather.panels + count // 2) // count.clamp(min=1)).clamp(min=1)
-    group = torch.where(count > rounds, filling, _GROUP)
+    of_group, of_run = _ROUNDS_OF_A_GROUP * SMS, _SORTED_ROUNDS * SMS  # tiles
+    filling = ((of_group * gather.panels + count // 2) // count.clamp(min=1)).clamp(min=1)
+    group = torch.where(count > of_group, filling, _GROUP)
     group = torch.where(count > side_by_side, group, 1)
     key = (panel // group * tiles.shape[0] + part) * group + panel % group
-    order = torch.argsort(torch.where(number < count, key, torch.iinfo(key.dtype).max))
-    # Of a few rounds the widest tiles come first: a CTA that has one of them has a narrow one next
-    # (tile_of_round of order.cuh). Of all at once they would tear apart what shares data.
+    key = torch.where(number < count, key, torch.iinfo(key.dtype).max)
+    order = torch.argsort(key, stable=True)
+    # In a run of a few rounds the widest tiles come first: a CTA that has one of them has a narrow
+    # one next (tile_of_round of order.cuh). To sort all at once would tear apart what shares data.
     width = (tiles[:, 2] - tiles[:, 1])[order]
     narrowness = torch.where((number < count) & (count > SMS), gather.most - width, gather.most)
-    # What is left over of less than half as many is sorted with the last: it should end with narrow
-    # ones (8192, blocks of 128, 0.25, 4.02 rounds: 382 -> 370 us).
-    sorted_ = _SORTED_ROUNDS * SMS
-    stretches = (count + sorted_ // 2) // sorted_
-    stretch = torch.minimum(number // sorted_, (stretches - 1).clamp(min=0))
-    return order[torch.argsort(stretch * (gather.most + 1) + narrowness, stable=True)]
+    # Less than half a run that is left over belongs to the last: all should end with narrow tiles
+    # (8192, blocks of 128, 0.25, 4.02 rounds: 382 -> 370 us).
+    runs = (count + of_run // 2) // of_run
+    run = torch.minimum(number // of_run, (runs - 1).clamp(min=0))
+    return order[torch.argsort(run * (gather.most + 1) + narrowness, stable=True)]

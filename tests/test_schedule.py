@@ -150,13 +150,9 @@ def check_order(tiles: list[list[int]], group: int) -> None:
     )
     if len(tiles) > 132:
         starts = [528 * n for n in range(max(1, (len(tiles) + 264) // 528))]
-        stretches = [
-            expected[start:end] for start, end in zip(starts, [*starts[1:], None], strict=True)
-        ]
+        runs = [expected[start:end] for start, end in zip(starts, [*starts[1:], None], strict=True)]
         expected = [
-            tile
-            for stretch in stretches
-            for tile in sorted(stretch, key=lambda tile: tile[1] - tile[2])
+            tile for run in runs for tile in sorted(run, key=lambda tile: tile[1] - tile[2])
         ]
     assert tiles == expected
 
