@@ -6,7 +6,7 @@ other, on copies of its operands, and holds what they answer against plain torch
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -154,6 +154,19 @@ def catch(op: str, *operands: Any, **options: Any) -> Call:
     if watch.call is None:
         raise ArgumentError(f"this {op} runs no kernel: its output or its pattern is empty")
     return watch.call
+
+
+def check_alone(function: str, operands: Sequence[Any], options: Mapping[str, Any]) -> None:
+    """Nothing stands beside a problem that a function was given in place of a call.
+
+    Raises:
+        ArgumentError: something does.
+    """
+    if operands or options:
+        raise ArgumentError(
+            f"{function} takes a problem alone, or the name of an operation with its operands; got "
+            f"a problem, {len(operands)} operands and options {list(options) or 'none'}"
+        )
 
 
 def sample(problem: Problem, device: torch.device | None = None, *, seed: int = 0) -> Call:

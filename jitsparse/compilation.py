@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jitsparse.errors import CompileError, JitsparseError
+from jitsparse.errors import ArgumentError, CompileError, JitsparseError
 from jitsparse.kernels import registry
 
 if TYPE_CHECKING:
@@ -43,6 +43,18 @@ class Outcome:
     error: JitsparseError | None = None
 
 
+def _workers(jobs: int | None) -> int:
+    """How many compilers run at a time, if the caller says so or not."""
+    from jitsparse.jit import config
+
+    if jobs is not None and jobs < 0:
+        raise ArgumentError(
+            f"jobs={jobs} is no number of compilers; None or 0 stands for as many as the "
+            "processors and the memory allow"
+        )
+    return jobs or config.get().jobs
+
+
 def compile_variants(
     variants: Iterable[Variant],
     *,
@@ -60,11 +72,12 @@ def compile_variants(
 
     Returns:
         One outcome a variant, in their order.
-    """
-    from jitsparse.jit import config
 
+    Raises:
+        ArgumentError: ``jobs`` is negative.
+    """
     everything = list(variants)
-    workers = jobs or config.get().jobs
+    workers = _workers(jobs)
     outcomes: dict[Variant, Outcome] = {}
     with ThreadPoolExecutor(max_workers=max(1, min(workers, len(everything) or 1))) as pool:
         try:
@@ -156,7 +169,7 @@ class BackgroundWarmup:
         on_outcome: Callable[[Outcome], None] | None = None,
     ) -> None:
         self.variants = tuple(variants)
-        self._jobs = jobs
+        self._jobs = _workers(jobs)
         self._begin(on_outcome)
 
     def done(self) -> bool:

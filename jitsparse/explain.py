@@ -104,8 +104,8 @@ def explain(
         options: further keyword arguments of the operation (bias and activation of linear).
 
     Raises:
-        ArgumentError: the operation does not exist, the operands do not fit it, or there is nothing
-            to run because the output or the pattern is empty.
+        ArgumentError: the operation does not exist, the operands do not fit it or stand beside a
+            problem, or there is nothing to run because the output or the pattern is empty.
         PinError: a pin that no legal variant satisfies.
 
     Example:
@@ -115,7 +115,8 @@ def explain(
         'nn'
     """
     if isinstance(op, Problem):
-        problem, index = op, -1
+        calls.check_alone("explain", operands, options)
+        problem, index = op.rounded(), -1
     else:
         call = calls.catch(op, *operands, **options)
         problem, index = call.problem, call.index

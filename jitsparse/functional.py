@@ -46,15 +46,14 @@ def dsd(a: BlockSparse, b: Tensor) -> Tensor:
     if len(shape) < 2:
         if not shape:
             raise ArgumentError("dsd(a, b): b must be a vector or a matrix, got a scalar")
+        if shape[0] != a.shape[1]:
+            raise _wrong_rows(a, shape)
         return dsd(a, b.unsqueeze(-1)).squeeze(-1)
     pattern = a.pattern
     rows, cols = pattern.shape
     transposed = a.transposed
     if shape[-2] != (rows if transposed else cols):
-        raise ArgumentError(
-            f"dsd(a, b): a has shape {a.shape}, so b needs {a.shape[1]} rows; got b of shape "
-            f"{tuple(shape)}"
-        )
+        raise _wrong_rows(a, shape)
     if values.dtype is not b.dtype or values.device != b.device:
         raise _mismatch("dsd(a, b)", a=values, b=b)
     return autograd.dsd(values, pattern.index, b, rows, cols, transposed)
@@ -201,10 +200,8 @@ def _dds(
         values, a = _autocast(values, a)
         if bias is not None:
             bias = _autocast(bias)[0]
-    if a.dim() < 2:
-        if a.dim() == 0:
-            raise ArgumentError(f"{_call(names)}: {names[1]} must have columns, got a scalar")
-        return _dds(names, a.unsqueeze(0), b, transposed, bias, activation).squeeze(0)
+    if not a.dim():
+        raise ArgumentError(f"{_call(names)}: {names[1]} must have columns, got a scalar")
     pattern = b.pattern
     rows, cols = pattern.shape
     inner, outer = (cols, rows) if transposed else (rows, cols)
@@ -213,6 +210,8 @@ def _dds(
             f"{_call(names)}: {names[2]} has shape {b.shape}, so {names[1]} needs {inner} columns; "
             f"got {names[1]} of shape {tuple(a.shape)}"
         )
+    if a.dim() < 2:
+        return _dds(names, a.unsqueeze(0), b, transposed, bias, activation).squeeze(0)
     if values.dtype is not a.dtype or values.device != a.device:
         raise _mismatch(_call(names), **{names[1]: a, names[2]: values})
     if bias is not None:
@@ -230,6 +229,13 @@ def _dds(
             product = autograd.dds(a, values, pattern.index, rows, cols, transposed, bias, 0)
             return activate(product, activation)
     return autograd.dds(a, values, pattern.index, rows, cols, transposed, bias, activation)
+
+
+def _wrong_rows(a: BlockSparse, shape: torch.Size) -> ArgumentError:
+    return ArgumentError(
+        f"dsd(a, b): a has shape {a.shape}, so b needs {a.shape[1]} rows; got b of shape "
+        f"{tuple(shape)}"
+    )
 
 
 def _call(names: tuple[str, str, str]) -> str:

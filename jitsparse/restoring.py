@@ -7,7 +7,6 @@ both it and the package are imported.
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
@@ -60,22 +59,27 @@ def allow() -> None:
 
 
 class _UponTorch(MetaPathFinder):
-    """Finds torch as it would be found anyway, once, and has it told when it is imported."""
+    """Finds torch as it would be found anyway, until it is imported, and has that told.
+
+    To look for torch is not to import it: ``importlib.util.find_spec("torch")`` asks as well.
+    """
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if name != "torch":
             return None
-        # A new list: another thread that is going through this one would pass over a finder.
-        sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
-        spec = importlib.util.find_spec(name)
+        others = [finder for finder in sys.meta_path if finder is not self]
+        found = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((each for each in found if each is not None), None)
         loader = None if spec is None else spec.loader
         if loader is not None:
             execute = loader.exec_module
 
             def execute_and_tell(module: ModuleType) -> None:
                 execute(module)
+                # A new list: a thread that is going through this one would pass over a finder.
+                sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
                 allow()
 
             loader.exec_module = execute_and_tell  # type: ignore[method-assign]

@@ -136,6 +136,11 @@ class BlockSparse:
             ArgumentError: if the tensor is not a 2-d BSR tensor.
             PatternError: if its block size is not supported or its indices are not canonical.
         """
+        if not isinstance(tensor, Tensor):
+            raise ArgumentError(
+                f"from_bsr takes a torch tensor, got {type(tensor).__name__}; from_scipy takes "
+                "scipy's matrices"
+            )
         if tensor.layout is not torch.sparse_bsr or tensor.dim() != 2:
             raise ArgumentError(
                 f"from_bsr takes a 2-d tensor of layout torch.sparse_bsr, got {tensor.layout} of "
@@ -351,10 +356,10 @@ def random(
 
 
 def _check_values(values: Tensor, pattern: Pattern) -> None:
-    if not isinstance(values, Tensor) or not isinstance(pattern, Pattern):
+    if not is_dense(values) or not isinstance(pattern, Pattern):
         raise ArgumentError(
             "BlockSparse(values, pattern) takes a Tensor and a Pattern, got "
-            f"{type(values).__name__} and {type(pattern).__name__}"
+            f"{kind_of(values)} and {kind_of(pattern)}"
         )
     expected = (pattern.nnz_blocks, *pattern.block_size)
     if tuple(values.shape) != expected:

@@ -128,8 +128,8 @@ def tune(
         RuntimeWarning: some variants do not compile, do not run or answer wrongly.
 
     Raises:
-        ArgumentError: the operation does not exist, the operands do not fit it, or there is nothing
-            to run because the output or the pattern is empty.
+        ArgumentError: the operation does not exist, the operands do not fit it or stand beside a
+            problem, or there is nothing to run because the output or the pattern is empty.
         CacheMiss: ``JITSPARSE_JIT=off``, and not all of the variants are cached.
         ToolchainError: there is no compiler, and not all of the variants are cached.
         LaunchError: no variant is left, or one has made the GPU unusable.
@@ -144,7 +144,11 @@ def tune(
         >>> js.explain("dsd", a, torch.randn(40, 24)).source
         'tuned'
     """
-    call = calls.sample(op) if isinstance(op, Problem) else calls.catch(op, *operands, **options)
+    if isinstance(op, Problem):
+        calls.check_alone("tune", operands, options)
+        call = calls.sample(op)
+    else:
+        call = calls.catch(op, *operands, **options)
     tuning = tune_call(call, seconds=seconds, jobs=jobs)
     if tuning.failures:
         warnings.warn(

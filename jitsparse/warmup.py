@@ -89,7 +89,8 @@ def warmup(
     same sizes share their kernels.
 
     Without a model: those that calls of some operations, dtypes and block sizes choose. Each filter
-    is one value or a list of values; without it everything is admitted.
+    is one value or a list of values. Without block sizes the kernels are those of a default table,
+    of the square blocks that are used most; ``jitsparse list --known`` shows it.
 
     Args:
         model: whose calls to find. It has to run without reading its data.

@@ -248,3 +248,11 @@ def test_arrays_are_no_operands() -> None:
     for product in (lambda: a @ X.numpy(), lambda: X.T.numpy() @ a.T):
         with pytest.raises(TypeError):
             product()
+
+
+def test_vectors_are_named_with_their_own_shape() -> None:
+    a = js.random((48, 64), 16, 0.5)
+    with pytest.raises(ArgumentError, match=re.escape("got b of shape (63,)")):
+        a @ torch.ones(63)
+    with pytest.raises(ArgumentError, match=re.escape("got a of shape (47,)")):
+        torch.ones(47) @ a

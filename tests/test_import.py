@@ -89,3 +89,21 @@ def test_formats_need_no_compiler_and_no_cache(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     python(code, tmp_path, JITSPARSE_CACHE_DIR=str(cache))
     assert not cache.exists()
+
+
+def test_a_file_loads_with_weights_only_though_torch_was_looked_for_before(tmp_path: Path) -> None:
+    """To ask for torch's spec, as programs do that can do without it, is not to import it."""
+    python(
+        "import torch, jitsparse as js\ntorch.save(js.random((16, 16), 8, 0.5), 'a.pt')", tmp_path
+    )
+    code = (
+        "import importlib.util, sys\n"
+        "import jitsparse\n"
+        "finders = len(sys.meta_path)\n"
+        "assert importlib.util.find_spec('torch') and importlib.util.find_spec('torch')\n"
+        "assert len(sys.meta_path) == finders\n"
+        "import torch\n"
+        "assert len(sys.meta_path) < finders\n"
+        "assert torch.load('a.pt', weights_only=True).shape == (16, 16)\n"
+    )
+    assert python(code, tmp_path).stderr == ""

@@ -456,3 +456,14 @@ def test_values_without_memory_are_an_error() -> None:
     layer.values.untyped_storage().resize_(0)
     with pytest.raises(RuntimeError, match="has no memory"):
         layer(torch.randn(2, 32))
+
+
+@pytest.mark.parametrize("shape", [(40, 50), (64, 64)])
+def test_a_layer_off_the_meta_device_can_be_reset(shape: tuple[int, int]) -> None:
+    """As recipes for meta models do, before they load a state dict."""
+    layer = js.nn.BlockSparseLinear(*shape, 16, density=0.5, device="meta").to_empty(device="cpu")
+    layer.reset_parameters()
+    assert layer.values.isfinite().all()
+    state = js.nn.BlockSparseLinear(*shape, 16, density=0.5).state_dict()
+    layer.load_state_dict(state)
+    assert torch.equal(layer.values, state["values"])

@@ -321,3 +321,11 @@ def test_values_that_do_not_fit_cannot_be_put_in() -> None:
     for name in ("pattern", "shape", "transposed"):
         with pytest.raises(AttributeError, match="build another"):
             setattr(a, name, getattr(a, name))
+
+
+def test_what_is_no_strided_tensor_is_refused() -> None:
+    a = js.random((32, 32), 16, 0.5)
+    with pytest.raises(ArgumentError, match="from_bsr takes a torch tensor, got int"):
+        js.BlockSparse.from_bsr(1)
+    with pytest.raises(ArgumentError, match=r"torch\.sparse_coo"):
+        js.BlockSparse(a.values.to_sparse(), a.pattern)

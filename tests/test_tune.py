@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -410,3 +411,31 @@ def test_a_table_made_by_one_process_serves_the_next(cache: Path, compiled: Path
         [sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True
     )
     assert json.loads(done.stdout) == [victim, "tuned"]
+
+
+def test_what_a_call_uses_after_tuning_is_recorded(cache: Path, tmp_path: Path) -> None:
+    """Tuning maps kernels, and what it only tries is not recorded."""
+    a, x = operands()
+    with config.override(record=tmp_path / "used"):
+        tuning = js.tune("dsd", a, x, **QUICK)
+        assert not (tmp_path / "used").exists()
+        js.dsd(a, x)
+        assert tuning.winner in (tmp_path / "used").read_text()
+
+
+def test_a_problem_stands_alone_and_needs_no_rounding(cache: Path) -> None:
+    problem = replace(js.explain("dsd", *operands()).problem, cols=K - 1, extent=N - 1)
+    assert js.explain(problem).problem == problem.rounded() != problem
+    for function in (js.explain, js.tune):
+        with pytest.raises(js.ArgumentError, match="a problem alone"):
+            function(problem, *operands())
+        with pytest.raises(js.ArgumentError, match="a problem alone"):
+            function(problem, activation="relu")
+
+
+def test_a_negative_number_of_jobs(cache: Path) -> None:
+    with pytest.raises(js.ArgumentError, match="jobs=-1"):
+        js.tune("dsd", *operands(), jobs=-1)
+    for background in (False, True):
+        with pytest.raises(js.ArgumentError, match="jobs=-1"):
+            js.warmup(op="dsd", dtype="f32", block_size=8, jobs=-1, background=background)

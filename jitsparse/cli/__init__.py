@@ -52,12 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: by default those of the process.
 
     Returns:
-        The exit code. Usage errors and ``--help`` leave through SystemExit.
-
-    Example:
-        >>> main(["cache", "path"])  # doctest: +SKIP
-        /home/me/.cache/jitsparse
-        0
+        The exit code of a command that fails. Any other leaves through SystemExit, as usage errors
+        and ``--help`` do.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A path may hold bytes that are no text, and is printed as the bytes that it is.

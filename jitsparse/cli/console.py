@@ -108,4 +108,9 @@ def read_device(name: str) -> torch.device:
             f"torch sees no CUDA GPU here (torch {torch.__version__}, built with {built})",
             param_hint=DEVICE,
         )
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise typer.BadParameter(
+            f"{name!r}: torch sees {torch.cuda.device_count()} CUDA GPUs here, counted from 0",
+            param_hint=DEVICE,
+        )
     return device

@@ -74,6 +74,8 @@ def command(
             split(layout, one_of(("nn", "nt", "tn", "tt")), "--layout") or ["nn"],
         )
     )
+    if export is not None and dry_run:
+        raise typer.BadParameter("--dry-run writes nothing, --export does", param_hint="--export")
     if export is not None and not any(asked):
         _export(export, where)
         return

@@ -33,7 +33,9 @@ def command(
     dtype: list[str] = typer.Option(
         [], help="f64, f32, tf32, f16, bf16; by default all, or a model's own."
     ),
-    block_size: list[str] = typer.Option([], help="32 or 32x64; by default all."),
+    block_size: list[str] = typer.Option(
+        [], help="32 or 32x64; by default those of the default table."
+    ),
     device: str = typer.Option("", help="cpu or cuda; by default the GPU if there is one."),
     arch: list[str] = typer.Option(
         [], help="Targets, e.g. 9.0a, 8.0, avx512; by default this machine's. Needs no GPU."

@@ -14,11 +14,12 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from jitsparse.errors import ToolchainError
 from jitsparse.jit import forks, toolchain
@@ -258,6 +259,7 @@ class _Shared:
         self.guard = threading.Lock()
         self.users = 0
         self.before: dict[str, str | None] = {}
+        self.stderr: TextIO | None = None  # in place of the one that the process lacks
 
 
 _shared = _Shared()
@@ -270,8 +272,36 @@ def _environment(tools: toolchain.Toolchain) -> Iterator[None]:
     """What torch reads from the process's environment, set for the length of a build.
 
     Builds run in threads and the environment belongs to all of them, so nothing is written that is
-    right already: on most machines that is everything.
+    right already, on most machines all of it, and the last of the builds takes back what any wrote.
+    torch flushes stderr, too, which a daemon may not have.
     """
+    with _shared.guard:
+        if sys.stderr is None:
+            sys.stderr = _shared.stderr = open(os.devnull, "w")
+        for name, value in _missing(tools).items():
+            _shared.before.setdefault(name, os.environ.get(name))
+            os.environ[name] = value
+        _shared.users += 1
+    try:
+        yield
+    finally:
+        with _shared.guard:
+            _shared.users -= 1
+            if _shared.users == 0:
+                for name, before in _shared.before.items():
+                    if before is None:
+                        os.environ.pop(name, None)
+                    else:
+                        os.environ[name] = before
+                _shared.before.clear()
+                if _shared.stderr is not None:
+                    sys.stderr = None
+                    _shared.stderr.close()
+                    _shared.stderr = None
+
+
+def _missing(tools: toolchain.Toolchain) -> dict[str, str]:
+    """Variables that have to change for torch to find what a build needs."""
     changes: dict[str, str] = {}
     directory = toolchain.ninja_directory()
     if directory is not None:
@@ -284,22 +314,7 @@ def _environment(tools: toolchain.Toolchain) -> Iterator[None]:
     )
     if not locale.startswith(("C", "POSIX", "en")):
         changes["LC_ALL"] = "C.UTF-8"
-    with _shared.guard:
-        if _shared.users == 0:
-            _shared.before = {name: os.environ.get(name) for name in changes}
-            os.environ.update(changes)
-        _shared.users += 1
-    try:
-        yield
-    finally:
-        with _shared.guard:
-            _shared.users -= 1
-            if _shared.users == 0:
-                for variable, value in _shared.before.items():
-                    if value is None:
-                        os.environ.pop(variable, None)
-                    else:
-                        os.environ[variable] = value
+    return changes
 
 
 @contextlib.contextmanager

@@ -226,12 +226,17 @@ def coerce(name: str, value: Any) -> Any:
         return choice("log", value, LOG_LEVELS)
     if name == "arch" and isinstance(value, str):
         return parse_arch(value)
-    if name in ("cache_dir", "record") and value is not None:
+    if name == "record" and not value:
+        return None
+    if name in ("cache_dir", "record"):
         return _absolute(value)
     if name == "cache_max_size" and isinstance(value, str):
         return _max_size("cache_max_size", value)
     if name in ("cache_path", "trust_cache", "cuda_home"):
-        return tuple(_absolute(part) for part in value)
+        parts = value.split(":") if isinstance(value, str) else value
+        return tuple(_absolute(part) for part in parts if part)
+    if name == "max_jobs" and isinstance(value, str):
+        return _count("max_jobs", value)
     return value
 
 

@@ -100,13 +100,13 @@ def load(
     """
     sought = Sought(template, variant)
     kernel = _mapped.get(sought.key)
-    if kernel is not None:
-        return kernel
-    with _one_at_a_time(sought.key):
-        kernel = _mapped.get(sought.key)
-        if kernel is None:
-            kernel = _map(sought, Permission(allow_build, why_not, hint), position)
-            _mapped[sought.key] = kernel
+    if kernel is None:
+        with _one_at_a_time(sought.key):
+            kernel = _mapped.get(sought.key)
+            if kernel is None:
+                kernel = _map(sought, Permission(allow_build, why_not, hint), position)
+                _mapped[sought.key] = kernel
+    # What is mapped may have been mapped where nothing was recorded, as by js.tune.
     _record(template, variant)
     return kernel
 

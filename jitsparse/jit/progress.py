@@ -38,11 +38,16 @@ def use_plain_lines() -> None:
 
 
 def say(level: str, message: str) -> None:
-    """One line on stderr, if ``JITSPARSE_LOG`` admits its level and this is rank 0."""
+    """One line on stderr, if ``JITSPARSE_LOG`` admits its level and this is rank 0.
+
+    A daemon may have no stderr, or one that nobody reads any more. Its kernels compile all the
+    same.
+    """
     settings = config.get()
-    if settings.rank == 0 and _admits(settings.log, level):
-        sys.stderr.write(f"jitsparse: {message}\n")
-        sys.stderr.flush()
+    if settings.rank == 0 and _admits(settings.log, level) and sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(f"jitsparse: {message}\n")
+            sys.stderr.flush()
 
 
 def warn(message: str) -> None:

@@ -180,10 +180,11 @@ def select_variants(
     dtypes: Sequence[str] = (),
     block_sizes: Sequence[tuple[int, int]] = (),
 ) -> list[Variant]:
-    """Variants that calls choose for what a request names; an empty filter admits everything.
+    """Variants that calls choose for what a request names.
 
-    Without block sizes these come from the families' default tables; with them they are what calls
-    with just these blocks choose, whether a table holds them or not.
+    Without block sizes these are what the filters admit of the families' default tables, an empty
+    one everything; with them they are what calls with just these blocks choose, whether a table
+    holds them or not.
 
     Raises:
         ArgumentError: a filter names something that does not exist, or nothing is left.
@@ -197,18 +198,26 @@ def select_variants(
             for variant in _first_legal(problem, target)
         )
     else:
-        found = (variant for target in targets for variant in default_variants(target))
-    chosen = [
-        variant
-        for variant in dict.fromkeys(found)
-        if (not ops or variant.op in ops) and (not dtypes or variant.dtype in dtypes)
-    ]
+        found = (
+            variant
+            for target in targets
+            for variant in default_variants(target)
+            if (not ops or variant.op in ops) and (not dtypes or _serves(variant, dtypes))
+        )
+    chosen = list(dict.fromkeys(found))
     if not chosen:
         raise ArgumentError(
             f"for {', '.join(targets)} there is no variant with op {list(ops) or 'any'}, "
             f"dtype {list(dtypes) or 'any'} and block size {list(block_sizes) or 'any'}"
         )
     return chosen
+
+
+def _serves(variant: Variant, dtypes: Sequence[str]) -> bool:
+    """Whether calls of these dtypes may choose a variant: ``simt`` and ``vec`` multiply in full
+    precision where TF32 is allowed."""
+    full = variant.dtype == "f32" and variant.family in ("simt", "vec")
+    return variant.dtype in dtypes or (full and "tf32" in dtypes)
 
 
 def _check_names(ops: Sequence[str], dtypes: Sequence[str]) -> None:

@@ -128,7 +128,10 @@ class BlockSparseLinear(PatternBuffers):
         scale = 1 / math.sqrt(density) if density else 1.0
         with torch.no_grad():
             self.values.uniform_(-bound * scale, bound * scale)
-            self.values.copy_(clear_edge(self.values, self._pattern))
+            # A layer that has left the meta device has no pattern until a state dict brings one,
+            # and values with it.
+            if self.values.is_meta or self._pattern.device.type != "meta":
+                self.values.copy_(clear_edge(self.values, self._pattern))
             if self.bias is not None:
                 self.bias.uniform_(-bound, bound)
 

@@ -123,3 +123,12 @@ def test_export(
 def test_a_problem_that_no_call_has(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", *SMALL, *QUICK, "--dtype", "tf32"]) == 2
     assert "no call on contiguous operands" in capsys.readouterr().err
+
+
+def test_an_export_is_no_dry_run(tmp_path: Path) -> None:
+    for filters in ((), tuple(SMALL)):
+        table = tmp_path / "table.json"
+        with pytest.raises(SystemExit) as left:
+            main(["tune", *filters, "--device", "cpu", "--dry-run", "--export", str(table)])
+        assert left.value.code == 2
+        assert not table.exists()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import subprocess
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -84,6 +87,50 @@ def test_ninja_off_path_and_a_compiler_of_another_name(
     assert toykernel.run(kernel)
     assert os.environ["PATH"] == str(tmp_path / "bin")
     assert "CXX" not in os.environ
+
+
+def test_the_environment_stays_until_the_last_of_overlapping_builds_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also if the first ends while the second looks for what it needs."""
+    monkeypatch.setenv("PATH", "/bin")
+    tools = toolchain.Toolchain(toolchain.Compiler(Path("/bin/c++")))
+    first, second = build._environment(tools), build._environment(tools)
+    leaving = threading.Thread(target=first.__exit__, args=(None, None, None))
+    looking: list[str] = []
+
+    def ninja_directory() -> str | None:
+        looking.append(os.environ["PATH"])
+        if len(looking) == 2:
+            leaving.start()
+            leaving.join(0.1)
+        return None if "/ninja" in looking[-1] else "/ninja"
+
+    monkeypatch.setattr(toolchain, "ninja_directory", ninja_directory)
+    first.__enter__()
+    second.__enter__()
+    leaving.join()
+    assert os.environ["PATH"] == "/ninja:/bin"
+    second.__exit__(None, None, None)
+    assert os.environ["PATH"] == "/bin"
+    assert len(looking) == 2
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_process_without_stderr_builds(
+    broken: bool, template: Template, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A daemon has closed it, or nobody reads it any more."""
+
+    class Unread(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    stream = Unread() if broken else None
+    monkeypatch.setattr(sys, "stderr", stream)
+    with config.override(log="debug"):
+        assert toykernel.run(load(template, toykernel.variant()))
+    assert sys.stderr is stream
 
 
 def test_nothing_is_printed(template: Template, capfd: pytest.CaptureFixture[str]) -> None:

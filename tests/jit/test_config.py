@@ -128,6 +128,18 @@ def test_override_is_undone_and_every_change_is_seen() -> None:
     assert generations == sorted(set(generations))
 
 
+def test_override_takes_what_an_environment_would_hold() -> None:
+    with config.override(
+        cache_path="/a::/b", trust_cache="/x", cuda_home="/cuda", max_jobs="4", record=""
+    ) as inside:
+        assert inside.cache_path == (Path("/a"), Path("/b"))
+        assert inside.trust_cache == (Path("/x"),)
+        assert inside.cuda_home == (Path("/cuda"),)
+        assert (inside.max_jobs, inside.record) == (4, None)
+    with pytest.raises(ConfigError, match="max_jobs='some'"), config.override(max_jobs="some"):
+        pass
+
+
 def test_reload_reads_the_environment_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "_current", config.get())
     generation = config.generation

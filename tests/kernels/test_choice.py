@@ -126,3 +126,17 @@ def test_an_sdd_with_more_tiles_than_a_launch_can_have(dtype: str, block: int, s
     many = dataclasses.replace(problem, rows=side, cols=side, nnz=1 << 22)
     assert chosen(many, "sm80").startswith("simt")
     assert not chosen(dataclasses.replace(many, rows=side // 4), "sm80").startswith("simt")
+
+
+@pytest.mark.parametrize("block", [8, 32])
+@pytest.mark.parametrize("target", ["sm90a", "avx2"])
+def test_what_tf32_calls_choose_is_selected_in_whichever_precision(target: str, block: int) -> None:
+    """Unaligned calls, blocks of 8 and CPUs have no TF32: those multiply in full precision."""
+    selected = registry.select_variants(
+        [target], ops=["dsd"], dtypes=["tf32"], block_sizes=[(block, block)]
+    )
+    assert any(variant.dtype == "f32" for variant in selected)
+    table = registry.select_variants([target], ops=["dsd"], dtypes=["tf32"])
+    full = [variant for variant in table if variant.dtype == "f32"]
+    assert full
+    assert {variant.family for variant in full} <= {"simt", "vec"}
