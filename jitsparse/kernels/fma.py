@@ -12,7 +12,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from jitsparse.jit import Candidate, Template, Variant
-from jitsparse.kernels.cuda import Tile, cuda_template, ranked, tile_context, typical_problems
+from jitsparse.kernels.cuda import (
+    Tile,
+    cuda_template,
+    ranked,
+    shared_memory_limit,
+    tile_context,
+    typical_problems,
+)
 from jitsparse.kernels.legality import (
     before_ampere,
     capability,
@@ -33,7 +40,7 @@ _BLOCKS = (16, 32, 64, 128)
 # By the height of a block as the kernel sees it, widest tile first. On an H200 threads that have
 # 8 x 8 of the output, three CTAs an SM, were faster than 16 x 8 and two (docs/performance.md): more
 # warps hide more than fewer instructions save. An sdd of blocks of 128 is the exception. Stages of
-# 32 need half the barriers of 16, and Hopper's shared memory (see _shallow).
+# 32 need half the barriers of 16, and the shared memory of Hopper (_with_room).
 _SPMM = {
     16: (Tile((16, 256, 16), (1, 2), 3, 6), Tile((16, 64, 16), (1, 2), 4, 8)),
     32: (Tile((32, 256, 32), (1, 4), 2, 3), Tile((32, 64, 16), (1, 2), 4, 6)),
@@ -45,6 +52,13 @@ _SDD = {
     32: (Tile((32, 256, 16), (1, 4), 3, 2), Tile((32, 128, 16), (1, 2), 4, 5)),
     64: (Tile((64, 128, 32), (2, 2), 3, 3),),
     128: (Tile((128, 128, 16), (2, 2), 4, 2),),
+}
+# Where both operands lie along k and there are many block columns, a thread that copies needs a
+# pointer for each, and registers for them: with a CTA more it spills.
+_NARROW_SDD = {
+    32: (Tile((32, 256, 16), (1, 4), 3, 2), Tile((32, 128, 16), (1, 2), 4, 4)),
+    64: (Tile((64, 128, 16), (2, 2), 3, 2),),
+    128: (Tile((128, 64, 16), (2, 2), 3, 2),),
 }
 
 
@@ -63,26 +77,37 @@ def candidates(problem: Problem, target: str) -> list[Candidate]:
 
 
 def _tiles(problem: Problem, target: str) -> tuple[Tile, ...]:
-    before_hopper = capability(target) < 90
     if problem.op == "sdd":
-        tiles = _SDD.get(problem.block[0], _SDD[16])
-        return _shallow(tiles) if before_hopper else tiles
+        height, width = problem.block
+        table = _NARROW_SDD if problem.layout == "nt" and width < height else _SDD
+        return _with_room(problem, table.get(height, _SDD[16]), target)
     height, depth = op_block(problem.op, problem.block, problem.layout)
-    tiles = _SPMM.get(height, _SPMM[16])
-    if before_hopper or depth < 32:
-        tiles = _shallow(tiles)
-    if height == 128 and before_hopper:
+    tiles: tuple[Tile, ...] = _SPMM.get(height, _SPMM[16])
+    if depth < 32:
+        tiles = tuple(_shallow(tile) for tile in tiles)
+    tiles = _with_room(problem, tiles, target)
+    if height == 128 and capability(target) < 90:
         # Code for older GPUs needs a few registers more than three CTAs of the first tile leave.
         tiles = (replace(tiles[0], ctas=2), *tiles[1:])
     return tiles
 
 
-def _shallow(tiles: tuple[Tile, ...]) -> tuple[Tile, ...]:
-    """With stages of 16, where an SM has no room for more or a block is no deeper."""
-    return tuple(
-        tile if tile.shape[2] == 16 else replace(tile, shape=(*tile.shape[:2], 16), stages=3)
-        for tile in tiles
-    )
+def _with_room(problem: Problem, tiles: tuple[Tile, ...], target: str) -> tuple[Tile, ...]:
+    """With shallow stages where an SM has no shared memory for as many CTAs as it should hold. Each
+    takes 1024 bytes that it did not ask for, and one CTA may have all but these."""
+
+    def fits(tile: Tile) -> bool:
+        each = _shared_memory(problem, tile) + 1024
+        return tile.ctas * each <= shared_memory_limit(target) + 1024
+
+    return tuple(tile if fits(tile) else _shallow(tile) for tile in tiles)
+
+
+def _shallow(tile: Tile) -> Tile:
+    """With stages of 16."""
+    if tile.shape[2] == 16:
+        return tile
+    return replace(tile, shape=(*tile.shape[:2], 16), stages=3)
 
 
 def _refusal(problem: Problem, tile: Tile, target: str) -> str | None:

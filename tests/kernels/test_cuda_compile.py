@@ -34,8 +34,8 @@ pytestmark = pytest.mark.nvcc
 
 def not_chosen(target: str) -> Iterator[Variant]:
     """Panels of 192 rows and divided sums, which are for larger products and for smaller ones than
-    the default table's, and picked block columns, which are for fewer blocks: a block of each
-    kind."""
+    the default table's, picked block columns, which are for fewer blocks: a block of each kind; and
+    IEEE float32 in blocks that are higher than wide, which ask for the most registers."""
     blocks, layouts = ((32, 32), (64, 64), (128, 128)), ("nn", "tn")
     for op, block, layout in itertools.product(registry.OPS, blocks, layouts):
         problem = typical_problem(op, "cuda", "bf16", block, layout)
@@ -52,6 +52,11 @@ def not_chosen(target: str) -> Iterator[Variant]:
         problem = typical_problem(op, "cuda", "bf16", (height, 16), layout)
         for each in registry.candidates(problem, target):
             if PICKED in each.variant.knobs and each.refused is None:
+                yield each.variant
+    for block in ((32, 16), (64, 16), (64, 32), (128, 16), (128, 64)):
+        problem = typical_problem("sdd", "cuda", "f32", block, "nt")
+        for each in registry.candidates(problem, target):
+            if each.variant.family == "fma" and each.refused is None:
                 yield each.variant
 
 

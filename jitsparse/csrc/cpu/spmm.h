@@ -4,7 +4,8 @@
 // and written transposed, and its blocks are flipped where op does not transpose.
 //
 // A thread takes strips of C, some register tiles wide, and walks the block rows. The panel of B that a
-// block multiplies is packed when a strip first needs it, so what no block needs is never read. The
+// block multiplies is packed when a strip first needs it, so what no block needs is not read (but for
+// the rest of a few cache lines where k is contiguous). The
 // blocks themselves are read in place, one element, or pair, broadcast against a row of the panel; those that
 // have to be converted or paired first, a few rows at a time.
 #pragma once
@@ -39,8 +40,8 @@ class Spmm {
   // Block columns that are packed at a time: where k is the contiguous axis of B, a few cache lines of
   // each of its rows.
   static constexpr int64 kPart = DENSE_K_CONTIGUOUS ? max(1, 128 / kDepth) : 1;
-  // Strips are as wide as leaves their panels in the L2 cache, so that the blocks of a row, which pass
-  // through it once a strip, are in the L1 cache for all but its first columns.
+  // Strips are as wide as leaves their panels in the L2 cache. The blocks of a row pass through it once
+  // a strip, and are in it, if not in L1, for all but the strip's first columns.
   static constexpr int64 kWidestTiles = 4;
   // Values that are not multiplied as they are stored are packed for every tile. Pairs, whose halves lie a
   // row apart, are packed once for all tiles of a strip, if these are several and a block row of them is no

@@ -20,7 +20,7 @@ struct SddPipeline {
   static constexpr int kGroup = TILE_M / BLOCK_ROWS;
   static constexpr int kColumns = TILE_N / BLOCK_COLS;
   static_assert(TILE_M % BLOCK_ROWS == 0 && TILE_N % BLOCK_COLS == 0, "a tile holds whole blocks");
-  static_assert(kGroup == 1 || TILE_M == 128, "the packed index holds panels of 128 rows");
+  static_assert(kGroup == 1 || (TILE_M == 128 && BLOCK_ROWS != 64), "the index has panels of 128 rows; of blocks of 64 any two");
 
   static constexpr bool kScalar = sizeof(Storage) == 4;  // operands that ldmatrix cannot transpose
   using LeftTile = SharedTile<Element, LEFT_K_CONTIGUOUS ? TILE_M : TILE_K, LEFT_K_CONTIGUOUS ? TILE_K : TILE_M,

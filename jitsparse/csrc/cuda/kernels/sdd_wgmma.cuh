@@ -272,9 +272,9 @@ struct SddWgmma {
     way_out.finish();
   }
 
-  // c += panel x gathered over all of k, for the first COLUMNS of the warpgroup's columns; `meanwhile` is done once a stage. A loop
-  // for each width, since a branch in it would be where ptxas ends a batch of wgmma: waiting for the batch before would then wait
-  // for this one too.
+  // c += panel x gathered over all of k, for the first COLUMNS of the warpgroup's columns; `meanwhile` is done once a stage of 16-bit
+  // elements. A loop for each width, since a branch in it would be where ptxas ends a batch of wgmma: waiting for the batch before
+  // would then wait for this one too.
   template <int COLUMNS, typename Meanwhile>
   static __device__ __forceinline__ void accumulate(Accumulators& c, const Tiles& tiles, unsigned base, const StageBarriers& barriers,
                                                     RingPosition& ring, int slabs, int group_m, int first, int warp, int lane,

@@ -26,7 +26,7 @@ struct SpmmPipeline {
   static constexpr int kBlockK = FLIPPED ? BLOCK_ROWS : BLOCK_COLS;
   static constexpr int kGroup = TILE_M / kBlockM;
   static_assert(TILE_M % kBlockM == 0, "a panel holds whole blocks");
-  static_assert(kGroup == 1 || TILE_M == 128, "the packed index holds panels of 128 rows");
+  static_assert(kGroup == 1 || (TILE_M == 128 && kBlockM != 64), "the index has panels of 128 rows; of blocks of 64 any two");
 
   // A stage is TILE_K deep: several steps of a small block, or a part of a large one.
   static constexpr int kSlots = TILE_K > kBlockK ? TILE_K / kBlockK : 1;
