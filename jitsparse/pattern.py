@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Pattern"]
 
+_SHUFFLED = 1 << 24
+"""Blocks, stored or not, of which a random choice shuffles all."""
+
 
 class Pattern:
     """The positions of the stored blocks of a block-sparse matrix; immutable.
@@ -200,12 +203,8 @@ class Pattern:
         total = grid[0] * grid[1]
         count = as_count(density, total)
         where = torch.get_default_device() if device is None else torch.device(device)
-        chosen = torch.randperm(
-            total,
-            generator=generator,
-            device=where if generator is None else generator.device,
-        )[:count]
-        chosen = chosen.sort().values.to(where)
+        drawn = _draw(total, count, generator, where if generator is None else generator.device)
+        chosen = drawn.to(where)
         rows = torch.arange(grid[0] + 1, device=where) * grid[1]
         crow = torch.searchsorted(chosen, rows)
         return cls._trusted(size, block, crow, chosen % max(grid[1], 1))
@@ -391,3 +390,21 @@ def _readable(indices: Tensor) -> bool:
         and not torch.compiler.is_compiling()
         and not (indices.is_cuda and torch.cuda.is_current_stream_capturing())
     )
+
+
+def _draw(
+    total: int, count: int, generator: torch.Generator | None, device: torch.device
+) -> Tensor:
+    """``count`` different numbers below ``total`` in order, all choices equally likely."""
+    make: dict[str, Any] = {"generator": generator, "device": device}
+    if total <= _SHUFFLED or 4 * count > total or device.type == "meta":
+        return torch.randperm(total, **make)[:count].sort().values
+    # Few of very many, for which there need not be the memory to shuffle all. What is drawn until
+    # there are enough is any set of its size, and so is what a random choice leaves of it.
+    drawn = torch.empty(0, dtype=torch.int64, device=device)
+    while drawn.numel() < count:
+        missing = count - drawn.numel()
+        more = torch.randint(total, (missing + missing // 4 + 16,), **make)
+        drawn = torch.cat([drawn, more]).unique()
+    kept = torch.randperm(drawn.numel(), **make)[:count].sort().values
+    return drawn[kept]

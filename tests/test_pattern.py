@@ -151,15 +151,29 @@ def test_random_has_exactly_the_density(density: float) -> None:
     assert js.Pattern(pattern.shape, (16, 32), pattern.crow_indices, pattern.col_indices) == pattern
 
 
-def test_random_follows_its_generator_and_is_uniform() -> None:
+@pytest.mark.parametrize("shuffled", [16, 0], ids=["shuffled", "drawn"])
+def test_random_follows_its_generator_and_is_uniform(
+    shuffled: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jitsparse.pattern._SHUFFLED", shuffled)
+
     def draw(seed: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(seed)
         return js.Pattern.random((32, 32), 8, 0.25, generator=generator).to_mask()
 
     assert torch.equal(draw(1), draw(1))
+    assert draw(1).sum() == 4
     counts = sum(draw(seed).long() for seed in range(400))
     # 400 draws at 1/4: mean 100, standard deviation 8.7; six of them.
     assert (counts - 100).abs().max() < 52
+
+
+def test_few_of_very_many_blocks_are_drawn_without_shuffling_all() -> None:
+    """The grid has 2^32 blocks, of which a list would take 32 GB."""
+    pattern = js.Pattern.random((2**20, 2**20), 16, 1e-6)
+    assert pattern.nnz_blocks == 4295
+    again = js.Pattern(pattern.shape, 16, pattern.crow_indices, pattern.col_indices)
+    assert again == pattern
 
 
 @pytest.mark.parametrize("density", [-0.1, 1.1, float("nan")])

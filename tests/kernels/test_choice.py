@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from jitsparse.kernels import registry
+from jitsparse.kernels.cuda import shared_memory_limit
 from jitsparse.kernels.problem import Problem, typical_problem
 
 
@@ -140,3 +141,19 @@ def test_what_tf32_calls_choose_is_selected_in_whichever_precision(target: str, 
     full = [variant for variant in table if variant.dtype == "f32"]
     assert full
     assert {variant.family for variant in full} <= {"simt", "vec"}
+
+
+@pytest.mark.parametrize("op", registry.OPS)
+@pytest.mark.parametrize("target", ["sm80", "sm89", "sm90a", "sm120a"])
+def test_float32_has_deep_stages_where_an_sm_has_room_for_them(op: str, target: str) -> None:
+    deep = set()
+    for block in (32, 64, 128):
+        problem = typical_problem(op, "cuda", "f32", block, "nn")
+        for each in registry.candidates(problem, target):
+            if each.variant.family == "fma" and each.refused is None:
+                m, n, k = each.variant.ints("t")
+                (stages,), (ctas,) = each.variant.ints("s"), each.variant.ints("c")
+                room = shared_memory_limit(target) + 1024  # of an SM; a CTA takes 1024 for itself
+                assert k == 16 or ctas * (stages * (m + n) * k * 4 + 1024) < room
+                deep.add(k)
+    assert deep == ({16, 32} if target == "sm90a" else {16})
