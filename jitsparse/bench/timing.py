@@ -119,7 +119,8 @@ def estimate(call: Call, device: torch.device) -> float:
 
 
 def copies_beyond_l2(bytes_each: int, device: torch.device) -> int:
-    """How many copies of inputs of this size do not fit the L2 cache together; 1 on a CPU."""
+    """How many copies of inputs of this size exceed twice the L2 cache together, 64 at most; 1 on a
+    CPU."""
     if device.type != "cuda":
         return 1
     l2 = torch.cuda.get_device_properties(device).L2_cache_size

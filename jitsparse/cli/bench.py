@@ -13,6 +13,7 @@ from jitsparse.bench.report import Table, header
 from jitsparse.cli.console import print_json, print_table, read_device, split, stderr, stdout
 from jitsparse.cli.options import one_of, read_density, read_size
 from jitsparse.errors import ArgumentError
+from jitsparse.jit import config
 
 if TYPE_CHECKING:
     import torch
@@ -95,6 +96,8 @@ def command(
             f"--suite {suite} measures no products: of the options that select or show them it "
             "takes none",
         )
+    if pivot and as_json:
+        raise typer.BadParameter("--json prints whole tables", param_hint="--pivot")
     parts = split(section, one_of(SECTIONS), "--section") if suite == "first-use" else []
     sections = []
     if suite == "hopper":
@@ -202,7 +205,8 @@ _FACTS = {
 
 
 def _measure(section: Section, seconds: float, device: torch.device) -> Table:
-    with _progress() as progress:
+    # A call that has to be compiled is not to be answered, and timed, by plain torch.
+    with config.override(first_use="wait"), _progress() as progress:
         task = progress.add_task("", total=len(section.cases))
         table = section.table(
             seconds=seconds,
@@ -224,7 +228,7 @@ def _around(suite: str, device: torch.device, sections: Sequence[str]) -> list[T
     from jitsparse.bench.first_use import first_use_tables
     from jitsparse.bench.overhead import overhead_table
 
-    with _progress() as progress:
+    with config.override(first_use="wait"), _progress() as progress:
         task = progress.add_task("", total=None)
 
         def on_step(what: str) -> None:

@@ -54,7 +54,7 @@ def examine(*, smoke_compile: bool = True) -> list[Finding]:
         ]
         for number, layer in enumerate(chosen.cache_path, start=1):
             name = f"layer{number}"
-            checks.append((name, partial(storage.check_layer, name, layer)))
+            checks.append((name, partial(storage.check_layer, name, layer, chosen.trust_cache)))
         checks.append(("smoke.cpu", lambda: smoke.check_smoke_cpu(torch, allowed=smoke_compile)))
         checks.append(("smoke.cuda", lambda: smoke.check_smoke_cuda(torch, allowed=smoke_compile)))
         return [finding for name, check in checks for finding in guarded(name, check)]

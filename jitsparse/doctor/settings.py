@@ -59,7 +59,7 @@ def check_jit(settings: Config) -> Iterator[Finding]:
     if settings.jit:
         yield Finding("jit", "ok", "on: a kernel that is not cached is compiled at its first use")
         return
-    cache = Cache(settings.cache_dir, settings.cache_path)
+    cache = Cache(settings.cache_dir, settings.cache_path, trusted=settings.trust_cache)
     count = sum(1 for _ in cache.entries())
     text = f"JITSPARSE_JIT=off: nothing is compiled, and {count} kernels are cached"
     if count:

@@ -15,7 +15,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from jitsparse.doctor.finding import Finding
@@ -23,6 +23,7 @@ from jitsparse.jit import private
 from jitsparse.jit.cache import VERSION, Cache
 from jitsparse.jit.entry import LIBRARY
 from jitsparse.jit.environment import Config
+from jitsparse.jit.trust import objection
 
 __all__ = ["check_layer", "check_root", "mount_of"]
 
@@ -60,36 +61,38 @@ def check_root(settings: Config) -> Iterator[Finding]:
     except OSError as error:
         yield _unwritable(root, f"{existing} cannot be written: {error.strerror}", settings)
         yield from _check_mount("cache", existing)
-        yield from _check_entries("cache", root)
+        yield from _check_entries("cache", root, settings.trust_cache)
         return
     try:
         text = f"{root}, writable" if existing == root else f"{root}, created at the first use"
-        yield _owned("cache.directory", existing if existing == root else None, text)
+        there = existing if existing == root else None
+        yield _owned("cache.directory", there, text, settings.trust_cache)
         yield from _check_space(existing)
         yield from _check_mount("cache", existing)
         yield from _check_mapping(probe)
         yield from _check_locks(probe)
         yield from _check_clock(probe)
-        yield from _check_entries("cache", root)
+        yield from _check_entries("cache", root, settings.trust_cache)
     finally:
         shutil.rmtree(probe, ignore_errors=True)
 
 
-def check_layer(name: str, root: Path) -> Iterator[Finding]:
+def check_layer(name: str, root: Path, trusted: Sequence[Path] = ()) -> Iterator[Finding]:
     """A read-only cache in front of the writable one.
 
     Args:
         name: what to call it in the findings, ``layer1``.
         root: its directory.
+        trusted: roots that are used although other users can write to them.
     """
     if not os.access(root, os.R_OK | os.X_OK) or not os.path.isdir(root):
         text = "cannot be read" if os.path.exists(root) else "does not exist"
         remedy = "Mount or fill it, or take it out of JITSPARSE_CACHE_PATH."
         yield Finding(f"{name}.directory", "warn", f"{root} {text}", remedy)
         return
-    yield _owned(f"{name}.directory", root, f"{root}, read only")
+    yield _owned(f"{name}.directory", root, f"{root}, read only", trusted)
     yield from _check_mount(name, root)
-    yield from _check_entries(name, root)
+    yield from _check_entries(name, root, trusted)
 
 
 def mount_of(path: Path, table: str) -> tuple[str, str, frozenset[str]] | None:
@@ -127,26 +130,24 @@ def _unwritable(root: Path, reason: str, settings: Config) -> Finding:
     )
 
 
-def _owned(name: str, path: Path | None, text: str) -> Finding:
-    """The directory with its owner and mode, and what follows from them."""
+def _owned(name: str, path: Path | None, text: str, trusted: Sequence[Path]) -> Finding:
+    """The directory with its owner and mode, and whether calls use it."""
     if path is None:
         return Finding(name, "ok", text)
     facts = path.stat()
-    mode = stat.S_IMODE(facts.st_mode)
-    text += f", owner {facts.st_uid}, mode {mode:04o}"
-    if mode & stat.S_IWOTH:
-        text += "; everybody can put libraries there that are mapped into your processes"
-        return Finding(name, "fail", text, f"chmod go-w '{path}'")
-    if facts.st_uid not in (0, os.geteuid()):
-        text += f"; it is not yours (uid {os.geteuid()}), and what it holds runs in your processes"
-        remedy = f"If you do not trust that user, {_ELSEWHERE} of your own."
-        return Finding(name, "warn", text, remedy)
-    if mode & stat.S_IWGRP:
-        text += "; its group can put libraries there that are mapped into your processes"
-        return Finding(
-            name, "warn", text, f"Unless the group shares it on purpose: chmod g-w '{path}'"
-        )
-    return Finding(name, "ok", text)
+    text += f", owner {facts.st_uid}, mode {stat.S_IMODE(facts.st_mode):04o}"
+    reason = objection(facts)
+    if not reason:
+        return Finding(name, "ok", text)
+    if path in trusted:
+        return Finding(name, "ok", f"{text}; {reason}, which JITSPARSE_TRUST_CACHE allows")
+    return Finding(
+        name,
+        "fail",
+        f"{text}; {reason}, so calls refuse it",
+        f"Make it yours alone (chown it, chmod go-w '{path}'), or {_ELSEWHERE} of your own; if you "
+        f"trust everyone who can write there: JITSPARSE_TRUST_CACHE={path}",
+    )
 
 
 def _check_space(path: Path) -> Iterator[Finding]:
@@ -239,10 +240,10 @@ def _check_clock(probe: Path) -> Iterator[Finding]:
         yield Finding("cache.clock", "ok", "the file system's clock agrees with this machine's")
 
 
-def _check_entries(name: str, root: Path) -> Iterator[Finding]:
+def _check_entries(name: str, root: Path, trusted: Sequence[Path]) -> Iterator[Finding]:
     """Number and size of the entries, and those whose meta.json is missing or damaged."""
     directories = [path for path in (root / VERSION).glob("*-*") if path.is_dir()]
-    entries = list(Cache(root).entries())
+    entries = list(Cache(root, trusted=tuple(trusted)).entries())
     megabytes = sum(entry.library_bytes for entry in entries) / 1e6
     text = f"{len(entries)} kernels, {megabytes:.1f} MB"
     with contextlib.suppress(OSError):
@@ -250,7 +251,7 @@ def _check_entries(name: str, root: Path) -> Iterator[Finding]:
         text += f", {aside} set aside as damaged" if aside else ""
     if len(directories) > len(entries):
         text += f", {len(directories) - len(entries)} more without a usable meta.json"
-        remedy = "They are never loaded and are built again when needed: jitsparse cache clear"
+        remedy = "Nothing has to be done: they are never loaded, and are built again when needed."
         yield Finding(f"{name}.entries", "warn", text, remedy)
     else:
         yield Finding(f"{name}.entries", "ok", text)

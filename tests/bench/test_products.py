@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from jitsparse.bench import peers
+from jitsparse.bench import products as products_module
 from jitsparse.bench.cases import Case, make_operands
 from jitsparse.bench.peers import (
     BMM,
@@ -25,6 +27,7 @@ from jitsparse.bench.report import Table, cell, header
 from jitsparse.bench.suites import GRIDS, Axes, cases, products
 from jitsparse.bench.timing import Timing
 from jitsparse.errors import ArgumentError
+from jitsparse.kernels.float32 import float32_arithmetic
 from jitsparse.kernels.roles import LAYOUTS
 from jitsparse.sparse import BlockSparse
 
@@ -244,10 +247,21 @@ def test_a_case_beside_another() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["tf32", "f32"])
-def test_the_precision_is_everyones_and_is_put_back(dtype: str) -> None:
-    before = torch.get_float32_matmul_precision()
+def test_the_precision_is_everyones_and_is_put_back(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = float32_arithmetic()
+    while_timed = set()
+
+    def watched(*arguments: Any, **options: Any) -> Any:
+        while_timed.add(float32_arithmetic())
+        return interleave(*arguments, **options)
+
+    interleave = products_module.interleave
+    monkeypatch.setattr(products_module, "interleave", watched)
     measured = measure(case("dsd", dtype=dtype), seconds=0.0, peers=(DENSE,))
-    assert torch.get_float32_matmul_precision() == before
+    assert while_timed == {dtype}
+    assert float32_arithmetic() == before
     assert set(measured.timings) == {OURS, DENSE}
 
 

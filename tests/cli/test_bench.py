@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ from jitsparse.bench import suites
 from jitsparse.bench.cases import Case
 from jitsparse.bench.products import Measurement
 from jitsparse.cli import main
+from jitsparse.jit import config
+from jitsparse.jit.cache import VERSION
 
 SMALL = ["bench", "--device", "cpu", "--size", "128", "--density", "0.25", "--seconds", "0"]
 
@@ -137,3 +140,19 @@ def test_what_cannot_be_selected(
     assert run("bench", "--device", "cpu", *arguments) == 2
     error = " ".join(capsys.readouterr().err.replace("\u2502", " ").split())
     assert said in error
+
+
+def test_a_fallback_is_never_what_is_timed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With ``JITSPARSE_FIRST_USE=fallback`` an empty cache would have plain torch measured."""
+    with config.override(cache_dir=tmp_path, first_use="fallback"):
+        assert run(*SMALL, "--op", "sdd", "--block-size", "8", "--json") == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert row["variant"].startswith("sdd.")
+    assert list((tmp_path / VERSION).glob("*-*"))
+
+
+def test_a_pivot_of_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*SMALL, "--json", "--pivot", "us") == 2
+    assert "--pivot" in capsys.readouterr().err

@@ -12,6 +12,8 @@ import pytest
 
 from jitsparse.doctor import storage
 from jitsparse.doctor.finding import Finding
+from jitsparse.errors import UntrustedCache
+from jitsparse.jit.cache import Cache
 from jitsparse.jit.environment import Config
 
 TABLE = """\
@@ -57,22 +59,32 @@ def test_a_file_in_the_way(tmp_path: Path) -> None:
         assert "is not a directory" in root(path)["cache.directory"].found
 
 
-@pytest.mark.parametrize(("mode", "status"), [(0o700, "ok"), (0o775, "warn"), (0o777, "fail")])
+@pytest.mark.parametrize(("mode", "status"), [(0o700, "ok"), (0o775, "fail"), (0o777, "fail")])
 def test_who_else_can_write(tmp_path: Path, mode: int, status: str) -> None:
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "cache").chmod(mode)
-    finding = root(tmp_path / "cache")["cache.directory"]
+    """What calls refuse fails, and what they are told to trust does not."""
+    path = tmp_path / "cache"
+    path.mkdir()
+    path.chmod(mode)
+    finding = root(path)["cache.directory"]
     assert finding.status == status
     assert ("chmod" in finding.remedy) == (status != "ok")
+    assert root(path, trust_cache=(path,))["cache.directory"].status == "ok"
+    for trusted, said in (((), status), ((path,), "ok")):
+        (of_layer, *_) = storage.check_layer("layer1", path, trusted)
+        assert of_layer.status == said
+    if status == "fail":
+        with pytest.raises(UntrustedCache):
+            Cache(path).check()
 
 
 def test_a_stranger_s_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     facts = list(tmp_path.stat())
     facts[4] = os.geteuid() + 1
     monkeypatch.setattr(Path, "stat", lambda *_, **__: os.stat_result(facts))
-    finding = storage._owned("cache.directory", tmp_path, "there")
-    assert finding.status == "warn"
-    assert "not yours" in finding.found
+    finding = storage._owned("cache.directory", tmp_path, "there", ())
+    assert finding.status == "fail"
+    assert "neither this one nor root" in finding.found
+    assert storage._owned("cache.directory", tmp_path, "there", (tmp_path,)).status == "ok"
 
 
 def test_noexec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
