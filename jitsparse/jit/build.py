@@ -295,7 +295,8 @@ def _environment(tools: toolchain.Toolchain) -> Iterator[None]:
                         os.environ[name] = before
                 _shared.before.clear()
                 if _shared.stderr is not None:
-                    sys.stderr = None
+                    if sys.stderr is _shared.stderr:  # and not one that the program has opened
+                        sys.stderr = None
                     _shared.stderr.close()
                     _shared.stderr = None
 

@@ -133,6 +133,15 @@ def test_a_process_without_stderr_builds(
     assert sys.stderr is stream
 
 
+def test_a_stderr_opened_during_a_build_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    opened = io.StringIO()
+    with build._environment(toolchain.find("c++")):
+        assert sys.stderr is not None
+        sys.stderr = opened
+    assert sys.stderr is opened
+
+
 def test_nothing_is_printed(template: Template, capfd: pytest.CaptureFixture[str]) -> None:
     with config.override(log="quiet"):
         compile_only(template, toykernel.variant())
