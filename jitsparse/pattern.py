@@ -21,6 +21,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from jitsparse import restoring
 from jitsparse.checks import as_block_size, as_count, as_shape, check_indices, grid_of
+from jitsparse.drawing import draw
 from jitsparse.errors import PatternError
 from jitsparse.layout import IndexLayout, div_up
 from jitsparse.schedule import build_index
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = ["Pattern"]
-
-_SHUFFLED = 1 << 24
-"""Blocks, stored or not, of which a random choice shuffles all."""
 
 
 class Pattern:
@@ -203,7 +201,7 @@ class Pattern:
         total = grid[0] * grid[1]
         count = as_count(density, total)
         where = torch.get_default_device() if device is None else torch.device(device)
-        drawn = _draw(total, count, generator, where if generator is None else generator.device)
+        drawn = draw(total, count, generator, where if generator is None else generator.device)
         chosen = drawn.to(where)
         rows = torch.arange(grid[0] + 1, device=where) * grid[1]
         crow = torch.searchsorted(chosen, rows)
@@ -390,21 +388,3 @@ def _readable(indices: Tensor) -> bool:
         and not torch.compiler.is_compiling()
         and not (indices.is_cuda and torch.cuda.is_current_stream_capturing())
     )
-
-
-def _draw(
-    total: int, count: int, generator: torch.Generator | None, device: torch.device
-) -> Tensor:
-    """``count`` different numbers below ``total`` in order, all choices equally likely."""
-    make: dict[str, Any] = {"generator": generator, "device": device}
-    if total <= _SHUFFLED or 4 * count > total or device.type == "meta":
-        return torch.randperm(total, **make)[:count].sort().values
-    # Few of very many, for which there need not be the memory to shuffle all. What is drawn until
-    # there are enough is any set of its size, and so is what a random choice leaves of it.
-    drawn = torch.empty(0, dtype=torch.int64, device=device)
-    while drawn.numel() < count:
-        missing = count - drawn.numel()
-        more = torch.randint(total, (missing + missing // 4 + 16,), **make)
-        drawn = torch.cat([drawn, more]).unique()
-    kept = torch.randperm(drawn.numel(), **make)[:count].sort().values
-    return drawn[kept]

@@ -155,7 +155,7 @@ def test_random_has_exactly_the_density(density: float) -> None:
 def test_random_follows_its_generator_and_is_uniform(
     shuffled: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jitsparse.pattern._SHUFFLED", shuffled)
+    monkeypatch.setattr("jitsparse.drawing._SHUFFLED", shuffled)
 
     def draw(seed: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(seed)

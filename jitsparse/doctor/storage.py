@@ -15,15 +15,14 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from jitsparse.doctor.finding import Finding
-from jitsparse.jit import private
+from jitsparse.jit import private, trust
 from jitsparse.jit.cache import VERSION, Cache
 from jitsparse.jit.entry import LIBRARY
 from jitsparse.jit.environment import Config
-from jitsparse.jit.trust import objection
 
 __all__ = ["check_layer", "check_root", "mount_of"]
 
@@ -77,7 +76,7 @@ def check_root(settings: Config) -> Iterator[Finding]:
         shutil.rmtree(probe, ignore_errors=True)
 
 
-def check_layer(name: str, root: Path, trusted: Sequence[Path] = ()) -> Iterator[Finding]:
+def check_layer(name: str, root: Path, trusted: tuple[Path, ...] = ()) -> Iterator[Finding]:
     """A read-only cache in front of the writable one.
 
     Args:
@@ -130,24 +129,18 @@ def _unwritable(root: Path, reason: str, settings: Config) -> Finding:
     )
 
 
-def _owned(name: str, path: Path | None, text: str, trusted: Sequence[Path]) -> Finding:
+def _owned(name: str, path: Path | None, text: str, trusted: tuple[Path, ...]) -> Finding:
     """The directory with its owner and mode, and whether calls use it."""
     if path is None:
         return Finding(name, "ok", text)
     facts = path.stat()
     text += f", owner {facts.st_uid}, mode {stat.S_IMODE(facts.st_mode):04o}"
-    reason = objection(facts)
+    reason = trust.objection(facts)
     if not reason:
         return Finding(name, "ok", text)
     if path in trusted:
         return Finding(name, "ok", f"{text}; {reason}, which JITSPARSE_TRUST_CACHE allows")
-    return Finding(
-        name,
-        "fail",
-        f"{text}; {reason}, so calls refuse it",
-        f"Make it yours alone (chown it, chmod go-w '{path}'), or {_ELSEWHERE} of your own; if you "
-        f"trust everyone who can write there: JITSPARSE_TRUST_CACHE={path}",
-    )
+    return Finding(name, "fail", f"{text}; {reason}, so calls refuse it", trust.remedy(path, path))
 
 
 def _check_space(path: Path) -> Iterator[Finding]:
@@ -240,10 +233,10 @@ def _check_clock(probe: Path) -> Iterator[Finding]:
         yield Finding("cache.clock", "ok", "the file system's clock agrees with this machine's")
 
 
-def _check_entries(name: str, root: Path, trusted: Sequence[Path]) -> Iterator[Finding]:
+def _check_entries(name: str, root: Path, trusted: tuple[Path, ...]) -> Iterator[Finding]:
     """Number and size of the entries, and those whose meta.json is missing or damaged."""
     directories = [path for path in (root / VERSION).glob("*-*") if path.is_dir()]
-    entries = list(Cache(root, trusted=tuple(trusted)).entries())
+    entries = list(Cache(root, trusted=trusted).entries())
     megabytes = sum(entry.library_bytes for entry in entries) / 1e6
     text = f"{len(entries)} kernels, {megabytes:.1f} MB"
     with contextlib.suppress(OSError):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from jitsparse.errors import UntrustedCache
 
-__all__ = ["check", "objection", "open_plain"]
+__all__ = ["check", "objection", "open_plain", "remedy"]
 
 WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -49,10 +49,17 @@ def check(root: Path, parts: Iterable[Path]) -> None:
         if reason:
             raise UntrustedCache(
                 f"the cache directory {path} is refused, because {reason}. Whoever can write there "
-                "decides which code this process runs. Make it yours alone (chown it, chmod go-w "
-                f"{path}), or set JITSPARSE_CACHE_DIR to another directory; if you trust everyone "
-                f"who can write there, say so: JITSPARSE_TRUST_CACHE={root}"
+                f"decides which code this process runs. {remedy(root, path)}"
             )
+
+
+def remedy(root: Path, path: Path) -> str:
+    """What to do about a cache of which other users can write to a directory."""
+    return (
+        f"Make it yours alone (chown it, chmod go-w {path}), or set JITSPARSE_CACHE_DIR to another "
+        "directory; if you trust everyone who can write there, say so: "
+        f"JITSPARSE_TRUST_CACHE={root}"
+    )
 
 
 def open_plain(path: Path, *, trusted: bool) -> int:

@@ -114,12 +114,18 @@ class BlockSparseLinear(PatternBuffers):
         Raises:
             ArgumentError: the layer left the meta device without a pattern.
         """
-        if self._pattern.device.type == "meta" and not self.values.is_meta:
+        if self._hollow:
             raise ArgumentError(
                 "this BlockSparseLinear was built on the meta device, where a pattern has no "
                 "data; load a state dict, which brings one"
             )
         return BlockSparse(self.values, self.pattern)
+
+    @property
+    def _hollow(self) -> bool:
+        """Whether the layer left the meta device and has no pattern, until a state dict brings one
+        and values with it."""
+        return self._pattern.device.type == "meta" and not self.values.is_meta
 
     def reset_parameters(self) -> None:
         """Draw as ``nn.Linear`` does, the values scaled by ``1 / sqrt(density)``."""
@@ -128,9 +134,7 @@ class BlockSparseLinear(PatternBuffers):
         scale = 1 / math.sqrt(density) if density else 1.0
         with torch.no_grad():
             self.values.uniform_(-bound * scale, bound * scale)
-            # A layer that has left the meta device has no pattern until a state dict brings one,
-            # and values with it.
-            if self.values.is_meta or self._pattern.device.type != "meta":
+            if not self._hollow:
                 self.values.copy_(clear_edge(self.values, self._pattern))
             if self.bias is not None:
                 self.bias.uniform_(-bound, bound)
