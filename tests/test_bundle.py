@@ -104,8 +104,7 @@ def test_layers_are_exported_too_and_only_what_is_asked_for(
 def test_a_damaged_entry_is_left_out_and_named(bundle: Exported, tmp_path: Path) -> None:
     cache = Cache(tmp_path / "moved away")
     first, second = toykernel.entries(cache.root)
-    (first / "kernel.so").unlink()
-    (first / "kernel.so").write_bytes(b"damaged")
+    toykernel.replace_library(first, b"damaged")
     done = export(cache, tmp_path / "rest.tar")
     assert done.entries == (second.name,)
     assert done.skipped == ((str(first), done.skipped[0][1]),)
@@ -128,7 +127,7 @@ def test_a_damaged_entry_in_the_way_is_replaced(
     cache = Cache(tmp_path / "new")
     import_bundle(cache, bundle.path)
     damaged = toykernel.entries(cache.root)[0]
-    (damaged / "kernel.so").write_bytes(b"damaged")
+    toykernel.replace_library(damaged, b"damaged")
     with pytest.warns(RuntimeWarning, match=r"kernel\.so has 7 bytes"):
         done = import_bundle(cache, bundle.path)
     assert done.imported == (damaged,)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,20 +14,14 @@ from jitsparse.errors import CacheMiss, ToolchainError
 from jitsparse.jit import build, compile_only, config, key, load
 
 
-def replace_library(entry: Path, content: bytes) -> None:
-    """A new file: the building process still maps the old one, and would die of a shorter one."""
-    (entry / "new").write_bytes(content)
-    os.replace(entry / "new", entry / "kernel.so")
-
-
 def truncate(entry: Path) -> None:
-    replace_library(entry, (entry / "kernel.so").read_bytes()[:1000])
+    toykernel.replace_library(entry, (entry / "kernel.so").read_bytes()[:1000])
 
 
 def flip_a_bit(entry: Path) -> None:
     content = bytearray((entry / "kernel.so").read_bytes())
     content[len(content) // 2] ^= 1
-    replace_library(entry, content)
+    toykernel.replace_library(entry, content)
 
 
 def lose_the_library(entry: Path) -> None:
@@ -57,7 +50,7 @@ def make_unloadable(entry: Path) -> None:
     meta["library_bytes"] = len(content)
     meta["library_sha256"] = hashlib.sha256(content).hexdigest()
     (entry / "meta.json").write_text(json.dumps(meta))
-    replace_library(entry, content)
+    toykernel.replace_library(entry, content)
 
 
 DAMAGES = [

@@ -186,6 +186,13 @@ def entries(cache: Path) -> list[Path]:
     return sorted(path for path in (cache / "v1").glob("*-*") if path.is_dir())
 
 
+def replace_library(entry: Path, content: bytes) -> None:
+    """Put a new file in place of an entry's library: who has loaded the old one still maps it, and
+    would die of a shorter one (SIGBUS), at the latest on exit."""
+    (entry / "new").write_bytes(content)
+    os.replace(entry / "new", entry / "kernel.so")
+
+
 def staged(cache: Path) -> list[Path]:
     """Directories of builds in progress in a cache."""
     return list((cache / "v1" / "staging").iterdir())

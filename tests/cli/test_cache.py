@@ -112,7 +112,7 @@ def test_ls(warm: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
 def test_verify(warm: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert run("cache", "verify") == 0
     assert "2 entries, 0 damaged" in capsys.readouterr().err
-    (warm[0] / "kernel.so").write_bytes(b"damaged")
+    toykernel.replace_library(warm[0], b"damaged")
     (warm[1] / "meta.json").unlink()
     assert run("cache", "verify") == 1
     captured = capsys.readouterr()
@@ -137,7 +137,7 @@ def test_export_and_import(
         assert len(json.loads(capsys.readouterr().out)["imported"]) == 2
         assert run("cache", "import", str(bundle)) == 0
         assert "0 entries and 0 of the tuned table imported" in capsys.readouterr().err
-    (warm[0] / "kernel.so").write_bytes(b"damaged")
+    toykernel.replace_library(warm[0], b"damaged")
     assert run("cache", "export", str(bundle)) == 1
     assert str(warm[0]) in capsys.readouterr().out
 
