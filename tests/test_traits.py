@@ -42,12 +42,26 @@ def test_a_power_of_two_is_the_largest_of_its_class(bits: int) -> None:
     assert traits.of_class(traits.size_class(1 << bits)) == 1 << bits
 
 
+@given(st.integers(1, 2**62))
+def test_rows_that_begin_within_cache_lines_have_classes_of_their_own(size: int) -> None:
+    largest = traits.of_side(traits.side_class(size))
+    assert 4 * size <= 4 * largest < 5 * size + 16
+    assert traits.of_side(traits.side_class(largest)) == largest
+    assert traits.side_class(largest) == traits.side_class(size) < 512
+    if size > 4 * traits.LINE:
+        assert (largest % traits.LINE == 0) == (size % traits.LINE == 0)
+        assert largest % 8 == 0
+
+
 @given(st.integers(0, 2**31), st.integers(0, 2**31), st.integers(0, 2**31), st.integers(0, 0xFFFF))
 def test_what_is_packed_is_found(rows: int, cols: int, nnz: int, digits: int) -> None:
     packed = traits.pack(rows, cols, nnz, digits)
-    classes = [traits.of_class(traits.size_class(size)) for size in (rows, cols, nnz)]
+    classes = [
+        *(traits.of_side(traits.side_class(size)) for size in (rows, cols)),
+        traits.of_class(traits.size_class(nnz)),
+    ]
     assert [*traits.sizes_of(packed), traits.profile_of(packed)] == [*classes, digits]
-    assert packed < 2**40
+    assert packed < 2**42
     assert traits.turned(traits.turned(packed)) == packed
     assert traits.sizes_of(traits.turned(packed)) == (classes[1], classes[0], classes[2])
     sides = [traits.side_of(traits.profile_of(traits.turned(packed)), s) for s in ("rows", "cols")]
@@ -82,9 +96,10 @@ def test_a_profile_is_what_the_mask_says(
         }
         clustering = expected[across].mean / (steps / len(panels))
         skew = columns.max() / columns.double().mean() * expected[1].mean / expected[1].longest
-        for ratio in (clustering, float(skew)):
-            digit = sum(ratio >= 2 ** (quarter / 4) for quarter in range(1, 16))
-            digits += f"{digit if digit > 1 else 0:x}"
+        quarters = [quarter / 4 for quarter in range(2, 17)]
+        eighths = [eighth / 8 for eighth in (*range(2, 9), *range(10, 17, 2), *range(20, 33, 4))]
+        for ratio, steps in ((clustering, quarters), (float(skew), eighths)):
+            digits += f"{sum(ratio >= 2**step for step in steps):x}"
     assert profile(pattern) == digits
 
 
@@ -93,11 +108,11 @@ def test_patterns_that_programs_have(block: int) -> None:
     shape = (4096, 4096)
     assert profile(made("random", shape, block)) == "0000"
     clustering, skew, turned_clustering, turned_skew = profile(made("powerlaw", shape, block))
-    assert skew > "1"
+    assert skew > "0"
     assert clustering + turned_clustering + turned_skew == "000"
     clustering, skew, *turned = profile(made("banded", shape, block))
     # A block of 128 is a panel: no others lie beside it.
-    assert (clustering > "1") == (block < 128)
+    assert (clustering > "0") == (block < 128)
     assert skew == "0"
     assert turned == [clustering, skew]
 
@@ -259,11 +274,11 @@ def test_only_a_gpu_is_told_of_the_profile() -> None:
     for device, digits in ((-1, 0), (0, 0x0A10)):
         key = ("dsd", device, "bf16", 32, 32, "n", "n", True, packed, 12, 0)
         problem = problem_of(key)
-        assert (problem.rows, problem.cols, problem.nnz) == (4096, 1024, 320)
+        assert (problem.rows, problem.cols, problem.nnz) == (4096, 1016, 320)
         assert problem.profile == digits
 
 
 def test_they_are_told_to_people() -> None:
     assert traits.describe(0) == ""
-    assert traits.describe(0x3500) == ", clustering of rows 1.7, skew of rows 2.4"
-    assert traits.describe(0x0004) == ", skew of cols 2.0"
+    assert traits.describe(0x3B00) == ", clustering of rows 2.0, skew of rows 4.0"
+    assert traits.describe(0x0007) == ", skew of cols 2.0"

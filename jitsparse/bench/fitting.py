@@ -39,8 +39,8 @@ def main(path: str) -> None:
 
 
 def fit(rows: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
-    """Prices of the parts that explain times best: least squares of the relative errors, none of
-    them negative.
+    """Prices of the parts that explain best what extras leave of the times: least squares of the
+    relative errors, none of them negative.
 
     Args:
         rows: of the section ``choice``; those of the held-out half are not looked at.
@@ -51,19 +51,21 @@ def fit(rows: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
     import numpy as np
     from scipy.optimize import nnls
 
-    samples: dict[str, list[tuple[float, ...]]] = {}
+    samples: dict[str, list[tuple[list[float], float]]] = {}
     for row in rows:
         problem, variant = problem_of(row), Variant.parse(row["variant"])
         known = cost.covers(problem, variant.target) and variant.family in cost.FAMILIES
         # What is picked has the prices of what is not, see jitsparse/kernels/cost.py.
         if row["half"] == FITTED and known and PICKED not in variant.knobs:
-            relative = tuple(part / row["us"] for part in cost.parts(problem, variant))
-            samples.setdefault(cost.kind(problem, variant), []).append(relative)
+            relative = [part / row["us"] for part in cost.parts(problem, variant)]
+            rest = 1 - sum(cost.extras(problem, variant).values()) / row["us"]
+            samples.setdefault(cost.kind(problem, variant), []).append((relative, rest))
     prices = {}
-    for kind, parts in sorted(samples.items()):
+    for kind, times in sorted(samples.items()):
+        parts, rest = (np.asarray(each) for each in zip(*times, strict=True))
         # nnls wants columns of like size.
         scale = np.maximum(np.max(parts, axis=0), 1e-30)
-        found, _ = nnls(np.asarray(parts) / scale, np.ones(len(parts)))
+        found, _ = nnls(parts / scale, rest)
         prices[kind] = [float(f"{price:.3g}") for price in found / scale]
     return prices
 

@@ -16,12 +16,14 @@ shared   elements of the dense operand that an SM loads in the mean, which all l
 memory   elements that go through DRAM at least once
 ======== ===========================================================================================
 
-The numbers are microseconds, one row for each kind of kernel, in ``costs.json``. Beside these a
-variant that turns the dense operand has ``copy``, which :mod:`jitsparse.kernels.turn` knows. Steps
-whose block columns are picked are fewer, and have the prices of those that are not; where they are
-not fewer by a tenth, the model leaves such variants to who asks for them.
+The numbers are microseconds, one row for each kind of kernel, in ``costs.json``. Steps whose block
+columns are picked are fewer, and have the prices of those that are not.
 :mod:`jitsparse.bench.fitting` finds them from times that ``jitsparse bench --suite hopper --section
 choice --json`` has measured, and docs/performance.md says how often the model's choice is the best.
+
+Two costs beside these are the same for all kinds: ``copy``, of a variant that turns the dense
+operand (:mod:`jitsparse.kernels.turn`), and ``lines``, of the copy engine where rows of the dense
+operand begin within cache lines, so that each row of a box is two requests.
 
 How many steps a panel has, and how many the longest, is what a random pattern of this density has,
 corrected by the pattern's profile (:mod:`jitsparse.traits`). Tiles go to the CTAs in turns, those
@@ -38,11 +40,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jitsparse.kernels import turn
+from jitsparse.kernels import thin, turn
 from jitsparse.kernels.cuda import PICKED
 from jitsparse.kernels.roles import is_flipped, is_k_contiguous, op_block
 from jitsparse.panels import PAIRED, PAIRED_AMONG, PANEL, SMS
-from jitsparse.traits import Steps, density, places, random_steps, side_of, slab_columns
+from jitsparse.traits import LINE, Steps, density, places, random_steps, side_of, slab_columns
 
 if TYPE_CHECKING:
     from jitsparse.jit import Candidate, Variant
@@ -74,8 +76,9 @@ _FEW_TILES = 3
 
 _MANY_ROUNDS = 16
 
-_FEWER = 0.9
-"""Of the steps, at most, where picking their block columns pays."""
+_LINES = 6e-4
+"""Microseconds that the copy engine takes for one more request: the median of 32 times of
+``wgmma`` on an H200, three in four of which are between 3e-4 and 9e-4."""
 
 _WORKSPACE = 1.05
 """By how much faster a variant has to be that needs memory for a copy of an operand."""
@@ -115,7 +118,7 @@ def breakdown(problem: Problem, variant: Variant) -> dict[str, float]:
     """Microseconds of each part; empty if the model does not know the problem or the kind."""
     if not covers(problem, variant.target) or variant.family not in FAMILIES:
         return {}
-    if PICKED in variant.knobs and not _saves_steps(problem, variant):
+    if variant.family == "thin" and thin.wasteful(problem, variant):
         return {}
     prices = _table().get(kind(problem, variant))
     if prices is None:
@@ -126,11 +129,25 @@ def breakdown(problem: Problem, variant: Variant) -> dict[str, float]:
         for part, price, amount in zip(PARTS, prices, amounts, strict=True)
         if price
     }
+    return costs | extras(problem, variant)
+
+
+def extras(problem: Problem, variant: Variant) -> dict[str, float]:
+    """Microseconds of what is no part of all products."""
+    costs = {}
+    _, depth = _size(problem)
     if turn.turns(variant):
         # As if each matrix of a batch were another, which a problem does not say.
-        _, depth = _size(problem)
         costs["copy"] = turn.copying(depth * problem.extent * problem.batch)
+    if variant.family == "wgmma" and depth % LINE and _lies_along(problem, variant):
+        amounts = dict(zip(PARTS, parts(problem, variant), strict=True))
+        costs["lines"] = _LINES * amounts["dense"] / variant.ints("t")[2]
     return costs
+
+
+def _lies_along(problem: Problem, variant: Variant) -> bool:
+    """Whether a variant reads the dense operand along the axis that is summed over."""
+    return is_k_contiguous(problem.op, problem.layout) and PICKED not in variant.knobs
 
 
 def _size(problem: Problem) -> tuple[int, int]:
@@ -142,8 +159,7 @@ def kind(problem: Problem, variant: Variant) -> str:
     """What shares a row of numbers: ``"wgmma.32.s64.across"``, for instance."""
     height, _ = op_block(problem.op, problem.block, problem.layout)
     tile = variant.ints("t")
-    along = is_k_contiguous(problem.op, problem.layout) and PICKED not in variant.knobs
-    lies = "along" if along else "across"
+    lies = "along" if _lies_along(problem, variant) else "across"
     if variant.family == "wgmma":
         # Slabs of 32 are for blocks of 32; a taller block of that depth is like its own kind.
         slab = tile[2] if height == 32 else 64
@@ -225,16 +241,6 @@ def _picked_steps(
     columns = _steps(problem, block, size, panel, 1)
     missing, slabs = (across - 1) / 2, size[1] / (block[1] * across)
     return Steps(*(min((each + missing) / across, slabs) for each in columns))
-
-
-def _saves_steps(problem: Problem, variant: Variant) -> bool:
-    """Whether picking leaves out a tenth of the steps at least. With 0.91 of them, at density 0.25,
-    products took 1.0 to 1.03 times as long."""
-    block, size = op_block(problem.op, problem.block, problem.layout), _size(problem)
-    panel, _, slab = variant.ints("t")
-    across = slab // block[1]
-    few = _picked_steps(problem, block, size, panel, across).mean
-    return few <= _FEWER * _steps(problem, block, size, panel, across).mean
 
 
 def _shared_by_pairs(rows: int, columns: float, share: float) -> float:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from jitsparse.traits import describe, of_class, size_class
+from jitsparse.traits import describe, of_class, of_side, side_class, size_class
 
 __all__ = ["Place", "Problem", "product_problem", "typical_problem"]
 
@@ -77,8 +77,8 @@ class Problem:
         of their class (:mod:`jitsparse.traits`), the others to powers of two."""
         return replace(
             self,
-            rows=of_class(size_class(self.rows)),
-            cols=of_class(size_class(self.cols)),
+            rows=of_side(side_class(self.rows)),
+            cols=of_side(side_class(self.cols)),
             nnz=of_class(size_class(self.nnz)),
             extent=_octave(self.extent),
             batch=_octave(self.batch),
