@@ -6,6 +6,7 @@ other, on copies of its operands, and holds what they answer against plain torch
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -148,9 +149,14 @@ def catch(op: str, *operands: Any, **options: Any) -> Call:
     """
     if op not in (*registry.OPS, "linear"):
         raise ArgumentError(f"no operation {op!r}; there are {', '.join(registry.OPS)}, linear")
+    operation = getattr(functional, op)
+    try:
+        inspect.signature(operation).bind(*operands, **options)
+    except TypeError as error:
+        raise ArgumentError(f"{op} cannot be called so: {error}") from error
     watch = _Watch()
     with torch.no_grad(), watch:
-        getattr(functional, op)(*operands, **options)
+        operation(*operands, **options)
     if watch.call is None:
         raise ArgumentError(f"this {op} runs no kernel: its output or its pattern is empty")
     return watch.call

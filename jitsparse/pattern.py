@@ -304,9 +304,17 @@ class Pattern:
 
         Args:
             ax: axes to draw on; by default those of a new figure.
+
+        Raises:
+            ImportError: matplotlib is not installed.
         """
         if ax is None:
-            import matplotlib.pyplot as plt
+            try:
+                import matplotlib.pyplot as plt
+            except ImportError as error:
+                raise ImportError(
+                    f"spy needs matplotlib ({error}): pip install 'jitsparse[viz]'"
+                ) from error
 
             ax = plt.subplots()[1]
         rows, cols = self.shape

@@ -37,7 +37,7 @@ Input = Tensor | tuple[int, ...]
 """A positional argument of a model: an example, or the shape of a floating-point tensor."""
 
 RECORD_INSTEAD = (
-    "Where a model needs data to run, record a real run and warm up from that: "
+    "If it needs data to run, record a real run and warm up from that: "
     "JITSPARSE_RECORD=used.jsonl, then jitsparse warmup --from used.jsonl"
 )
 
@@ -261,9 +261,7 @@ def _explained(what: str) -> Iterator[None]:
     except Exception as error:
         text = str(error).strip().splitlines()
         first = text[0] if text else "no explanation"
-        raise ArgumentError(
-            f"{what} without data: {type(error).__name__}: {first}. {RECORD_INSTEAD}"
-        ) from error
+        raise ArgumentError(f"{what}: {type(error).__name__}: {first}. {RECORD_INSTEAD}") from error
 
 
 def _eagerly() -> contextlib.AbstractContextManager[object]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ import torch
 
 from jitsparse import calls
 from jitsparse.errors import CacheMiss, CompileError, JitsparseError, LaunchError
+from jitsparse.jit import progress
 from jitsparse.kernels import registry
 from jitsparse.kernels.choice import choose
 from jitsparse.kernels.problem import Problem
@@ -151,11 +151,10 @@ def tune(
         call = calls.catch(op, *operands, **options)
     tuning = tune_call(call, seconds=seconds, jobs=jobs)
     if tuning.failures:
-        warnings.warn(
+        progress.warn(
             f"jitsparse: {len(tuning.failures)} variants of {tuning.problem.name} failed and were "
             f"left out: {'; '.join(': '.join(failure) for failure in tuning.failures)}",
-            RuntimeWarning,
-            stacklevel=2,
+            always=True,
         )
     return tuning
 

@@ -204,7 +204,9 @@ def recorded(path: str | os.PathLike[str]) -> list[Variant]:
         names = [str(json.loads(line)["variant"]) for line in lines if line.strip()]
     except ArgumentError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except OSError as error:
+        raise ArgumentError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ArgumentError(f"{path} is not a record of variants: {error!r}") from error
     variants = (Variant.parse(name) for name in dict.fromkeys(names))
     return [variant for variant in variants if variant.op in registry.OPS]

@@ -1,12 +1,13 @@
 """The command line: ``jitsparse`` and ``python -m jitsparse``, one module a command.
 
 Data goes to stdout, progress and errors to stderr. Exit codes: 0 done, 1 failed, 2 asked for
-something that does not exist, 3 ``warmup --check`` found a kernel missing.
+something that does not exist, 3 ``warmup --check`` found a kernel missing, 130 interrupted.
 """
 
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Sequence
 
@@ -55,15 +56,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code of a command that fails. Any other leaves through SystemExit, as usage errors
         and ``--help`` do.
     """
+    if sys.stdout is None:  # closed by who started this process
+        sys.stdout = open(os.devnull, "w")
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A path may hold bytes that are no text, and is printed as the bytes that it is.
         sys.stdout.reconfigure(errors="surrogateescape")
     try:
-        app(args=None if arguments is None else list(arguments), prog_name="jitsparse")
+        try:
+            app(args=None if arguments is None else list(arguments), prog_name="jitsparse")
+        finally:
+            sys.stdout.flush()
     except JitsparseError as error:
         print(f"jitsparse: {error}", file=sys.stderr)
         # An error that is a ValueError judges what was asked for; any other is a failure to do it.
         return 2 if isinstance(error, ValueError) else 1
+    except BrokenPipeError:
+        _drop_output()
+        return 1
+    except OSError as error:
+        print(f"jitsparse: {error}", file=sys.stderr)
+        _drop_output()
+        return 1
     except ImportError as error:
         print(
             f"jitsparse: {error}. What this installation lacks is said by: jitsparse doctor",
@@ -71,3 +84,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return 1
     return 0
+
+
+def _drop_output() -> None:
+    """Nothing that is still to be written fails once more when the process ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from jitsparse.cli.console import one, print_json, split, stderr
+from jitsparse.cli.console import counted, one, print_json, split, stderr
 from jitsparse.cli.options import readable_file, variant_filter, writable_file
 from jitsparse.jit import cache as caches
 from jitsparse.jit.units import format_bytes
@@ -41,8 +41,8 @@ def export(
         for name, reason in done.skipped:
             print(f"{name}: {reason}")
         stderr().print(
-            f"{len(done.entries)} entries and {done.tuned} of the tuned table written to "
-            f"{done.path} ({format_bytes(done.bytes)}), {len(done.skipped)} left out",
+            f"{counted(len(done.entries), 'entry')} and {done.tuned} of the tuned table written "
+            f"to {done.path} ({format_bytes(done.bytes)}), {len(done.skipped)} left out",
             soft_wrap=True,
         )
     if done.skipped:
@@ -68,8 +68,8 @@ def import_(
         for name, reason in done.rejected:
             print(f"{name}: {reason}")
         stderr().print(
-            f"{len(done.imported)} entries and {done.tuned} of the tuned table imported into "
-            f"{cache.root}, {len(done.present)} were there, {len(done.rejected)} rejected",
+            f"{counted(len(done.imported), 'entry')} and {done.tuned} of the tuned table imported "
+            f"into {cache.root}, {len(done.present)} were there, {len(done.rejected)} rejected",
             soft_wrap=True,
         )
     if done.rejected:

@@ -10,7 +10,8 @@ import typer
 
 from jitsparse import jit
 from jitsparse.cli import bundle, upkeep
-from jitsparse.cli.console import print_json, print_table
+from jitsparse.cli.console import counted, print_json, print_table
+from jitsparse.jit.units import format_bytes
 
 __all__ = ["app"]
 
@@ -37,7 +38,7 @@ def info(as_json: bool = JSON) -> None:
         ("path", facts["path"]),
         ("read-only caches", ", ".join(facts["layers"]) or "none"),
         ("entries", str(facts["entries"])),
-        ("libraries", f"{facts['bytes'] / 1e6:.1f} MB"),
+        ("libraries", format_bytes(facts["bytes"])),
         ("compiled in", f"{facts['compile_seconds']:.1f} s"),
     ]
     print_table([{"": name, " ": value} for name, value in rows], ["", " "])
@@ -51,7 +52,7 @@ def clear(as_json: bool = JSON) -> None:
     if as_json:
         print_json({"path": where, "deleted": count})
     else:
-        print(f"{count} entries deleted from {where}")
+        print(f"{counted(count, 'entry')} deleted from {where}")
 
 
 app.command("ls")(upkeep.ls)

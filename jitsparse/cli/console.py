@@ -5,22 +5,35 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from jitsparse.bench.report import cell
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["one", "print_json", "print_table", "read_device", "split", "stderr", "stdout"]
+__all__ = [
+    "counted",
+    "one",
+    "print_json",
+    "print_table",
+    "read_device",
+    "split",
+    "stderr",
+    "stdout",
+]
 
 T = TypeVar("T")
 
 DEVICE = "--device"
+
+PROSE = "error"
+"""The column whose cells are text, which is wrapped."""
 
 
 def stdout() -> Console:
@@ -37,6 +50,12 @@ def stderr() -> Console:
     return Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 
+def counted(number: int, noun: str) -> str:
+    """``"1 entry"``, ``"2 entries"``, ``"2 kernels"``."""
+    several = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{number} {noun if number == 1 else several}"
+
+
 def print_json(data: Any) -> None:
     """One JSON document on stdout."""
     print(json.dumps(data, indent=2, default=str))
@@ -49,15 +68,44 @@ def print_table(
     title: str | None = None,
     console: Console | None = None,
 ) -> None:
-    """Rows as a table on stdout; figures to three digits, flush right."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    rows = list(rows)
+    """Rows as a table on stdout; figures to three digits, flush right.
+
+    Where a terminal is too narrow, columns that distinguish no rows go into the title; what is
+    still too wide is left to the terminal, so that a name stays whole and can be copied.
+    """
+    console = console or stdout()
+    rows, shown = list(rows), list(columns)
+    table = _table(rows, shown)
+    if _width(console, table) > console.width and len(rows) > 1:
+        same = [c for c in columns if len({cell(row.get(c)) for row in rows}) == 1]
+        shown = [c for c in columns if c not in same] or shown[:1]
+        facts = ", ".join(f"{c} {cell(rows[0].get(c))}" for c in same if c not in shown)
+        title = "; ".join(filter(None, (title, facts)))
+        table = _table(rows, shown)
+    if title:
+        console.print(Text(title, "bold"), soft_wrap=True)
+    with console.capture() as captured:
+        console.print(table, width=_width(console, table), crop=False)
+    for line in captured.get().splitlines():
+        console.file.write(f"{line.rstrip()}\n")
+
+
+def _table(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False)
     for column in columns:
         numeric = rows and all(isinstance(row.get(column), int | float | None) for row in rows)
-        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+        justify: Literal["right", "left"] = "right" if numeric else "left"
+        table.add_column(column, justify=justify, no_wrap=column != PROSE, overflow="fold")
     for row in rows:
         table.add_row(*(cell(row.get(column)) for column in columns))
-    (console or stdout()).print(table)
+    return table
+
+
+def _width(console: Console, table: Table) -> int:
+    """What a table takes where nothing limits it; with text, the width of the terminal."""
+    if any(column.header == PROSE for column in table.columns):
+        return console.width
+    return console.measure(table, options=console.options.update(width=100_000)).maximum
 
 
 def split(values: Iterable[str], read: Callable[[str], T], option: str) -> list[T]:

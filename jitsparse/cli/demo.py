@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from jitsparse.cli.console import print_json, print_table, read_device, stderr
+from jitsparse.cli.console import counted, print_json, print_table, read_device, stderr
 
 __all__ = ["command"]
 
@@ -48,7 +48,7 @@ def command(
     root = cache.current().root
     if compiled:
         seconds = sum(entry.compile_seconds for entry in compiled)
-        took = f"{len(compiled)} kernels compiled in {seconds:.1f} s"
+        took = f"{counted(len(compiled), 'kernel')} compiled in {seconds:.1f} s"
         console.print(f"first use: {took}, kept in {root}", soft_wrap=True)
         for entry in compiled:
             console.print(f"  {entry.compile_seconds:.1f} s  {entry.variant}", soft_wrap=True)

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from jitsparse.cli.console import print_json, stderr, stdout
+from jitsparse.cli.console import counted, print_json, stderr, stdout
 
 if TYPE_CHECKING:
     from jitsparse.doctor import Finding
@@ -41,8 +41,9 @@ def command(
         stdout().print(_table(findings))
     counts = Counter(finding.status for finding in findings)
     stderr().print(
-        f"{len(findings)} findings: {counts['ok']} as they should be, {counts['warn']} warnings, "
-        f"{counts['fail']} failures, {counts['skip']} not looked at",
+        f"{counted(len(findings), 'finding')}: {counts['ok']} as they should be, "
+        f"{counted(counts['warn'], 'warning')}, {counted(counts['fail'], 'failure')}, "
+        f"{counts['skip']} not looked at",
         soft_wrap=True,
     )
     if counts["fail"]:

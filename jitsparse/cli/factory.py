@@ -87,7 +87,7 @@ def _import(name: str) -> Any:
 
 
 def _said(error: Exception) -> str:
-    """An error's kind, its first line, and where it was raised."""
-    text = [type(error).__name__, *str(error).strip().splitlines()[:1]]
+    """An error's kind, its first line, and where the user's code raised it, if that did."""
+    text = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
     frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{': '.join(text)} ({frame.filename}:{frame.lineno})"
+    return text if frame.filename == __file__ else f"{text} ({frame.filename}:{frame.lineno})"

@@ -6,7 +6,7 @@ import time
 
 import typer
 
-from jitsparse.cli.console import print_json, print_table, split, stderr
+from jitsparse.cli.console import counted, print_json, print_table, split, stderr
 from jitsparse.cli.options import one_of, read_arch, variant_filter
 
 __all__ = ["command"]
@@ -47,7 +47,7 @@ def command(
         rows = [
             {
                 "variant": entry.variant,
-                "kB": round(entry.library_bytes / 1e3),
+                "library_bytes": entry.library_bytes,
                 "compile s": round(entry.compile_seconds, 2),
                 "compiled": time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.created)),
                 "path": str(entry.path),
@@ -59,9 +59,10 @@ def command(
         print_json(rows)
         return
     if rows:
-        print_table(rows, [column for column in rows[0] if column != "path"])
-    what = "known variants" if known else f"cached kernels in {cache.current().root}"
-    stderr().print(f"{len(rows)} {what}", soft_wrap=True)
+        print_table(rows, [name for name in rows[0] if name not in ("path", "library_bytes")])
+    number = counted(len(rows), "known variant" if known else "cached kernel")
+    where = "" if known else f" in {cache.current().root}"
+    stderr().print(f"{number}{where}", soft_wrap=True)
 
 
 def _targets_here() -> list[str]:

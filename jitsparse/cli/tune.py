@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from jitsparse.cli.console import one, print_json, print_table, read_device, split, stderr
+from jitsparse.cli.console import counted, one, print_json, print_table, read_device, split, stderr
 from jitsparse.cli.options import one_of, read_density, read_size, writable_file
 
 if TYPE_CHECKING:
@@ -77,7 +77,9 @@ def command(
     if export is not None and dry_run:
         raise typer.BadParameter("--dry-run writes nothing, --export does", param_hint="--export")
     if export is not None and not any(asked):
-        _export(export, where)
+        count = _export(export, where)
+        if as_json:
+            print_json({"path": str(export), "problems": count})
         return
     if dry_run:
         plans = []
@@ -135,8 +137,8 @@ def command(
             print_table(failures, ["problem", "failed", "error"])
     changed = sum(each.winner != each.before for each in done)
     stderr().print(
-        f"{len(done)} problems tuned, {changed} with another kernel than before, "
-        f"{len(failures)} failures",
+        f"{counted(len(done), 'problem')} tuned, {changed} with another kernel than before, "
+        f"{counted(len(failures), 'failure')}",
         soft_wrap=True,
     )
     if export is not None:
@@ -177,7 +179,7 @@ def _row(tuning: Tuning) -> dict[str, Any]:
     }
 
 
-def _export(path: Path, device: torch.device) -> None:
+def _export(path: Path, device: torch.device) -> int:
     from jitsparse.bench.report import header
     from jitsparse.jit import targets, tuned
     from jitsparse.kernels import registry
@@ -189,4 +191,5 @@ def _export(path: Path, device: torch.device) -> None:
         driver=targets.cuda_driver() if device.type == "cuda" else None,
         commit=header(device).get("commit"),
     )
-    stderr().print(f"{count} problems written to {path}", soft_wrap=True)
+    stderr().print(f"{counted(count, 'problem')} written to {path}", soft_wrap=True)
+    return count

@@ -8,7 +8,7 @@ from dataclasses import asdict
 import typer
 
 from jitsparse import jit
-from jitsparse.cli.console import one, print_json, print_table, stderr
+from jitsparse.cli.console import counted, one, print_json, print_table, stderr
 from jitsparse.jit import cache as caches
 from jitsparse.jit.inventory import stored
 from jitsparse.jit.units import format_bytes, parse_bytes, parse_seconds
@@ -42,7 +42,7 @@ def ls(as_json: bool = JSON) -> None:
         {
             "variant": each.entry.variant,
             "target": jit.Variant.parse(each.entry.variant).target,
-            "kB": round(each.bytes / 1e3),
+            "size": format_bytes(each.bytes),
             "compile s": round(each.entry.compile_seconds, 2),
             "last use": time.strftime("%Y-%m-%d %H:%M", time.localtime(each.last_use)),
             "in": str(each.entry.path.parent.parent),
@@ -52,7 +52,7 @@ def ls(as_json: bool = JSON) -> None:
     if rows:
         print_table(rows, list(rows[0]))
     total = format_bytes(sum(each.bytes for each in entries))
-    stderr().print(f"{len(rows)} entries, {total}", soft_wrap=True)
+    stderr().print(f"{counted(len(rows), 'entry')}, {total}", soft_wrap=True)
 
 
 def verify(as_json: bool = JSON) -> None:
@@ -70,7 +70,7 @@ def verify(as_json: bool = JSON) -> None:
     else:
         for each in bad:
             print(f"{each.path}: {each.defect}")
-        stderr().print(f"{len(verdicts)} entries, {len(bad)} damaged", soft_wrap=True)
+        stderr().print(f"{counted(len(verdicts), 'entry')}, {len(bad)} damaged", soft_wrap=True)
     if bad:
         raise typer.Exit(1)
 
@@ -105,7 +105,7 @@ def prune(
     what = "would be deleted" if dry_run else "deleted"
     busy = f", {len(done.in_use)} more are in use" if done.in_use else ""
     stderr().print(
-        f"{len(done.deleted)} entries ({format_bytes(done.deleted_bytes)}) {what}{busy}; "
+        f"{counted(len(done.deleted), 'entry')} ({format_bytes(done.deleted_bytes)}) {what}{busy}; "
         f"{done.kept} ({format_bytes(done.kept_bytes)}) are left",
         soft_wrap=True,
     )

@@ -39,6 +39,9 @@ CPU_TARGETS = ("generic", "avx2", "avx512", "avx512bf16", "amx")
 CACHE_MAX_SIZE = 2 * 1024**3
 NO_HOME = Path("/nonexistent")
 # ASCII: other scripts have digits too, and no compiler knows them.
+_OLDEST = 7
+"""Major compute capability from which on families are made for a GPU: ``simt``, ahead of Ampere."""
+
 _CAPABILITY = re.compile(r"(?:sm_?)?(\d{1,2})\.?(\d)([af]?)", re.ASCII)
 _MAX_DIGITS = 9
 _MAX_PATH, _MAX_NAME = 3500, 255
@@ -189,7 +192,7 @@ def parse_arch(text: str, name: str = "JITSPARSE_ARCH") -> tuple[str, ...]:
         Target names in the order given, e.g. ``("sm90a", "sm80")``.
 
     Raises:
-        ConfigError: an entry is neither.
+        ConfigError: an entry is neither, or too old a GPU.
     """
     targets = []
     for entry in re.split(r"[;,\s]+", text.strip()):
@@ -197,13 +200,18 @@ def parse_arch(text: str, name: str = "JITSPARSE_ARCH") -> tuple[str, ...]:
             continue
         capability = _CAPABILITY.fullmatch(entry.lower())
         if capability:
+            if int(capability[1]) < _OLDEST:
+                raise ConfigError(
+                    f"{name}: {entry!r} is a GPU older than kernels are made for; their compute "
+                    f"capability is {_OLDEST}.0 or later."
+                )
             targets.append("sm" + "".join(capability.groups()))
         elif entry.lower() in CPU_TARGETS:
             targets.append(entry.lower())
         else:
             raise ConfigError(
                 f"{name}: {entry!r} is not a target. Write compute capabilities such as "
-                f"9.0a or 8.0, or CPU targets ({', '.join(CPU_TARGETS)}), separated by ';'."
+                f"9.0a or 8.0, or CPU targets ({', '.join(CPU_TARGETS)}), separated by ';' or ','."
             )
     return tuple(dict.fromkeys(targets))
 

@@ -26,6 +26,8 @@ __all__ = ["compiling", "say", "use_plain_lines", "waiting", "warn"]
 # Anything quicker than this is not worth a line.
 PATIENCE = 1.0
 
+_INNER = (__name__.partition(".")[0], "torch")
+
 _thread = threading.local()
 
 
@@ -50,10 +52,23 @@ def say(level: str, message: str) -> None:
             sys.stderr.flush()
 
 
-def warn(message: str) -> None:
-    """A warning, unless ``JITSPARSE_LOG`` is ``quiet``."""
-    if config.get().log != "quiet":
-        warnings.warn(message, RuntimeWarning, stacklevel=3)
+def warn(message: str, *, always: bool = False) -> None:
+    """A warning at the line that called this package, unless ``JITSPARSE_LOG`` is ``quiet``.
+
+    Args:
+        message: what is wrong, and what to do.
+        always: however quiet, since answers are not what was asked for.
+    """
+    if always or config.get().log != "quiet":
+        warnings.warn(message, RuntimeWarning, stacklevel=_callers_level())
+
+
+def _callers_level() -> int:
+    """Of the first frame that is neither ours nor torch's, seen from :func:`warn`."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in _INNER:
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ Before the ``=`` stands what it applies to: an operation, then filters (a dtype 
 ``b32`` or ``b32x64``, a target ``sm90a``). After it stands what the variant must be: a family,
 knobs, or both, or a whole variant name. Example::
 
-    JITSPARSE_PIN="dsd=t64x256x64.s4; sdd:bf16:b32=mma.t128x128x32"
+    JITSPARSE_PIN="dsd=t64x256x64.s2; sdd:bf16:b16=mma"
 
 A pin is an order: what no legal candidate satisfies raises, and nothing falls back.
 """
@@ -235,7 +235,7 @@ def parse_pins(text: str, origin: str = "") -> tuple[Pin, ...]:
         if not separator or not op or not all(wanted) or not all(filters):
             raise PinError(
                 f"{origin}{part!r} is not a pin. Write op[:filter]*=[family.]knob[.knob]*, as in "
-                "dsd:bf16:b32=mma.t128x128x32."
+                "dsd:bf16:b64=mma.t64x128x64.s4."
             )
         for each in filters:
             if not (each in DTYPES or each in CPU_TARGETS or _TARGET.fullmatch(each)):

@@ -162,7 +162,7 @@ def cuda_target(device: int | None = None) -> str:
             return asked[0]
         raise ToolchainError(
             "no CUDA GPU is visible to torch, so there is no target to build for. "
-            'Name one, as in JITSPARSE_ARCH="9.0a".'
+            'Name one: JITSPARSE_ARCH="9.0a", or --arch 9.0a on the command line.'
         )
     capability = torch.cuda.get_device_capability(device)
     if not asked:

@@ -24,14 +24,13 @@ import os
 import re
 import time
 import uuid
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from jitsparse.jit import cache as caches
-from jitsparse.jit import config
+from jitsparse.jit import config, progress
 from jitsparse.jit.lookup import Lookup
 
 __all__ = ["Record", "adopt", "export", "lookup", "record", "records", "stored"]
@@ -286,12 +285,9 @@ def _are_texts(values: Iterable[object]) -> bool:
 
 @functools.cache
 def _warn_once(path: Path, reason: str) -> None:
-    if config.get().log != "quiet":
-        warnings.warn(
-            f"jitsparse: {path} is ignored, as if nothing had been tuned: {reason}. Delete it.",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+    progress.warn(
+        f"jitsparse: {path} is ignored, as if nothing had been tuned: {reason}. Delete it."
+    )
 
 
 def _path(root: Path, problem: str, machine: str) -> Path:

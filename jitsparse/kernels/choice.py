@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -120,11 +119,10 @@ def choose(problem: Problem, target: str, index: int = -1) -> Choice:
 
 @functools.cache
 def _warn_once(reason: str) -> None:
-    warnings.warn(
-        f"jitsparse runs on plain torch operations, right but slow, because it cannot compile its "
-        f"kernels: {reason}",
-        RuntimeWarning,
-        stacklevel=2,
+    progress.warn(
+        f"jitsparse runs on plain torch operations, correct but slow, because it cannot compile "
+        f"its kernels: {reason}",
+        always=True,
     )
 
 

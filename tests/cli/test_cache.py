@@ -154,7 +154,7 @@ def test_a_damaged_bundle(
     captured = capsys.readouterr()
     assert captured.out.startswith(warm[1].name)
     assert "bundle.json: announces more than can be read: the archive ends within" in captured.out
-    assert "1 entries and 0 of the tuned table imported" in captured.err
+    assert "1 entry and 0 of the tuned table imported" in captured.err
     bundle.write_bytes(b"no bundle")
     assert main(["cache", "import", str(bundle)]) == 1
     assert "is not a bundle" in capsys.readouterr().err
@@ -168,7 +168,7 @@ def test_prune(cache_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("cache", "prune", "--older-than", "30d") == 0
     captured = capsys.readouterr()
     assert captured.out == f"{old}\n"
-    assert "1 entries" in captured.err
+    assert "1 entry" in captured.err
     assert [path.exists() for path in (new, old)] == [True, False]
     assert run("cache", "prune", "--max-size", "0") == 0
     assert not new.exists()

@@ -66,7 +66,7 @@ def test_a_table_with_remedies(
     assert [line[0] for line in lines] == ["ok", "!", "->", "x", "->", "-"]
     assert lines[0][2].strip() == OK.found  # square brackets are no markup
     assert "Install one." in captured.out
-    assert "1 failures" in captured.err
+    assert "1 failure" in captured.err
 
 
 def test_json_is_a_list_of_findings(

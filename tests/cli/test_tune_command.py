@@ -51,7 +51,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert row["failures"] == []
     assert row["source"] == "heuristic"
     assert all(seconds > 0 for seconds in row["seconds"].values())
-    assert "1 problems tuned" in captured.err
+    assert "1 problem tuned" in captured.err
     found = js.explain(PROBLEM)
     assert (found.variant, found.source, found.tuned_in) == (row["winner"], "tuned", row["path"])
 
@@ -94,7 +94,7 @@ def test_a_wrong_answer_ends_in_a_table_and_1(
     captured = capsys.readouterr()
     assert liar in captured.out
     assert "wrong answer" in captured.out
-    assert "1 failures" in captured.err
+    assert "1 failure" in captured.err
     assert js.explain(PROBLEM).variant != liar
     assert run(*SMALL, *QUICK, "--json") == 1
     (row,) = json.loads(capsys.readouterr().out)
@@ -116,7 +116,7 @@ def test_export(
     assert run("--device", "cpu", "--export", str(second)) == 0
     captured = capsys.readouterr()
     assert not captured.out
-    assert "1 problems written" in captured.err
+    assert "1 problem written" in captured.err
     assert second.read_text() == first.read_text()
 
 

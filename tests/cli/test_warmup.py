@@ -250,7 +250,7 @@ def test_a_module_in_the_current_directory(
         (["--model", "warmmodels:not_a_function"], "no function, but of type int"),
         (["--model", "warmmodels:fails"], "fails() raised RuntimeError: no such checkpoint"),
         (["--model", "builtins:list"], "no torch.nn.Module, but list"),
-        (["--model", "warmmodels:dense"], "does not run without data"),
+        (["--model", "warmmodels:dense"], "does not run: "),
         (["--model", "torch.nn:Identity"], "calls no kernel"),
         (["--model", "warmmodels:ReadsData"], "JITSPARSE_RECORD"),
         (["--model", "warmmodels:transformer", "--op", "dsd"], "no --op and no --block-size"),

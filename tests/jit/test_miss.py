@@ -92,7 +92,7 @@ def test_of_a_damaged_entry(
 ) -> None:
     template, variant = toykernel.write(tmp_path), toykernel.variant()
     path = compile_only(template, variant).path
-    (path / "kernel.so").write_bytes(b"damaged")
+    toykernel.replace_library(path, b"damaged")
     found = explain_miss(template, variant)
     assert found.damaged[0][0] == path
     assert "kernel.so has 7 bytes" in found.damaged[0][1]
