@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd import forward_ad
 
 from jitsparse import ops
@@ -35,7 +36,7 @@ _BACKWARD: dict[int, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 # torch 2.6 cannot say.
-_is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
+is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
 
 
 def transformed() -> bool:
@@ -58,7 +59,7 @@ def transformed() -> bool:
 def _captured() -> bool:
     """Whether a graph is captured to be kept, which has no place for our Functions: the registered
     operations bring the same backward passes."""
-    return _is_exporting() if torch.compiler.is_compiling() else traced()
+    return is_exporting() if torch.compiler.is_compiling() else traced()
 
 
 def traced() -> bool:
@@ -127,10 +128,18 @@ def sdd(
     return ops.sdd(left, right, index, rows, cols, nnz, block_rows, block_cols)
 
 
-def _differentiable(grad: Tensor) -> tuple[Callable[..., Tensor], ...]:
-    """dsd, dds and sdd for a backward pass: the registered operations where ``is_grads_batched``
-    makes a batch of a gradient, which has no memory that a kernel could read."""
-    if not torch.compiler.is_compiling() and torch._C._functorch.is_legacy_batchedtensor(grad):
+def _differentiable(grad: Tensor, *saved: Tensor | None) -> tuple[Callable[..., Tensor], ...]:
+    """dsd, dds and sdd for a backward pass: the registered operations where an operand has no
+    memory that a kernel could read. ``is_grads_batched`` makes a batch of a gradient; and what was
+    saved inside of ``torch.func.vjp`` is still wrapped when the function that it returned is
+    called, which torch's dispatcher alone knows how to undo."""
+    if not torch.compiler.is_compiling() and (
+        torch._C._functorch.is_legacy_batchedtensor(grad)
+        or (
+            not transformed()
+            and any(each is not None and is_functorch_wrapped_tensor(each) for each in saved)
+        )
+    ):
         return ops.dsd_op, ops.dds_op, ops.sdd_op
     return dsd, dds, sdd
 
@@ -159,7 +168,7 @@ class _Dsd(torch.autograd.Function):
         rows, cols, transposed = ctx.sizes
         needs_values, _, needs_dense, *_ = ctx.needs_input_grad
         grad_values = grad_dense = None
-        _dsd, _, _sdd = _differentiable(grad)
+        _dsd, _, _sdd = _differentiable(grad, values, dense)
         if needs_values:
             left, right = (dense, grad.mT) if transposed else (grad, dense.mT)
             grad_values = _sdd(left, right, index, rows, cols, *ctx.blocks)
@@ -193,7 +202,7 @@ class _Dds(torch.autograd.Function):
         dense, values, index, out, bias = ctx.saved_tensors
         rows, cols, transposed, activation = ctx.sizes
         needs_dense, needs_values, _, _, _, _, needs_bias, _ = ctx.needs_input_grad
-        _, _dds, _sdd = _differentiable(grad)
+        _, _dds, _sdd = _differentiable(grad, dense, values, bias)
         if activation == _RELU:
             # relu's gradient is known from its output; its second derivative is zero.
             grad = torch.ops.aten.threshold_backward(grad, out, 0)
@@ -234,7 +243,7 @@ class _Sdd(torch.autograd.Function):
         rows, cols = ctx.sizes
         grad = grad.contiguous()
         grad_left = grad_right = None
-        _dsd, _dds, _ = _differentiable(grad)
+        _dsd, _dds, _ = _differentiable(grad, left, right)
         if ctx.needs_input_grad[0]:
             grad_left = _dsd(grad, index, right.mT, rows, cols, False)
         if ctx.needs_input_grad[1]:

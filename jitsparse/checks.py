@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 
@@ -30,13 +31,15 @@ _INT32_MAX = 2**31 - 1
 
 def is_dense(thing: object) -> bool:
     """Whether it is a tensor of torch's usual layout, of which operations take no other."""
-    return isinstance(thing, Tensor) and thing.layout is torch.strided
+    return isinstance(thing, Tensor) and thing.layout is torch.strided and not thing.is_nested
 
 
 def kind_of(thing: object) -> str:
     """Its type for an error message, and the layout of a tensor if that is the reason."""
     name = type(thing).__name__
-    return f"{name} ({thing.layout})" if isinstance(thing, Tensor) and not is_dense(thing) else name
+    if not isinstance(thing, Tensor) or is_dense(thing):
+        return name
+    return f"{name} ({'nested, ' if thing.is_nested else ''}{thing.layout})"
 
 
 def as_shape(shape: Sequence[int]) -> tuple[int, int]:
@@ -67,9 +70,13 @@ def as_block_size(block_size: int | Sequence[int]) -> tuple[int, int]:
 
 def as_count(density: float, total: int) -> int:
     """How many of ``total`` blocks a density keeps, or PatternError."""
-    if not isinstance(density, (int, float)) or not 0.0 <= density <= 1.0:
+    try:
+        fraction = math.nan if isinstance(density, (str, bytes)) else float(density)
+    except (TypeError, ValueError, RuntimeError):  # also of a tensor with many entries
+        fraction = math.nan
+    if not 0.0 <= fraction <= 1.0:
         raise PatternError(f"density is a fraction between 0 and 1, got {density!r}")
-    return round(density * total)
+    return round(fraction * total)
 
 
 def grid_of(shape: tuple[int, int], block_size: tuple[int, int]) -> tuple[int, int]:
@@ -104,7 +111,7 @@ def check_indices(
             f"a matrix of {shape[0]} rows has {rows} block rows of {block_size[0]}, so "
             f"crow_indices has {rows + 1} entries; got {crow.numel()}"
         )
-    if crow.device.type != "meta":
+    if crow.device.type != "meta" and not hasattr(crow, "fake_mode"):  # those have no data
         _check_values(rows, cols, crow, col)
 
 
@@ -140,7 +147,10 @@ def _check_values(rows: int, cols: int, crow: Tensor, col: Tensor) -> None:
         at = int(disorder.nonzero()[0])
         row = int(torch.searchsorted(crow, at + 1, right=True)) - 1
         first, second = int(col[at]), int(col[at + 1])
-        problem, remedy = "is not sorted", "Sort the blocks of each row by column"
+        problem, remedy = (
+            "is not sorted",
+            "Sort the blocks of each row by column (SciPy: matrix.sort_indices())",
+        )
         if first == second:
             problem, remedy = "has a duplicate", "Sum the blocks that lie in one place"
         raise PatternError(

@@ -15,6 +15,7 @@ judged in :mod:`jitsparse.functional`, gradients live in :mod:`jitsparse.autogra
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +24,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from jitsparse import flops
+from jitsparse.errors import ArgumentError
 from jitsparse.kernels import dispatch
+from jitsparse.layout import IndexLayout, div_up
 
 __all__ = ["dds", "dds_op", "dsd", "dsd_op", "sdd", "sdd_op"]
 
@@ -45,10 +48,52 @@ _library.define(
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
+
+@functools.cache
+def _index_size(rows: int, cols: int, nnz: int, block: tuple[int, int], panels: bool) -> int:
+    layout = IndexLayout(div_up(rows, block[0]), div_up(cols, block[1]), nnz, block, panels)
+    return layout.size
+
+
+def _check_index(index: Tensor, data: Tensor, rows: int, cols: int, nnz: int, *block: int) -> None:
+    """A kernel trusts the index. A graph that was captured on one device and moved to another may
+    have left it behind (``ExportedProgram.module().to``) or taken it along
+    (``move_to_device_pass``), which is no index of that device.
+
+    Raises:
+        ArgumentError: it is not where the operands are, or was made for another kind of device.
+    """
+    if index.device != data.device:
+        problem = f"the index of its pattern is on {index.device}, its operands on {data.device}"
+    elif index.numel() < _index_size(rows, cols, nnz, block, index.is_cuda):
+        problem = f"the index of its pattern was not made for {index.device.type}"
+    else:
+        return
+    raise ArgumentError(
+        f"an operation of jitsparse cannot run: {problem}. Indices differ between devices, so a "
+        "graph is captured on the device that it runs on: export the model there"
+    )
+
+
+def _dsd(values: Tensor, index: Tensor, dense: Tensor, rows: int, cols: int, *t: Any) -> Tensor:
+    _check_index(index, values, rows, cols, *values.shape)
+    return dispatch.dsd(values, index, dense, rows, cols, *t)
+
+
+def _dds(dense: Tensor, values: Tensor, index: Tensor, rows: int, cols: int, *t: Any) -> Tensor:
+    _check_index(index, values, rows, cols, *values.shape)
+    return dispatch.dds(dense, values, index, rows, cols, *t)
+
+
+def _sdd(left: Tensor, right: Tensor, index: Tensor, rows: int, cols: int, *t: Any) -> Tensor:
+    _check_index(index, left, rows, cols, *t)
+    return dispatch.sdd(left, right, index, rows, cols, *t)
+
+
 for _key in ("CPU", "CUDA"):
-    _library.impl("dsd", dispatch.dsd, _key)
-    _library.impl("dds", dispatch.dds, _key)
-    _library.impl("sdd", dispatch.sdd, _key)
+    _library.impl("dsd", _dsd, _key)
+    _library.impl("dds", _dds, _key)
+    _library.impl("sdd", _sdd, _key)
 
 
 def _dsd_fake(

@@ -285,6 +285,8 @@ class Pattern:
         """
         if self.device.type == "meta":
             return "(on the meta device: no data)"
+        if hasattr(self.col_indices, "fake_mode"):
+            return "(fake: no data)"
         rows, cols = self.grid
         lines, columns = min(rows, max_rows), min(cols, max_cols)
         if not lines or not columns:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ class BlockSparse:
 
     ``a @ x`` and ``x @ a`` are :func:`~jitsparse.dsd` and :func:`~jitsparse.dds`. Write the latter
     inside ``torch.compile(fullgraph=True)``, which does not trace the operator of a class.
+    ``2 * a``, ``a / 2`` and ``-a`` have the same pattern.
 
     Raises:
         ArgumentError: if the values do not fit the pattern.
@@ -79,6 +81,12 @@ class BlockSparse:
             raise AttributeError(
                 f"{name} of a BlockSparse cannot be set; build another one: "
                 "BlockSparse(values, pattern), or a.T for the transposed matrix"
+            )
+        elif name == "_is_param":  # how torch marks what is a Parameter and no Tensor of its own
+            raise ArgumentError(
+                "a BlockSparse is no Tensor, so a module would not register it: "
+                "nn.Parameter(a.values) and BlockSparse(values, pattern) in forward, or "
+                "js.nn.BlockSparseLinear"
             )
         object.__setattr__(self, name, value)
 
@@ -142,9 +150,12 @@ class BlockSparse:
                 "scipy's matrices"
             )
         if tensor.layout is not torch.sparse_bsr or tensor.dim() != 2:
+            remedy = "convert with tensor.to_sparse_bsr(block_size)"
+            if tensor.layout is torch.sparse_bsr:
+                remedy = "take the matrices of a batch one by one"
             raise ArgumentError(
                 f"from_bsr takes a 2-d tensor of layout torch.sparse_bsr, got {tensor.layout} of "
-                f"shape {tuple(tensor.shape)}; convert with tensor.to_sparse_bsr(block_size)"
+                f"shape {tuple(tensor.shape)}; {remedy}"
             )
         values = tensor.values()
         pattern = Pattern(
@@ -279,6 +290,23 @@ class BlockSparse:
     def __reduce__(self) -> tuple[Any, ...]:
         return restoring.restore_matrix, (self.values, self.pattern, self.transposed)
 
+    # -- multiples ------------------------------------------------------------------------------
+
+    def __mul__(self, factor: float | Tensor) -> BlockSparse:
+        return self._scaled(self.values * factor) if _is_scalar(factor) else NotImplemented
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: float | Tensor) -> BlockSparse:
+        return self._scaled(self.values / divisor) if _is_scalar(divisor) else NotImplemented
+
+    def __neg__(self) -> BlockSparse:
+        return self._scaled(-self.values)
+
+    def _scaled(self, values: Tensor) -> BlockSparse:
+        # Past the edge zero times infinity was not zero.
+        return self._with(clear_edge(values, self.pattern), self.pattern)
+
     # -- products -------------------------------------------------------------------------------
 
     # NumPy would take a matrix for a scalar of type object.
@@ -373,6 +401,10 @@ def _check_values(values: Tensor, pattern: Pattern) -> None:
             f"values are on {values.device} and the pattern on {pattern.device}; move one of them "
             f"with .to()"
         )
+
+
+def _is_scalar(thing: object) -> bool:
+    return thing.dim() == 0 if isinstance(thing, Tensor) else isinstance(thing, numbers.Real)
 
 
 def _check_dtype(dtype: torch.dtype) -> None:

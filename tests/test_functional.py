@@ -256,3 +256,9 @@ def test_vectors_are_named_with_their_own_shape() -> None:
         a @ torch.ones(63)
     with pytest.raises(ArgumentError, match=re.escape("got a of shape (47,)")):
         torch.ones(47) @ a
+
+
+def test_nested_tensors_are_refused(a: js.BlockSparse) -> None:
+    nested = torch.nested.nested_tensor([torch.randn(a.shape[1], 2), torch.randn(a.shape[1], 3)])
+    with pytest.raises(js.ArgumentError, match="nested"):
+        a @ nested

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.func import functional_call, grad
 
 import jitsparse as js
 from jitsparse.errors import ArgumentError, PatternError
@@ -467,3 +468,39 @@ def test_a_layer_off_the_meta_device_can_be_reset(shape: tuple[int, int]) -> Non
     state = js.nn.BlockSparseLinear(*shape, 16, density=0.5).state_dict()
     layer.load_state_dict(state)
     assert torch.equal(layer.values, state["values"])
+
+
+def test_a_skeleton_without_data_runs_on_the_state_of_another() -> None:
+    layer, x = js.nn.BlockSparseLinear(64, 96, 16, density=0.5), torch.randn(4, 64)
+    skeleton = copy.deepcopy(layer).to("meta")
+    parameters, buffers = dict(layer.named_parameters()), dict(layer.named_buffers())
+    assert torch.equal(functional_call(skeleton, (parameters, buffers), (x,)), layer(x))
+    gradients = grad(lambda p: functional_call(skeleton, (p, buffers), (x,)).sum())(parameters)
+    assert gradients["values"].shape == layer.values.shape
+    assert skeleton(x.to("meta")).is_meta
+
+
+def test_what_is_written_to_a_layer_off_the_meta_device_is_its_pattern() -> None:
+    """As FSDP's ``sync_module_states`` and a broadcast of the state of rank 0 do."""
+    layer, x = js.nn.BlockSparseLinear(64, 96, 16, density=0.5), torch.randn(4, 64)
+    hollow = js.nn.BlockSparseLinear(64, 96, 16, density=0.5, device="meta").to_empty(device="cpu")
+    for each in (hollow, copy.deepcopy(hollow), hollow.double().float()):
+        with pytest.raises(js.ArgumentError, match="load a state dict"):
+            each(x)
+    with torch.no_grad():
+        for name, tensor in hollow.state_dict().items():
+            tensor.copy_(layer.state_dict()[name])
+    assert torch.equal(hollow(x), layer(x))
+
+
+def test_what_is_frozen_stays_so() -> None:
+    dense = nn.Linear(64, 96)
+    dense.weight.requires_grad_(False)
+    sparse = js.nn.BlockSparseLinear.from_linear(dense, 16, density=0.5)
+    assert [each.requires_grad for each in sparse.parameters()] == [False, True]
+    assert [each.requires_grad for each in sparse.to_linear().parameters()] == [False, True]
+
+
+def test_a_pattern_is_no_mask() -> None:
+    with pytest.raises(js.ArgumentError, match=r"Pattern\.from_mask"):
+        js.nn.BlockSparseLinear(64, 64, 16, pattern=torch.ones(4, 4))  # type: ignore[arg-type]

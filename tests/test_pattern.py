@@ -6,6 +6,7 @@ import copy
 import pickle
 import re
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -257,3 +258,8 @@ def test_a_copy_is_the_pattern_itself_whatever_mode_is_active() -> None:
     assert copy.deepcopy(pattern) is pattern
     with torch.device("cpu"):
         assert copy.deepcopy([pattern])[0] is pattern
+
+
+def test_a_density_may_be_any_number() -> None:
+    for half in (0.5, np.float32(0.5), torch.tensor(0.5)):
+        assert js.Pattern.random((64, 64), 16, half).nnz_blocks == 8  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 import re
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import jitsparse as js
 from jitsparse.errors import ArgumentError, PatternError
@@ -329,3 +331,32 @@ def test_what_is_no_strided_tensor_is_refused() -> None:
         js.BlockSparse.from_bsr(1)
     with pytest.raises(ArgumentError, match=r"torch\.sparse_coo"):
         js.BlockSparse(a.values.to_sparse(), a.pattern)
+
+
+def test_a_matrix_is_no_parameter() -> None:
+    """A module would take it for a plain attribute: neither trained nor saved."""
+    with pytest.raises(js.ArgumentError, match=r"nn\.Parameter\(a\.values\)"):
+        torch.nn.Parameter(js.random((64, 64), 16, 0.5))  # type: ignore[arg-type]
+
+
+def test_multiples() -> None:
+    a = js.random((64, 90), 16, 0.5).T.requires_grad_()
+    dense = a.to_dense()
+    for got, wanted in (
+        (2 * a, 2 * dense),
+        (a / 2, dense / 2),
+        (-a, -dense),
+        (torch.tensor(3.0) * a, 3 * dense),
+    ):
+        torch.testing.assert_close(got.to_dense(), wanted)
+        assert got.requires_grad
+    assert (a * math.inf).values.isnan().sum() == 0
+    for other in (torch.ones(90, 64), "2", a):
+        with pytest.raises(TypeError):
+            a * other  # type: ignore[operator]
+
+
+def test_fake_tensors_have_no_data_to_check() -> None:
+    with FakeTensorMode():
+        pattern = js.Pattern((32, 32), 16, torch.tensor([0, 1, 2]), torch.tensor([0, 1]))
+        assert "no data" in str(js.BlockSparse(torch.randn(2, 16, 16), pattern))

@@ -14,7 +14,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
+from jitsparse.autograd import is_exporting
 from jitsparse.checks import check_indices
 from jitsparse.errors import ArgumentError
 from jitsparse.pattern import Pattern
@@ -31,6 +33,7 @@ class PatternBuffers(nn.Module):
     values: nn.Parameter
     crow_indices: Tensor
     col_indices: Tensor
+    _emptied: list[tuple[int, int]] | None = None  # marks of buffers off the meta device, unwritten
 
     @property
     def pattern(self) -> Pattern:
@@ -44,13 +47,14 @@ class PatternBuffers(nn.Module):
         # layer's buffers, and nobody to a pattern, which other layers and matrices may have too.
         self.register_buffer("crow_indices", pattern.crow_indices.clone())
         self.register_buffer("col_indices", pattern.col_indices.clone())
-        self._note(pattern)
+        self._note(pattern, self.crow_indices, self.col_indices)
 
-    def _note(self, pattern: Pattern) -> None:
-        """The pattern is what the buffers say, as they are now."""
+    def _note(self, pattern: Pattern, crow: Tensor, col: Tensor) -> None:
+        """The pattern is what these buffers say, as they are now."""
         self._pattern = pattern
-        self._seen = self.crow_indices, self.col_indices
-        self._marks = _marks(*self._seen)
+        self._seen = crow, col
+        self._marks = _marks(crow, col)
+        self._emptied = None
 
     def _follow_buffers(self) -> None:
         """Take over what was written to the buffers, or put in their place, behind the layer's
@@ -62,12 +66,33 @@ class PatternBuffers(nn.Module):
         Raises:
             PatternError: the indices are none of a pattern, and on the CPU.
         """
-        if torch.compiler.is_compiling():
-            return
-        old, crow, col = self._pattern, self.crow_indices, self.col_indices
+        if torch.compiler.is_dynamo_compiling():
+            self._follow_traced()
+        elif torch.compiler.is_compiling():  # torch.export has fakes in the buffers' place
+            with _disable_current_modes():
+                self._follow(*self._seen)
+        else:
+            self._follow(self.crow_indices, self.col_indices)
+
+    def _follow_traced(self) -> None:
+        """Dynamo does not look inside: it calls this once, on the layer itself, while it traces."""
+        if is_exporting() and self._marks != _marks(self.crow_indices, self.col_indices):
+            # torch.export puts back the attributes that tracing has set.
+            raise ArgumentError(
+                "the indices of a BlockSparseLinear were written to: read layer.pattern once, or "
+                "call the layer, before torch.export"
+            )
+        self._follow(self.crow_indices, self.col_indices)
+
+    # As torch.compiler.assume_constant_result does, which would import all of Dynamo.
+    _follow_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+    def _follow(self, crow: Tensor, col: Tensor) -> None:
+        old = self._pattern
         others = crow is not self._seen[0] or col is not self._seen[1]
-        # What comes off the meta device is uninitialised memory, no pattern: wait for a load.
-        hollow = old.device.type == "meta" and not crow.is_meta
+        # What comes off the meta device is uninitialised memory, no pattern: wait until it, or
+        # what is put in its place, as functional_call does, is written to.
+        hollow = old.device.type == "meta" and self._emptied == _marks(crow, col)
         if others and is_functorch_wrapped_tensor(crow):
             raise ArgumentError(
                 "the indices of a BlockSparseLinear cannot be mapped over by torch.func: all "
@@ -78,13 +103,15 @@ class PatternBuffers(nn.Module):
                 check_indices(old.shape, old.block_size, crow, col)
             traits = old.traits if col.shape == old.col_indices.shape else 0
             shape = old.shape, old.block_size
-            self._note(Pattern._trusted(*shape, crow.clone(), col.clone(), traits))
+            self._note(Pattern._trusted(*shape, crow.clone(), col.clone(), traits), crow, col)
 
     def _apply(self: _Self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Self:
         self._follow_buffers()
         old = self._pattern
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if old.device.type == "meta":
+            if not self.crow_indices.is_meta:
+                self._emptied = _marks(self.crow_indices, self.col_indices)
             self._follow_buffers()
         elif self._marks != _marks(self.crow_indices, self.col_indices):
             # A move to another device is one of the pattern. Anything else is not for indices:
@@ -96,7 +123,7 @@ class PatternBuffers(nn.Module):
                     buffer.copy_(wanted)  # in its memory, which may be shared by now
                 else:
                     self.register_buffer(name, wanted.clone())
-            self._note(pattern)
+            self._note(pattern, self.crow_indices, self.col_indices)
         return self
 
     def _load_from_state_dict(
@@ -130,7 +157,7 @@ class PatternBuffers(nn.Module):
             }
             super()._load_from_state_dict({**state_dict, **there}, prefix, *arguments)
             if loaded:
-                self._note(self._pattern)
+                self._note(self._pattern, self.crow_indices, self.col_indices)
         finally:
             self._load_state_dict_pre_hooks = hooks
 
@@ -163,6 +190,8 @@ class PatternBuffers(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
+        if self._emptied is not None:
+            self._emptied = _marks(self.crow_indices, self.col_indices)
         # After a copy or a load the buffers are new tensors, maybe on another device.
         self._follow_buffers()
 

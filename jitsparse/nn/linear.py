@@ -89,6 +89,11 @@ class BlockSparseLinear(PatternBuffers):
                 "BlockSparseLinear needs either density=... or pattern=..., "
                 f"got {'neither' if pattern is None else 'both'}"
             )
+        elif not isinstance(pattern, Pattern):
+            raise ArgumentError(
+                f"pattern is a jitsparse.Pattern, got {type(pattern).__name__}; Pattern.from_mask "
+                "makes one of a mask"
+            )
         elif pattern.shape != shape or pattern.block_size != block:
             raise ArgumentError(
                 f"BlockSparseLinear({in_features}, {out_features}, {block_size}) needs a pattern "
@@ -114,12 +119,13 @@ class BlockSparseLinear(PatternBuffers):
         Raises:
             ArgumentError: the layer left the meta device without a pattern.
         """
+        pattern = self.pattern
         if self._hollow:
             raise ArgumentError(
                 "this BlockSparseLinear was built on the meta device, where a pattern has no "
                 "data; load a state dict, which brings one"
             )
-        return BlockSparse(self.values, self.pattern)
+        return BlockSparse(self.values, pattern)
 
     @property
     def _hollow(self) -> bool:
@@ -156,7 +162,7 @@ class BlockSparseLinear(PatternBuffers):
         """The blocks of a dense layer's weight that are kept, bit for bit, and its bias.
 
         Args:
-            layer: a dense layer; its parameters are copied.
+            layer: a dense layer; its parameters are copied, and stay frozen where they are.
             block_size: an int or a pair.
             density: keep this fraction of the blocks, those of largest Frobenius norm.
             mask: ``(R, C)`` bool, the blocks to keep. Either this or ``density`` is given.
@@ -192,8 +198,9 @@ class BlockSparseLinear(PatternBuffers):
             sparse.values.copy_(kept.values)
             if sparse.bias is not None:
                 sparse.bias.copy_(layer.bias)
-        sparse.train(layer.training)
-        return sparse
+                sparse.bias.requires_grad_(layer.bias.requires_grad)
+        sparse.values.requires_grad_(layer.weight.requires_grad)
+        return sparse.train(layer.training)
 
     def to_linear(self) -> nn.Linear:
         """The dense layer with the same weight, zero where no block is stored, and bias."""
@@ -209,6 +216,8 @@ class BlockSparseLinear(PatternBuffers):
             dense.weight.copy_(self.weight.to_dense())
             if self.bias is not None:
                 dense.bias.copy_(self.bias)
+                dense.bias.requires_grad_(self.bias.requires_grad)
+        dense.weight.requires_grad_(self.values.requires_grad)
         return dense.train(self.training)
 
     def extra_repr(self) -> str:
