@@ -22,7 +22,7 @@ _FIXED_COLUMNS = 400
 _ROUNDS_OF_A_GROUP = 2
 _SORTED_ROUNDS = 4
 """Rounds of CTAs in which the panels of a group are done, and of which an sdd's tiles are sorted by
-their width. In the mean of 24 products 1.046 times as fast as groups of 32 panels with all sorted
+their width. In the mean of 48 products 1.046 times as fast as groups of 32 panels with all sorted
 where there are few; groups of one round 1.025, of four 1.036 (docs/performance.md)."""
 
 _GROUP = 32

@@ -1,4 +1,4 @@
-"""The timing protocol. Every figure in docs/performance.md was taken by :func:`interleave`.
+"""The timing protocol. The rates in docs/performance.md were taken by :func:`interleave`.
 
 The contestants take turns in one process, so that clock changes, other users of the machine and
 memory placement meet all of them alike. A sample is long enough for its clock, and the median of

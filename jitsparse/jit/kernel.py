@@ -67,6 +67,10 @@ class Kernel:
         """
         text = self._error(code)
         reason = text.decode(errors="replace") if text else "no explanation"
+        if self.variant.target.startswith("sm"):
+            reason += (
+                ". It may be the error of earlier work on this GPU: CUDA_LAUNCH_BLOCKING=1 tells"
+            )
         raise LaunchError(f"{self.variant.name} failed with code {code}: {reason}")
 
     def __repr__(self) -> str:

@@ -114,6 +114,8 @@ def test_default_table_compiles_without_spills_or_warnings(
         names = ", ".join(variant.name for variant in variants)
         assert code == 0, f"{names}\n{log}"
         assert "warning" not in log.lower(), f"{names}\n{log}"
+        # To ptxas 13 only an "info".
+        assert "instructions are serialized" not in log, f"{names}\n{log}"
         spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)
         assert len(spills) >= len(variants), log  # and those of functions that are called
         assert set(spills) == {("0", "0")}, f"{names}\n{log}"

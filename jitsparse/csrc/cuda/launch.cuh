@@ -69,6 +69,7 @@ int launch(const Args& args) {
 // For kernels whose Params carry tensor maps.
 template <typename Kernel, typename Args>
 int launch_with_maps(const Args& args) {
+  if (Kernel::grid(args) == 0) return cudaSuccess;  // no maps of nothing, and no order of no tiles
   typename Kernel::Params params;
   if (cudaError_t error = Kernel::prepare(args, params)) return error;
   return enqueue<Kernel, /*MIN_CTAS=*/1>(params, args, args.context);

@@ -52,7 +52,7 @@ struct SddWgmma {
 
   // Two warpgroups, of 64 rows and up to 256 columns each: one below the other if blocks are 128 high, else side by side.
   static constexpr int kConsumers = 2, kGroupsM = kTileM / 64, kGroupsN = kConsumers / kGroupsM;
-  static constexpr int kGroupN = Store::kGroupN, kHalf = 128;  // kHalf: columns of one wgmma
+  static constexpr int kGroupN = Store::kGroupN, kHalf = 128;  // a wgmma has kHalf columns, or kGroupN
   static constexpr int kProducers = 4;  // warps, each with its share of the block columns
   static constexpr int kThreads = 128 * (kConsumers + 1);
 
@@ -99,7 +99,7 @@ struct SddWgmma {
   // Block columns of a tile that the first warpgroup multiplies; the second has the rest.
   static __device__ __forceinline__ int first_half(int columns) { return kGroupsN > 1 ? (columns + 1) / 2 : columns; }
 
-  // Block columns for which a stage needs room: wgmma reads kHalf elements at a time, past the last column too.
+  // Block columns for which a stage needs room: wgmma reads kHalf or kGroupN columns, past the last one too.
   static __device__ __forceinline__ int room(int columns) {
     constexpr int kRead = kHalf / kBlockG;
     const int first = first_half(columns), rest = columns - first;

@@ -70,11 +70,18 @@ struct Barrier {
   unsigned generation = 0;
 };
 
+struct Mbarrier {
+  int arrivals, left, bytes;
+  unsigned phase;
+};
+
 struct Cta {
   std::vector<Thread> threads;
   std::vector<Barrier> warps;
   std::vector<std::vector<void*>> slots;  // of each warp, what its lanes show each other
   std::map<int, Barrier> named;
+  std::map<unsigned, Mbarrier> mbarriers;  // by address
+  std::map<unsigned, int> unfenced;        // shared memory that a thread has written and not shown to the copy engine yet
   std::deque<std::function<void()>> bulk_loads;
   ucontext_t scheduler;
   std::function<void()> body;
@@ -143,7 +150,9 @@ inline void start_thread() {
   for (auto& group : here.copies) {
     if (!group.empty()) fail("cp.async left at the end of a thread");
   }
-  finish(here.stores, 0);
+  for (auto& group : here.stores) {
+    if (!group.empty()) fail("a bulk store that reads shared memory after the thread's end");
+  }
   here.done = true;
   ++cta->progress;
   swapcontext(&here.context, &cta->scheduler);
@@ -164,25 +173,34 @@ inline void run_cta(int threads, const std::function<void()>& body) {
     each.context.uc_link = nullptr;
     makecontext(&each.context, start_thread, 0);
   }
+  // One warp runs only where no other thread can go on: what nobody waits for it to do is not done yet.
+  const int late_warp = int(block) % (threads / 32);
+  bool late = false;
   for (bool backwards = false;; backwards = !backwards) {
     const unsigned long before = here.progress;
     bool all_done = true;
     for (int i = 0; i < threads; ++i) {
       here.current = backwards ? threads - 1 - i : i;
       if (self().done) continue;
+      all_done = false;
+      if ((here.current / 32 == late_warp) != late) continue;
       here.in_thread = true;
       swapcontext(&here.scheduler, &self().context);
       here.in_thread = false;
       if (here.failed) fail(here.failed);
-      all_done = all_done && self().done;
     }
     if (all_done) break;
-    if (here.progress != before) continue;
-    if (here.bulk_loads.empty()) fail("no thread can go on");
-    here.bulk_loads.front()();
-    here.bulk_loads.pop_front();
+    if (here.progress == before && late) {
+      if (here.bulk_loads.empty()) fail("no thread can go on");
+      here.bulk_loads.front()();
+      here.bulk_loads.pop_front();
+    }
+    late = here.progress == before && !late;
   }
   if (!here.bulk_loads.empty()) fail("bulk copies left at the end of a CTA");
+  for (auto& [_, each] : here.mbarriers) {
+    if (each.left != each.arrivals || each.bytes) fail("a phase of an mbarrier is unfinished at the end of a CTA");
+  }
 }
 
 // ---- memory
@@ -196,6 +214,11 @@ inline unsigned char* at(unsigned address, unsigned bytes) {
   if (address < kSharedBase || address + bytes > kSharedBase + shared_bytes) fail("address outside of shared memory");
   if (address % bytes) fail("misaligned address in shared memory");
   return memory + (address - kSharedBase);
+}
+
+// By an ordinary store: the copy engine sees it after fence.proxy.async.
+inline void written(unsigned address, unsigned bytes) {
+  for (unsigned i = 0; i < bytes; i += 2) cta->unfenced[address + i] = thread();
 }
 
 inline std::vector<std::pair<const char*, const char*>> readable;  // the operands
@@ -270,6 +293,7 @@ inline float __uint_as_float(unsigned bits) {
 inline float __fdividef(float a, float b) { return a / b; }
 template <typename T>
 T __ldg(const T* from) {
+  emulation::check_read(from, sizeof *from);
   return *from;
 }
 inline std::size_t __cvta_generic_to_shared(const void* p) {

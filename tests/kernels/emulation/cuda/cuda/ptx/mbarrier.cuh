@@ -4,15 +4,9 @@
 
 namespace emulation {
 
-struct Mbarrier {
-  int arrivals, left, bytes;
-  unsigned phase;
-};
-inline std::map<unsigned, Mbarrier> mbarriers;  // by address
-
 inline Mbarrier& mbarrier(unsigned address) {
-  const auto found = mbarriers.find(address);
-  if (found == mbarriers.end()) fail("an mbarrier that was not initialised");
+  const auto found = cta->mbarriers.find(address);
+  if (found == cta->mbarriers.end()) fail("an mbarrier that was not initialised");
   return found->second;
 }
 
@@ -30,7 +24,7 @@ namespace jitsparse::ptx {
 
 inline void mbarrier_init(unsigned barrier, int arrivals) {
   emulation::at(barrier, 8);
-  emulation::mbarriers[barrier] = {arrivals, arrivals, 0, 0};
+  emulation::cta->mbarriers[barrier] = {arrivals, arrivals, 0, 0};
 }
 inline void fence_mbarrier_init() {}
 inline void mbarrier_arrive(unsigned barrier) {

@@ -12,6 +12,7 @@ void store_matrices(unsigned shared, const unsigned (&d)[4]) {
       for (int half = 0; half < 2; ++half) {
         const int at_row = TRANSPOSED ? minor + half : major, at_column = TRANSPOSED ? major : minor + half;
         std::memcpy(emulation::at(row(i * 8 + at_row), 16) + at_column * 2, reinterpret_cast<const char*>(&d[i]) + half * 2, 2);
+        emulation::written(row(i * 8 + at_row) + at_column * 2, 2);
       }
     }
   });

@@ -42,7 +42,16 @@ inline void tma_load_3d(unsigned shared, const CUtensorMap* map, unsigned barrie
 }
 
 inline void tma_store_3d(const CUtensorMap* map, unsigned shared, int x, int y, int z, uint64 = 0) {
+  const unsigned bytes = map->box.inner * map->box.outer * map->item_bytes;
+  const auto unfenced = emulation::cta->unfenced.lower_bound(shared);
+  if (unfenced != emulation::cta->unfenced.end() && unfenced->first < shared + bytes) {
+    emulation::fail("a bulk store of what no fence.proxy.async has shown");
+  }
+  // It may be read at once, or as late as the kernel waits for.
+  const unsigned char* from = emulation::at(shared, 1);
+  const std::vector<unsigned char> now(from, from + bytes);
   emulation::self().open_stores.push_back([=] {
+    if (std::memcmp(now.data(), from, bytes)) emulation::fail("shared memory changed under a bulk store");
     emulation::for_each_element(*map, shared, x, y, z, [=](char* to, const unsigned char* from) {
       if (to) std::memcpy(to, from, map->item_bytes);
     });

@@ -71,7 +71,12 @@ void wgmma_wait() {
 }
 template <int ROWS, int COLUMNS>
 void keep_in_order(float (&)[ROWS][COLUMNS]) {}
-inline void fence_proxy_async() {}
+inline void fence_proxy_async() {
+  auto& unfenced = emulation::cta->unfenced;
+  for (auto at = unfenced.begin(); at != unfenced.end();) {
+    at = at->second == emulation::thread() ? unfenced.erase(at) : std::next(at);
+  }
+}
 
 template <int ROW_BYTES>
 uint64 wgmma_descriptor(unsigned address, int leading, int stride) {
