@@ -113,6 +113,28 @@ def test_only_what_is_asked_for_is_computed(monkeypatch: pytest.MonkeyPatch) -> 
     assert called == ["dsd"]
 
 
+@pytest.mark.parametrize("wanted", ["x", "values", "bias"])
+@pytest.mark.parametrize("activation", [None, "relu", "gelu", "silu"])
+def test_one_gradient_alone_is_what_it_is_among_all(activation: str | None, wanted: str) -> None:
+    weight = js.random((40, 24), 8, 0.5, dtype=torch.float64)
+    tensors = {
+        "x": torch.randn(3, 24, dtype=torch.float64),
+        "values": weight.values,
+        "bias": torch.randn(40, dtype=torch.float64),
+    }
+
+    def gradient(*names: str) -> torch.Tensor | None:
+        x, values, bias = (
+            each.detach().clone().requires_grad_(name in names) for name, each in tensors.items()
+        )
+        js.linear(x, js.BlockSparse(values, weight.pattern), bias, activation).sum().backward()
+        return {"x": x, "values": values, "bias": bias}[wanted].grad
+
+    alone, among_all = gradient(wanted), gradient(*tensors)
+    assert alone is not None
+    torch.testing.assert_close(alone, among_all)
+
+
 def test_gradients_vanish_past_the_edge() -> None:
     a = matrix().requires_grad_()
     js.dsd(a, torch.ones(30, 3, dtype=torch.float64)).sum().backward()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -143,6 +144,42 @@ def test_a_bundle_is_a_layer_when_it_is_imported_into_one(
         assert toykernel.run(load(toykernel.template(tmp_path), toykernel.variant()))
         with pytest.raises(CacheMiss):
             load(toykernel.template(tmp_path), toykernel.variant(7))
+
+
+def test_the_cap_is_kept_after_an_import(bundle: Exported, tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "new")
+    old = toykernel.publish(cache, 9, age=3600.0)
+    with config.override(cache_max_size="1"):
+        done = import_bundle(cache, bundle.path)
+    assert not old.exists()
+    assert toykernel.entries(cache.root) == sorted(done.imported), "imported just now"
+
+
+def test_what_was_tuned_in_two_roots_is_exported_once(bundle: Exported, tmp_path: Path) -> None:
+    for root, variant in (("own", toykernel.variant(2)), ("layer", toykernel.variant(3))):
+        with config.override(cache_dir=tmp_path / root):
+            tuned.record("a problem", "A machine", variant.name, {})
+    both = Cache(tmp_path / "own", (tmp_path / "layer",))
+    done = import_bundle(Cache(tmp_path / "new"), export(both, tmp_path / "tuned.tar").path)
+    assert (done.tuned, done.rejected) == (1, ())
+    with config.override(cache_dir=tmp_path / "new"):
+        found = tuned.lookup("a problem", "A machine")
+    assert found is not None
+    assert found.variant == toykernel.variant(2).name
+
+
+def test_an_import_that_stops_leaves_nothing_half_done(
+    bundle: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    cache = Cache(tmp_path / "new")
+    monkeypatch.setattr(cache, "adopt", full)
+    with pytest.raises(BundleError, match="No space left on device"):
+        import_bundle(cache, bundle.path)
+    assert toykernel.entries(cache.root) == []
+    assert toykernel.staged(cache.root) == []
 
 
 def test_a_truncated_bundle_is_said_even_if_nothing_is_missed(

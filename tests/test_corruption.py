@@ -84,6 +84,16 @@ def test_a_damaged_entry_is_built_again(
     assert not compile_only(template, toykernel.variant()).fresh
 
 
+def test_quiet_means_no_warning(
+    tmp_path: Path, cache_dir: Path, forget: Callable[[], None], recwarn: pytest.WarningsRecorder
+) -> None:
+    template = toykernel.write(tmp_path)
+    truncate(compile_only(template, toykernel.variant()).path)
+    with config.override(log="quiet"):
+        assert load(template, toykernel.variant()).entry.fresh
+    assert recwarn.list == []
+
+
 def test_with_compiling_off_a_damaged_entry_is_named(
     tmp_path: Path, cache_dir: Path, forget: Callable[[], None]
 ) -> None:

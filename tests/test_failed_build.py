@@ -47,6 +47,8 @@ def test_the_same_error_on_every_try_until_the_cause_is_gone(
     assert first.variant == "axpy.omp.generic.f32.s2"
     assert toykernel.entries(cache_dir) == []
     assert toykernel.staged(cache_dir) == []
+    kept = Path(first.log_path).parent
+    assert sorted(path.name for path in kept.iterdir()) == ["build.log", "kernel.cpp"]
     header.write_text(good)
     assert toykernel.run(load(template, toykernel.variant()))
 

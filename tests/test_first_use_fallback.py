@@ -82,6 +82,8 @@ def test_gradients_and_the_fused_epilogue(held: Held, operands: Operands) -> Non
         with torch.autocast("cpu", dtype=torch.bfloat16):
             z = js.linear(x.T, a, bias)
         torch.testing.assert_close(z.float(), x.T @ dense.T + bias, atol=0.1, rtol=0.02)
+        low = x.T.bfloat16(), a.to(torch.bfloat16), bias.bfloat16()
+        assert torch.equal(z, js.linear(*low)), "sums are no less precise under autocast"
 
     check()
     assert set(kernels()) == {choice.REFERENCE}

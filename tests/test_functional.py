@@ -98,6 +98,25 @@ def test_sdd_sums_over_broadcast_batches(a: js.BlockSparse) -> None:
     torch.testing.assert_close(got.values, expected.values)
 
 
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        (torch.randn(3, 7, 40).mT, torch.randn(7, 24)),
+        (torch.randn(3, 7, 40).mT, torch.randn(3, 9, 24)[:, :7]),
+        (torch.randn(3, 9, 40)[:, :7].mT, torch.randn(3, 7, 24)),
+        (torch.randn(7, 40).mT.expand(3, 40, 7), torch.randn(3, 7, 24)),
+    ],
+    ids=["right once", "right with gaps", "left with gaps", "left once"],
+)
+def test_a_batch_is_one_long_sum_only_if_both_operands_lie_so(
+    left: torch.Tensor, right: torch.Tensor
+) -> None:
+    pattern = js.Pattern.random((40, 24), 8, 0.5)
+    whole = (left.double() @ right.double()).sum(0).float()
+    expected = js.BlockSparse.from_dense(whole, 8, pattern.to_mask())
+    torch.testing.assert_close(js.sdd(left, right, pattern).values, expected.values)
+
+
 def test_results_repeat_bit_for_bit() -> None:
     a = js.random((256, 256), 32, 0.3)
     x = torch.randn(256, 200)
@@ -193,11 +212,18 @@ def test_wrong_arguments_are_explained(
         call(a)
 
 
-def test_a_bias_that_is_negated_later() -> None:
+@pytest.mark.parametrize(
+    "bias",
+    [
+        torch.randn(16, dtype=torch.complex128).conj().imag,
+        # One that lies as kernels want it, so that nothing else makes another tensor of it.
+        torch._neg_view(torch.randn(16, dtype=torch.float64)),
+    ],
+)
+def test_a_bias_that_is_negated_later(bias: torch.Tensor) -> None:
     """As imaginary parts of conjugates are."""
     x = torch.randn(3, 32, dtype=torch.float64)
     weight = js.random((16, 32), 16, 1.0, dtype=torch.float64)
-    bias = torch.randn(16, dtype=torch.complex128).conj().imag
     assert bias.is_neg()
     torch.testing.assert_close(
         js.linear(x, weight, bias), torch.nn.functional.linear(x, weight.to_dense(), bias.clone())

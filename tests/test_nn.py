@@ -47,6 +47,8 @@ def test_a_given_pattern_is_used() -> None:
         BlockSparseLinear(50, 70, (16, 32), pattern=pattern)
     with pytest.raises(ArgumentError, match="needs a pattern of shape"):
         BlockSparseLinear(70, 50, 16, pattern=pattern)
+    elsewhere = BlockSparseLinear(70, 50, (16, 32), pattern=pattern, device="meta")
+    assert {each.device.type for each in elsewhere.state_dict().values()} == {"meta"}
 
 
 def test_exactly_one_of_density_and_pattern() -> None:
@@ -152,6 +154,13 @@ def test_state_dict_brings_its_pattern(density: float, assign: bool) -> None:
     assert isinstance(target.values, nn.Parameter)
     # The pattern is the target's own: changing the source's tensors does not change it.
     assert target.pattern.crow_indices.data_ptr() != source.crow_indices.data_ptr()
+
+
+def test_what_is_frozen_stays_frozen_whatever_pattern_it_loads() -> None:
+    source, target = layer(0.5), layer(0.25).requires_grad_(False)
+    target.load_state_dict(source.state_dict())
+    assert target.pattern.nnz_blocks == source.pattern.nnz_blocks
+    assert not any(each.requires_grad for each in target.parameters())
 
 
 def test_loading_into_a_model_in_training_keeps_its_parameters() -> None:
@@ -275,6 +284,18 @@ def test_what_is_written_to_the_buffers_is_the_pattern() -> None:
     assert torch.equal(model(x), average(x))
     assert torch.equal(average.to_linear().weight, model.to_linear().weight)
     assert average.pattern == model.pattern
+
+
+def test_a_pattern_that_was_written_once_is_not_written_again() -> None:
+    """A layer's pattern is as immutable as any, whenever the layer made it."""
+    sparse, others = square(0), (square(1), square(2))
+    patterns = []
+    for other in others:
+        with torch.no_grad():
+            for mine, theirs in zip(sparse.buffers(), other.buffers(), strict=True):
+                mine.copy_(theirs)
+        patterns.append(sparse.pattern)
+    assert patterns == [other.pattern for other in others]
 
 
 def test_other_buffers_in_their_place_are_the_pattern() -> None:

@@ -52,6 +52,17 @@ def test_opcheck(op: Callable[..., Tensor], args: tuple[object, ...]) -> None:
     torch.library.opcheck(op, args)
 
 
+def test_values_may_lie_in_memory_as_they_like() -> None:
+    """Whoever calls a registered operation himself may hand over a view."""
+    pattern, x = js.Pattern.random((48, 48), 16, 0.5), torch.randn(48, 48)
+    view = torch.randn(pattern.nnz_blocks, 16, 16).mT
+    for transposed in (False, True):
+        after = pattern.index, x, 48, 48, transposed
+        assert torch.equal(ops.dsd_op(view, *after), ops.dsd_op(view.contiguous(), *after))
+        after = pattern.index, 48, 48, transposed, None, 0
+        assert torch.equal(ops.dds_op(x, view, *after), ops.dds_op(x, view.contiguous(), *after))
+
+
 @pytest.mark.parametrize(("op", "args"), CALLS.values(), ids=CALLS)
 def test_fakes_have_the_strides_of_results(
     op: Callable[..., Tensor], args: tuple[object, ...]

@@ -106,6 +106,16 @@ def test_patterns_that_would_take_long_keep_the_order_of_k(slabs: int) -> None:
     assert natural == (slabs > 4 * pace._MOST_DECISIONS)
 
 
+@pytest.mark.parametrize("missing", [0, 1])
+def test_patterns_that_would_compare_too_many_slabs_keep_the_order_of_k(
+    missing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two sets of sixteen panels, in which each four slabs are compared with each."""
+    monkeypatch.setattr(pace, "_MOST_PAIRS", 2 * (SLABS // 4) ** 2 - missing)
+    sets = walked(random_mask(0, 0.1))
+    assert all(panel == sorted(panel) for panels in sets for panel in panels) == bool(missing)
+
+
 def test_blocks_that_gain_nothing_keep_the_order_of_k() -> None:
     mask = random_mask(0, 0.1)
     layout, index = built(mask, 128)

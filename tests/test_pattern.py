@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -199,6 +200,9 @@ def test_a_pattern_is_a_value() -> None:
     assert pattern != other
     assert pattern != js.Pattern((24, 64), (8, 16), CROW, COL)
     assert pattern != "pattern"
+    nowhere = pattern.to("meta")
+    assert nowhere == nowhere
+    assert nowhere != pattern.to("meta"), "where there is no data, nothing is known to be equal"
     assert len({pattern, same, other}) == 2
     assert copy.deepcopy(pattern) is pattern
     loaded = pickle.loads(pickle.dumps(pattern))
@@ -263,3 +267,9 @@ def test_a_copy_is_the_pattern_itself_whatever_mode_is_active() -> None:
 def test_a_density_may_be_any_number() -> None:
     for half in (0.5, np.float32(0.5), torch.tensor(0.5)):
         assert js.Pattern.random((64, 64), 16, half).nnz_blocks == 8  # type: ignore[arg-type]
+
+
+def test_drawing_without_matplotlib_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    with pytest.raises(ImportError, match=r"jitsparse\[viz\]"):
+        js.Pattern.random((32, 32), 16, 0.5).spy()

@@ -108,6 +108,17 @@ def test_precedence(cache_dir: Path) -> None:
             assert (found.candidate.variant.name, found.source) == (SMALL, "argument")
 
 
+def test_the_most_particular_pin_counts_and_of_equals_the_last() -> None:
+    for text, variant in (
+        ("mul=s2; mul=simt", SIMPLE),
+        ("mul=simt; mul=s2", SMALL),
+        ("mul:bf16=s2; mul=simt", SMALL),
+        ("mul=simt; mul:bf16=s2", SMALL),
+    ):
+        with config.override(pin=text):
+            assert choose(candidates()).candidate.variant.name == variant
+
+
 def test_a_pin_that_is_not_satisfied_lists_every_candidate_and_why() -> None:
     message = refusal("mul=t256x128x64")
     assert "JITSPARSE_PIN asks for 'mul=t256x128x64'" in message

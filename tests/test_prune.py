@@ -97,6 +97,8 @@ def test_what_failed_or_was_damaged_is_removed_in_time(
     prune(cache, max_size=0)
     assert (failed.exists(), aside.exists()) == (True, True)
     monkeypatch.setattr(pruning, "LEFTOVER_AGE", -1.0)
+    prune(cache, max_size=0, dry_run=True)
+    assert (failed.exists(), aside.exists()) == (True, True)
     prune(cache, max_size=0)
     assert (failed.exists(), aside.exists()) == (False, False)
 
@@ -143,6 +145,15 @@ def test_the_cap_is_kept_after_a_build(
     with config.override(cache_max_size="1"):
         fresh = load(template, toykernel.variant(3)).entry.path
     assert set(left(Cache(cache_dir))) == {fresh, kernel.entry.path}, "built just now"
+
+
+def test_the_cap_leaves_what_was_used_just_now(cache: Cache) -> None:
+    """Another process may have found it, and be about to map it."""
+    old, new = toykernel.publish(cache, 1, age=HOUR), toykernel.publish(cache, 2, age=60.0)
+    pruning.enforce(cache, 1)
+    assert left(cache) == [new]
+    assert prune(cache, max_size=1, dry_run=True).deleted == (new,)
+    assert not old.exists()
 
 
 @pytest.mark.parametrize("value", ["0", "unlimited", "UNLIMITED"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import subprocess
 import warnings
@@ -81,6 +82,32 @@ def test_a_damaged_entry_of_a_layer_is_looked_past(
     assert tree(sealed) == before
 
 
+def test_an_entry_of_a_layer_that_cannot_be_mapped_is_looked_past(
+    tmp_path: Path, forget: Callable[[], None]
+) -> None:
+    """It is as it was published, only for another system: reading it finds no fault."""
+    template, layer = toykernel.write(tmp_path), tmp_path / "layer"
+    with config.override(cache_dir=layer):
+        entry = compile_only(template, toykernel.variant())
+    with config.override(cache_dir=tmp_path / "foreign"):
+        here = cache.current()
+        staging = here.stage(entry.path.name)
+        (staging / "kernel.so").write_bytes(b"\x7fELF of another system")
+        there = here.publish(staging, entry.path.name, entry.meta).path
+    before = tree(tmp_path / "foreign")
+    with config.override(cache_dir=tmp_path / "own", cache_path=[tmp_path / "foreign"]):
+        with pytest.warns(RuntimeWarning, match="it cannot be mapped") as caught:
+            kernel = load(template, toykernel.variant())
+        forget()
+        again = load(template, toykernel.variant())
+    assert toykernel.run(kernel)
+    assert len(caught) == 1
+    assert kernel.entry.path.is_relative_to(tmp_path / "own")
+    assert again.entry.path == kernel.entry.path
+    assert there.is_dir()
+    assert tree(tmp_path / "foreign") == before
+
+
 def test_an_unwritable_root_is_replaced_for_the_process_after_one_warning(
     tmp_path: Path, forget: Callable[[], None]
 ) -> None:
@@ -101,6 +128,27 @@ def test_an_unwritable_root_is_replaced_for_the_process_after_one_warning(
     assert stat.S_IMODE(private.stat().st_mode) == 0o700
 
 
+@pytest.mark.parametrize("mode", [0o700, 0o777])
+def test_what_an_unwritable_root_holds_is_used_beside_the_replacement(
+    mode: int, tmp_path: Path, forget: Callable[[], None]
+) -> None:
+    """Also where others can write to it, and the user has said that this is all right."""
+    template, root = toykernel.write(tmp_path), tmp_path / "cache"
+    with config.override(cache_dir=root):
+        there = compile_only(template, toykernel.variant()).path
+    # Nothing can be staged below a file, not even by root.
+    shutil.rmtree(root / "v1" / "staging")
+    (root / "v1" / "staging").touch()
+    root.chmod(mode)
+    with config.override(cache_dir=root, trust_cache=[root]):
+        with pytest.warns(RuntimeWarning, match="cannot be written"):
+            new = load(template, toykernel.variant(scale=3))
+        old = load(template, toykernel.variant())
+    assert toykernel.run(new)
+    assert toykernel.run(old)
+    assert (old.entry.path, old.entry.fresh) == (there, False)
+
+
 def test_the_replacement_is_gone_when_the_process_has_ended(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     toykernel.write(tmp_path)
@@ -113,6 +161,25 @@ def test_the_replacement_is_gone_when_the_process_has_ended(tmp_path: Path) -> N
     assert out == "True\n", err
     assert err.count("cannot be written") == 1
     assert list((tmp_path / "temporary").glob("jitsparse-*")) == []
+
+
+def test_a_forked_child_that_ends_leaves_the_replacement_to_its_parent(tmp_path: Path) -> None:
+    """It inherits what is to be done at exit."""
+    (tmp_path / "file").touch()
+    toykernel.write(tmp_path)
+    action = """\
+import os
+kernel = load(template, variant)
+child = os.fork()
+if child == 0:
+    sys.exit()
+os.waitpid(child, 0)
+print(kernel.entry.path.exists(), toykernel.run(load(template, toykernel.variant(3))))
+"""
+    child = toykernel.start(tmp_path, tmp_path / "file" / "cache", action=action)
+    toykernel.release(child)
+    out, err = child.communicate(timeout=120)
+    assert out == "True True\n", err
 
 
 def test_directories_are_private(cache_dir: Path, tmp_path: Path) -> None:

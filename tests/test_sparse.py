@@ -251,6 +251,9 @@ def test_values_that_are_not_contiguous_are_copied() -> None:
     a = js.BlockSparse(values, pattern)
     assert a.values.is_contiguous()
     assert torch.equal(a.values, values)
+    a.values = -values
+    assert a.values.is_contiguous()
+    assert torch.equal(a.values, -values)
 
 
 def test_random_follows_its_generator_and_clears_the_edge() -> None:
@@ -262,6 +265,18 @@ def test_random_follows_its_generator_and_clears_the_edge() -> None:
     assert int((a.values != 0).sum()) == 20 * 30
     # 600 standard normal numbers: the mean square is 1 with standard deviation .058; six of them.
     assert abs(float((a.values**2).sum()) / 600 - 1) < 0.35
+
+
+def test_random_draws_on_the_device_of_its_generator() -> None:
+    """Then the same seed gives the same matrix wherever it is to be."""
+    states = []
+    for device in ("cpu", "meta"):
+        generator = torch.Generator().manual_seed(3)
+        assert (
+            js.random((64, 64), 16, 0.5, device=device, generator=generator).device.type == device
+        )
+        states.append(generator.get_state())
+    assert torch.equal(*states)
 
 
 def test_print_shows_the_matrix_as_it_is_read() -> None:

@@ -191,6 +191,53 @@ def test_a_wrong_answer_never_wins(
     assert explain().variant != liar
 
 
+def test_what_is_no_number_in_the_right_answer_is_no_fault() -> None:
+    a, x = operands()
+    x[0, 0], x[1, 1] = float("inf"), float("nan")
+    call = calls.catch("dsd", a, x)
+    expected = call.exact()
+    right = expected[0].float()
+    assert not right.isfinite().all()
+    assert call.fault(right, expected) is None
+    assert call.fault(right.nan_to_num(0.0), expected) is not None
+    assert call.fault(-right, expected) is not None
+
+
+def test_an_answer_may_differ_by_rounding_and_no_more() -> None:
+    a, x = operands()
+    call = calls.catch("dsd", a, x)
+    expected = call.exact()
+    size = a.to_dense().double().abs() @ x.double().abs()
+    for share, fault in ((0.0, False), (1e-6, False), (1e-4, True)):
+        answer = (expected[0] + share * size).float()
+        assert (call.fault(answer, expected) is not None) == fault
+
+
+def test_a_kernel_that_breaks_the_gpu_ends_the_tuning(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waits for the GPU afterwards is told of the same error, so nobody else is tried."""
+    tried: list[str] = []
+
+    def breaking(self: calls.Call, kernel: Kernel) -> torch.Tensor:
+        tried.append(kernel.variant.name)
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(calls.Call, "run", breaking)
+    with pytest.raises(js.LaunchError, match=r"could not be tried: CUDA error: an illegal"):
+        js.tune("dsd", *operands(), **QUICK)
+    assert tried == [explain().variant]
+    assert explain().source == "heuristic"
+
+
+def test_a_batch_of_an_sdd_is_a_longer_sum() -> None:
+    """As far as rounding goes."""
+    a, b, pattern = torch.randn(64, M, 8), torch.randn(64, 8, N), js.random((M, N), 8, 0.5).pattern
+    _, allowed = calls.catch("sdd", a, b, pattern).exact()
+    flat = a.movedim(0, 1).reshape(M, -1), b.reshape(-1, N)
+    torch.testing.assert_close(calls.catch("sdd", *flat, pattern).exact()[1], allowed)
+
+
 def test_a_kernel_that_fails_is_left_out(cache: Path, clock: dict[str, float]) -> None:
     victim = explain().alternatives[0]
     clock[victim] = 1e-6
@@ -303,6 +350,9 @@ def test_with_jit_off_every_variant_must_be_cached(cache: Path, clock: dict[str,
             js.tune("dsd", *operands(), **QUICK)
     assert "JITSPARSE_JIT=on" in str(caught.value)
     assert explain().alternatives[-1] in str(caught.value)
+    with config.override(cache_path=[], cxx="/nonexistent/g++"):
+        with pytest.raises(js.ToolchainError, match=r"no C\+\+ compiler was found"):
+            js.tune("dsd", *operands(), **QUICK)
 
 
 @pytest.mark.parametrize("setting", [{"jit": "off"}, {"cxx": "/nonexistent/g++"}])
@@ -324,6 +374,21 @@ def test_a_winner_that_cannot_be_had_is_passed_over(
             assert f"tuned     {winner}, refused: it is not cached" in str(after)
             a, x = operands()
             torch.testing.assert_close(js.dsd(a, x), a.to_dense() @ x)
+
+
+@pytest.mark.parametrize("setting", [{"jit": "off"}, {"cxx": "/nonexistent/g++"}])
+def test_a_winner_that_is_cached_needs_no_compiler(
+    setting: dict[str, Any], cache: Path, tmp_path: Path, forget: Callable[[], None]
+) -> None:
+    found = explain()
+    winner = found.alternatives[-1]
+    with config.override(cache_dir=tmp_path / "warm", cache_path=[]):
+        compile_variants([Variant.parse(winner)])
+        tuned.record(found.problem.name, registry.machine_of("cpu"), winner, {})
+        forget()
+        with config.override(**setting):
+            after = explain()
+    assert (after.variant, after.source, after.not_tuned) == (winner, "tuned", None)
 
 
 def test_trying_is_not_recorded_as_use(

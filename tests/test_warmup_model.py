@@ -99,6 +99,15 @@ def test_the_forward_pass_alone(real_keys: set[dispatch.Key]) -> None:
     assert set(keys) == real_keys
 
 
+def test_the_mode_that_it_is_asked_in_makes_no_difference() -> None:
+    """A server may warm up where it serves, a model that is trained elsewhere."""
+    model = warmmodels.everything()
+    keys = tracing.keys_of_model(model, [(2, 16, 64)], device="cpu")
+    for mode in (torch.inference_mode(), torch.no_grad()):
+        with mode:
+            assert tracing.keys_of_model(model, [(2, 16, 64)], device="cpu") == keys
+
+
 def test_what_is_frozen_has_no_gradient(real_keys: set[dispatch.Key]) -> None:
     model = nn.Sequential(warmmodels.sparse(64, 128, 16), warmmodels.sparse(128, 64, 32))
     model[0].requires_grad_(False)
@@ -127,6 +136,9 @@ def test_values_that_are_not_aligned(real_keys: set[dispatch.Key]) -> None:
     layer(torch.randn(8, 64, requires_grad=True)).square().mean().backward()
     assert set(keys) == real_keys
     assert {key[7] for key in keys} == {True, False}
+    # What a conversion allocates anew is aligned.
+    converted = tracing.keys_of_model(layer, [(8, 64)], device="cpu", dtype=torch.bfloat16)
+    assert {key[7] for key in converted} == {True}
 
 
 def test_several_inputs_and_token_ids(real_keys: set[dispatch.Key]) -> None:
@@ -211,6 +223,9 @@ def test_a_tuned_winner_is_what_is_compiled(layer: tuple[Any, Any], cache_dir: P
     assert other not in {each.name for each in plan(**{**asked, "op": "sdd"})}
     with js.pin(f"dds={explained.variant}"):
         assert other not in {each.name for each in plan(**asked, block_size=32)}
+    # Calls of this problem will have no kernel at all, and those of others want theirs.
+    with js.pin(f"{problem.op}=r99x99"):
+        assert plan(**asked, block_size=32) == before
 
 
 def test_a_gpu_is_not_needed_for_its_targets() -> None:

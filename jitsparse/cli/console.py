@@ -84,8 +84,10 @@ def print_table(
         table = _table(rows, shown)
     if title:
         console.print(Text(title, "bold"), soft_wrap=True)
+    terminal, console.width = console.width, _width(console, table)
     with console.capture() as captured:
-        console.print(table, width=_width(console, table), crop=False)
+        console.print(table)
+    console.width = terminal
     for line in captured.get().splitlines():
         console.file.write(f"{line.rstrip()}\n")
 

@@ -276,9 +276,10 @@ def _environment(tools: toolchain.Toolchain) -> Iterator[None]:
     torch flushes stderr, too, which a daemon may not have.
     """
     with _shared.guard:
+        missing = _missing(tools)  # which may raise, and then nothing is to be taken back
         if sys.stderr is None:
             sys.stderr = _shared.stderr = open(os.devnull, "w")
-        for name, value in _missing(tools).items():
+        for name, value in missing.items():
             _shared.before.setdefault(name, os.environ.get(name))
             os.environ[name] = value
         _shared.users += 1

@@ -10,6 +10,7 @@ import toykernel
 import jitsparse as js
 from jitsparse import jit
 from jitsparse.cli import main
+from jitsparse.cli.options import variant_filter
 from jitsparse.jit import Cache, config
 
 
@@ -87,6 +88,27 @@ def test_tables_are_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"{len(lines) - 1} known variants" in captured.err
 
 
+@pytest.mark.parametrize(
+    ("number", "admit", "refuse"),
+    [
+        (0, ["sdd,dsd"], ["sdd"]),
+        (1, ["f64", "f32"], ["bf16,f16"]),
+        (2, ["16", "32x64"], ["32", "64x32"]),
+        (3, ["9.0a;avx2"], ["avx512"]),
+        (4, ["x*", "dsd.vec.*"], ["vec"]),
+    ],
+    ids=["op", "dtype", "block size", "arch", "name"],
+)
+def test_a_filter_admits_what_it_names(number: int, admit: list[str], refuse: list[str]) -> None:
+    """Of list and of export."""
+    variant = jit.Variant.parse("dsd.vec.avx2.f32.b32x64.lnn")
+    assert variant_filter([], [], [], [])(variant)
+    for words, expected in ((admit, True), (refuse, False)):
+        asked: list[list[str]] = [[], [], [], [], []]
+        asked[number] = words
+        assert variant_filter(*asked)(variant) == expected
+
+
 @pytest.fixture
 def warm(tmp_path: Path, cache_dir: Path) -> list[Path]:
     """Two toy kernels in the cache of the test."""
@@ -121,6 +143,15 @@ def test_verify(warm: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert run("cache", "verify", "--json") == 1
     assert [each["sound"] for each in json.loads(capsys.readouterr().out)] == [False, False]
     assert all(path.exists() for path in warm)
+
+
+def test_verify_looks_into_read_only_caches(
+    warm: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    toykernel.replace_library(warm[0], b"damaged")
+    with config.override(cache_dir=tmp_path / "own", cache_path=[warm[0].parents[1]]):
+        assert run("cache", "verify") == 1
+    assert f"{warm[0]}: kernel.so has 7 bytes" in capsys.readouterr().out
 
 
 def test_export_and_import(

@@ -55,6 +55,7 @@ def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
         ["tune", "--dtype", "f8"],
         ["tune", "--block-size", "24"],
         ["tune", "--size", "1x2"],
+        ["tune", "--size", "2147483648", "--dry-run"],
         ["tune", "--density", "0"],
         ["tune", "--layout", "nx"],
         ["tune", "--device", "tpu"],

@@ -56,6 +56,16 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert (found.variant, found.source, found.tuned_in) == (row["winner"], "tuned", row["path"])
 
 
+def test_a_cache_that_cannot_be_written_is_said_before_anything_is_timed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(calls.Call, "run", None)
+    with config.override(cache_dir=tmp_path / "file" / "cache"):
+        assert main(["tune", *SMALL, *QUICK]) == 1
+    assert "no winner would be kept" in capsys.readouterr().err
+
+
 def test_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*SMALL, *QUICK, "--layout", "nn,nt") == 0
     lines = capsys.readouterr().out.splitlines()
@@ -111,6 +121,8 @@ def test_export(
     assert content["machine"] == registry.machine_of("cpu")
     assert content["entries"] == {PROBLEM.name: winner}
     capsys.readouterr()
+    assert run("--device", "cpu", "--export", str(second), "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"path": str(second), "problems": 1}
     # As an attribute of the package, "tune" is the function.
     monkeypatch.setattr(importlib.import_module("jitsparse.tune"), "tune_call", None)
     assert run("--device", "cpu", "--export", str(second)) == 0

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,10 @@ import warmmodels
 
 from jitsparse.cli import main
 from jitsparse.compilation import compile_variants
-from jitsparse.errors import CompileError, ToolchainError
+from jitsparse.errors import ArgumentError, CompileError, ToolchainError
 from jitsparse.jit import Variant, config
 from jitsparse.kernels import registry
-from jitsparse.warmup import plan
+from jitsparse.warmup import plan, recorded
 
 FILTERS = ["--op", "dsd", "--dtype", "f32", "--block-size", "32", "--device", "cpu"]
 
@@ -133,6 +135,27 @@ def test_from_a_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert run("--from", str(record), "--json") == 0
     outcomes = json.loads(capsys.readouterr().out)["outcomes"]
     assert [outcome["variant"] for outcome in outcomes] == [v.name for v in wanted]
+
+
+def test_what_a_record_may_be(tmp_path: Path) -> None:
+    """A file or a pipe; of a template of the user's own, which is no business of ours, too."""
+    (ours, *_) = plan(op="sdd", device="cpu")
+    theirs = Variant("axpy", "omp", "generic", "f32", (("s", "2"),))
+    lines = "".join(json.dumps({"variant": v.name}) + "\n" for v in (ours, theirs, ours))
+    (tmp_path / "file").write_text(lines)
+    assert recorded(tmp_path / "file") == [ours]
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=(lines,))
+    writer.start()
+    assert recorded(tmp_path / "pipe") == [ours]
+    writer.join()
+    for path in (Path("/dev/null"), tmp_path):
+        with pytest.raises(ArgumentError, match="it is no file"):
+            recorded(path)
+    for text in ("{", "[]", "{}", '{"variant": "sdd"}'):
+        (tmp_path / "file").write_text(text)
+        with pytest.raises(ArgumentError, match="not"):
+            recorded(tmp_path / "file")
 
 
 MODEL = ["--model", "warmmodels:transformer", "--input-shape", "2x16x64", "--device", "cpu"]

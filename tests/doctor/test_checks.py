@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import re
+import signal
+import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+import toykernel
 
 from jitsparse import doctor
 from jitsparse.doctor import compilers, gpu, settings, smoke, software
 from jitsparse.doctor.finding import Finding, guarded
 from jitsparse.doctor.software import Torch
 from jitsparse.errors import ToolchainError
-from jitsparse.jit import config, toolchain
+from jitsparse.jit import Cache, compile_only, config, targets, toolchain
 from jitsparse.jit.environment import Config
+from jitsparse.kernels import registry
 
 H200 = ("NVIDIA H200", 9, 0)
 CPU_TORCH = Torch("2.13.0+cpu", "/torch")
@@ -175,6 +179,7 @@ def test_a_container_without_the_driver_s_library(
         (CUDA_TORCH, (13, 0), "warn"),
         (Torch("2.13.0", cuda="13.0", gpus=(H200,)), (13, 0), "ok"),
         (Torch("2.13.0", cuda="13.0", gpus=(("Tesla V100", 7, 0),)), (13, 0), "warn"),
+        (Torch("2.13.0", cuda="13.0", gpus=(("Tesla V100", 7, 0), H200)), (13, 0), "ok"),
         (Torch(error="broken"), None, "skip"),
     ],
 )
@@ -204,12 +209,28 @@ def test_jit_off_with_and_without_kernels(tmp_path: Path) -> None:
     finding = only(settings.check_jit(Config(tmp_path, jit=False)))
     assert finding.status == "fail"
     assert "warmup" in finding.remedy
+    toykernel.publish(Cache(tmp_path / "layer"), 1, age=0.0)
+    filled = Config(tmp_path / "own", cache_path=(tmp_path / "layer",), jit=False)
+    finding = only(settings.check_jit(filled))
+    assert finding.status == "ok"
+    assert "1 kernels are cached" in finding.found
 
 
 def test_a_record_that_cannot_be_written(tmp_path: Path) -> None:
     for record, wrong in ((tmp_path, True), (tmp_path / "new", False), (tmp_path / "a/b", True)):
         found = settings.check_variables({}, Config(tmp_path, record=record), {}, CPU_TORCH)
         assert any(each.status == "warn" for each in found) == wrong
+
+
+def test_the_smoke_compile_finds_no_kernel_that_is_there(tmp_path: Path) -> None:
+    """It is there to show that one can be made."""
+    variant = smoke._plain(targets.cpu_target())
+    cxx, notes = toykernel.compiler(tmp_path / "cxx")
+    with config.override(cxx=str(cxx), cache_dir=tmp_path / "layer"):
+        compile_only(registry.template_of(variant), variant)
+        with config.override(cache_path=[tmp_path / "layer"]):
+            assert only(smoke.check_smoke_cpu(CPU_TORCH, allowed=True)).status == "ok"
+    assert toykernel.compilations(notes) == 2
 
 
 def test_the_smoke_compile_reports_what_the_compiler_says(tmp_path: Path) -> None:
@@ -222,7 +243,7 @@ def test_the_smoke_compile_reports_what_the_compiler_says(tmp_path: Path) -> Non
 @pytest.mark.nvcc
 def test_nvcc_compiles_a_kernel() -> None:
     assert only(smoke.check_smoke_cuda(CPU_TORCH, allowed=True)).status == "ok"
-    with config.override(arch="1.0"):
+    with config.override(arch="99.0"):
         finding = only(smoke.check_smoke_cuda(CPU_TORCH, allowed=True))
     assert finding.status == "fail"
     assert "knows the target" in finding.remedy
@@ -235,6 +256,32 @@ def test_nvcc_with_a_host_compiler_that_it_refuses(tmp_path: Path) -> None:
         finding = only(smoke.check_smoke_cuda(CPU_TORCH, allowed=True))
     assert finding.status == "fail"
     assert "host compiler" in finding.remedy
+
+
+def test_a_torch_that_ends_the_process_is_said_with_the_signal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def crash(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, -signal.SIGILL, "", "last words")
+
+    monkeypatch.setattr(software.subprocess, "run", crash)
+    found = software.probe_torch()
+    assert "SIGILL" in found.error
+    assert not found.usable
+
+
+def test_a_layer_is_trusted_as_calls_trust_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = tmp_path / "layer"
+    layer.mkdir()
+    layer.chmod(0o777)
+    monkeypatch.setattr(software, "probe_torch", lambda: CPU_TORCH)
+    monkeypatch.setenv("JITSPARSE_CACHE_PATH", str(layer))
+    for trusted, status in (("", "fail"), (str(layer), "ok")):
+        monkeypatch.setenv("JITSPARSE_TRUST_CACHE", trusted)
+        found = {each.name: each for each in doctor.examine(smoke_compile=False)}
+        assert found["layer1.directory"].status == status
 
 
 def test_names_are_unique_but_for_gpus() -> None:

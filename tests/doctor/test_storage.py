@@ -112,6 +112,11 @@ def test_the_innermost_mount_counts() -> None:
     blank = storage.mount_of(Path("/home/a b/x"), table)
     assert blank is not None
     assert blank[1] == "nfs4"
+    over = storage.mount_of(
+        Path("/nonexistent/cache"), f"{table}tmp /nonexistent/cache tmpfs rw 0 0\n"
+    )
+    assert over is not None
+    assert over[1] == "tmpfs"
     assert storage.mount_of(Path("/usr"), "") is None
 
 
@@ -159,6 +164,17 @@ def test_space(
     facts = (4096, 4096, 1 << 31, blocks, blocks, 10**7, inodes, inodes, 0, 255)
     monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(facts))
     assert root(tmp_path / "cache")["cache.space"].status == status
+
+
+def test_a_file_system_that_counts_no_inodes_has_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As btrfs, which says that there are none at all."""
+    facts = (4096, 4096, 1 << 31, 10**7, 10**7, 0, 0, 0, 0, 255)
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(facts))
+    finding = root(tmp_path / "cache")["cache.space"]
+    assert finding.status == "ok"
+    assert "inodes" not in finding.found
 
 
 def test_entries(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -89,6 +90,34 @@ def test_ninja_off_path_and_a_compiler_of_another_name(
     assert "CXX" not in os.environ
 
 
+@pytest.mark.parametrize(
+    ("variables", "asked"),
+    [
+        ({"LANG": "de_DE.UTF-8"}, "C.UTF-8"),
+        ({"LANG": "C", "LC_MESSAGES": "ja_JP.UTF-8"}, "C.UTF-8"),
+        ({"LANG": "de_DE.UTF-8", "LC_ALL": "en_US.UTF-8"}, "en_US.UTF-8"),
+        ({"LANG": "C.UTF-8"}, ""),
+    ],
+)
+def test_the_compiler_speaks_english(
+    variables: dict[str, str],
+    asked: str,
+    template: Template,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By whose words the first error is found."""
+    for name in ("LANG", "LC_MESSAGES", "LC_ALL"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    cxx, _ = toykernel.compiler(tmp_path / "cxx", before=f'echo "$LC_ALL" > "{tmp_path}/locale"')
+    with config.override(cxx=str(cxx)):
+        compile_only(template, toykernel.variant())
+    assert (tmp_path / "locale").read_text().strip() == asked
+    assert os.environ.get("LC_ALL") == variables.get("LC_ALL")
+
+
 def test_the_environment_stays_until_the_last_of_overlapping_builds_is_done(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -142,6 +171,19 @@ def test_a_stderr_opened_during_a_build_stays(monkeypatch: pytest.MonkeyPatch) -
     assert sys.stderr is opened
 
 
+def test_a_build_that_cannot_begin_leaves_no_stderr_behind(
+    template: Template, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none() -> None:
+        raise ToolchainError("no ninja")
+
+    monkeypatch.setattr(toolchain, "ninja_directory", none)
+    monkeypatch.setattr(sys, "stderr", None)
+    with pytest.raises(ToolchainError, match="no ninja"):
+        compile_only(template, toykernel.variant())
+    assert sys.stderr is None
+
+
 def test_nothing_is_printed(template: Template, capfd: pytest.CaptureFixture[str]) -> None:
     with config.override(log="quiet"):
         compile_only(template, toykernel.variant())
@@ -187,6 +229,26 @@ def test_the_runtime_library_is_found_where_torch_does_not_look(tmp_path: Path) 
     assert build._cudart(tools, staging) == [f"-L{home}/lib"]
     (home / "lib64" / "libcudart.so").touch()
     assert build._cudart(tools, staging) == [f"-L{home}/lib64"]
+
+
+def test_torch_is_told_of_the_toolkit_that_was_found(
+    cuda_template: Template, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looked for one when it was imported, and takes a wrapper script's directory for one."""
+    home, asked = tmp_path / "cuda", {}
+    tools = toolchain.Toolchain(toolchain.Compiler(Path("/usr/bin/c++")), home)
+    torchs = SimpleNamespace(
+        CUDA_HOME="/elsewhere",
+        JIT_EXTENSION_VERSIONER=SimpleNamespace(entries={}),
+        load=lambda **arguments: asked.update(arguments, home=torchs.CUDA_HOME),
+    )
+    monkeypatch.setattr(build, "_cpp_extension", lambda: torchs)
+    _, failed = build._load(cuda_template, cuda_variant(), tools, tmp_path, tmp_path / "kernel.cu")
+    assert not failed
+    assert asked["home"] == str(home)
+    assert asked["with_cuda"]
+    assert asked["extra_cuda_cflags"] == list(compile_flags("cuda", "sm90a"))
+    assert asked["extra_cflags"] == []
 
 
 @pytest.mark.nvcc

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import errno
+import fcntl
 import importlib.util
 import os
 import shutil
 import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -76,6 +79,59 @@ def test_looking_writes_nothing(cache: Cache) -> None:
     assert not cache.root.exists()
 
 
+def test_all_reaches_the_disk_before_it_appears(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The power may fail after the rename: by then the content is there, and later the name is."""
+    about = meta()
+    staging = stage(cache, about)
+    happened: list[Path | str] = []
+    rename = os.rename
+
+    def note_sync(descriptor: int) -> None:
+        happened.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+
+    def note_rename(source: Path, target: Path) -> None:
+        happened.append("rename")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(os, "rename", note_rename)
+    entry = cache.publish(staging, name(about), about)
+    at = happened.index("rename")
+    assert set(happened[:at]) == {staging / "kernel.so", staging / "meta.json", staging}
+    assert happened[at + 1 :] == [entry.path.parent]
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+def test_what_does_not_reach_the_disk_does_not_appear(
+    code: int, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    about = meta()
+    staging = stage(cache, about)
+    _fail(monkeypatch, os, "fsync", code)
+    with pytest.raises(OSError, match=os.strerror(code)):
+        cache.publish(staging, name(about), about)
+    assert list(cache.entries()) == []
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_that_cannot_be_told_to_write_is_used(
+    code: int, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _fail(monkeypatch, os, "fsync", code)
+    assert publish(cache, meta()).fresh
+
+
+def _fail(monkeypatch: pytest.MonkeyPatch, module: object, function: str, code: int) -> None:
+    """Have a system call fail, whatever it is called with."""
+
+    def failing(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(module, function, failing)
+
+
 def test_the_second_of_two_builders_gets_the_entry_of_the_first(cache: Cache) -> None:
     about = meta()
     first, second = stage(cache, about, b"first"), stage(cache, about, b"second")
@@ -114,6 +170,13 @@ def test_layers_come_first_and_in_order(tmp_path: Path) -> None:
         assert found is not None
         assert found.path.is_relative_to(root)
         shutil.rmtree(root)
+
+
+def test_a_layer_knows_how_long_compiling_took(tmp_path: Path) -> None:
+    layer = Cache(tmp_path / "layer")
+    publish(layer, meta())
+    assert Cache(tmp_path / "own").last_seconds(VARIANT) is None
+    assert Cache(tmp_path / "own", (layer.root,)).last_seconds(VARIANT) == 1.5
 
 
 def test_any_compiler_finds_the_newest(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,11 +227,12 @@ def test_clear_leaves_layers_and_builds_in_progress(tmp_path: Path) -> None:
     publish(layer, meta())
     publish(cache, meta("b"))
     publish(cache, meta("c"))
-    cache.keep_failure(stage(cache, meta("d")), name(meta("d")))
+    failed = cache.keep_failure(stage(cache, meta("d")), name(meta("d")))
     building = stage(cache, meta("e"))
     assert cache.clear() == 2
     assert [entry.path.is_relative_to(layer.root) for entry in cache.entries()] == [True]
-    assert building.exists()
+    assert (building.exists(), failed.exists()) == (True, False)
+    assert list((cache.root / "v1" / "quarantine").glob("*")) == []
     assert cache.clear() == 0
 
 
@@ -229,6 +293,33 @@ def test_a_lock_that_is_never_released_is_passed_by(
                 entered = True
     assert entered
     assert len(holders) == 1
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_where_there_are_no_locks_nobody_waits(
+    code: int, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor for a file that stands for a lock, which a killed process would leave for ever."""
+    monkeypatch.setattr(builders, "LOCK_PATIENCE", 0.0)
+    monkeypatch.setattr(builders, "LOCK_TIMEOUT", 0.1)
+    _fail(monkeypatch, fcntl, "flock", code)
+    waited: list[str] = []
+
+    def waiting(holder: str) -> contextlib.AbstractContextManager[None]:
+        waited.append(holder)
+        return contextlib.nullcontext()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with cache.locked("v-1", waiting), cache.locked("v-1", waiting):
+            pass
+    assert waited == []
+
+
+def test_a_build_that_cannot_be_looked_at_is_left_alone(cache: Cache) -> None:
+    """Of another host, as on a file server that does not answer now."""
+    elsewhere = cache.stage("a.b-1").with_name("1.another-host.1.1")
+    assert not builders.abandoned(elsewhere, 1e12)
 
 
 def test_the_core_imports_neither_torch_nor_a_compiler() -> None:

@@ -117,6 +117,14 @@ def test_architectures(text: str, targets: tuple[str, ...]) -> None:
     assert parse_arch(text) == targets
 
 
+@pytest.mark.parametrize(
+    ("text", "says"), [("6.1", "older than kernels are made for"), ("9.0x", "is not a target")]
+)
+def test_architectures_that_are_none(text: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        parse_arch(text)
+
+
 def test_override_is_undone_and_every_change_is_seen() -> None:
     before, generations = config.get(), [config.generation]
     with config.override(jit="off", cache_dir="/other", arch="8.0") as inside:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import toykernel
 
-from jitsparse.jit import key
+from jitsparse.jit import key, targets
 
 FIELDS = {
     "format": 1,
@@ -55,6 +55,10 @@ def test_the_fields_of_a_variant(tmp_path: Path) -> None:
     assert fields["context"] == {"negative": False, "scale": 2, "type": "float"}
     assert list(fields["headers"]) == ["body/axpy.h"]
     assert str(tmp_path) not in str(fields)
+    assert fields["flags"] == [
+        *targets.compile_flags("c++", "generic"),
+        *targets.link_flags("c++"),
+    ]
 
 
 def test_names_and_launchers_do_not_count(tmp_path: Path) -> None:

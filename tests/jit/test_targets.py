@@ -66,6 +66,8 @@ def test_the_target_of_a_gpu(
         ((9, 0), "9.0;9.0a", "sm90a"),
         ((8, 6), "8.0;9.0a", "sm80"),
         ((8, 9), "8.0;8.6", "sm86"),
+        ((10, 3), "10.0;10.0a", "sm100"),
+        ((10, 3), "10.0f", "sm100f"),
     ],
 )
 def test_arch_chooses_among_what_the_gpu_runs(
@@ -77,7 +79,15 @@ def test_arch_chooses_among_what_the_gpu_runs(
 
 
 @pytest.mark.parametrize(
-    ("capability", "arch"), [((9, 0), "8.0"), ((8, 0), "8.6"), ((10, 0), "9.0a")]
+    ("capability", "arch"),
+    [
+        ((9, 0), "8.0"),
+        ((8, 0), "8.6"),
+        ((10, 0), "9.0a"),
+        ((10, 3), "10.0a"),
+        ((10, 0), "10.3f"),
+        ((12, 0), "10.0f"),
+    ],
 )
 def test_arch_that_the_gpu_does_not_run_is_an_error(
     capability: tuple[int, int], arch: str, monkeypatch: pytest.MonkeyPatch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -103,6 +104,43 @@ def test_a_version_is_asked_for_once(tmp_path: Path) -> None:
     assert Compiler(tmp_path / "link").version(memo) == "(A) 1"
     assert (tmp_path / "asked").read_text() == "asked\n"
     assert stat.S_IMODE((tmp_path / "cache").stat().st_mode) == 0o700
+
+
+def test_a_compiler_replaced_by_one_of_its_size_is_asked_again(tmp_path: Path) -> None:
+    """As by an update of the distribution, at the same path."""
+    memo = Memo((tmp_path / "v1" / "compilers.json",))
+    compiler = program(tmp_path / "cc", 'echo "cc (A) 1"')
+    os.utime(compiler, (1, 1))
+    assert Compiler(compiler).version(memo) == "(A) 1"
+    program(compiler, 'echo "cc (A) 2"')
+    os.utime(compiler, (2, 2))
+    assert Compiler(compiler).version(memo) == "(A) 2"
+
+
+def test_a_version_depends_on_neither_language_nor_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is part of the key, which processes in other locales and on other machines share."""
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    says = f'echo "clang 1, $LC_ALL"; echo "InstalledDir: {tmp_path}"'
+    compiler = program(tmp_path / "clang++", says)
+    assert Compiler(compiler).ask() == "clang 1, C"
+
+
+def test_an_answer_that_cannot_be_kept_costs_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is replaced as a whole, so that no process reads half of it."""
+    memo = Memo((tmp_path / "v1" / "compilers.json",))
+    memo.write("one", "1")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "replace", full)
+    memo.write("two", "2")
+    assert (memo.read("one"), memo.read("two")) == ("1", None)
+    assert [path.name for path in (tmp_path / "v1").iterdir()] == ["compilers.json"]
 
 
 def test_a_version_behind_a_wrapper_is_never_remembered(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from jitsparse.jit import config, tuned
+from jitsparse.jit import cache, config, tuned
 
 GPU = "NVIDIA H200"
 
@@ -179,6 +179,37 @@ def test_an_entry_under_another_problems_name_is_not_used(cache_dir: Path) -> No
     kept.path.rename(tuned._path(cache_dir, "q", GPU))
     assert tuned.lookup("q", GPU) is None
     assert tuned.records(GPU) == {}
+
+
+def test_what_is_adopted_makes_choices_stale_and_keeps_what_was_tuned_here(
+    cache_dir: Path, tmp_path: Path
+) -> None:
+    with config.override(cache_dir=tmp_path / "other"):
+        theirs = tuned.record("p", GPU, "theirs", {}).path
+    place, content = f"nvidia-h200/{theirs.name}", theirs.read_bytes()
+    before = config.generation
+    assert tuned.adopt(cache.current(), place, content)
+    assert config.generation > before
+    assert variant_of("p") == "theirs"
+    tuned.record("p", GPU, "ours", {})
+    assert not tuned.adopt(cache.current(), place, content)
+    assert variant_of("p") == "ours"
+
+
+def test_another_problems_entry_is_not_adopted(cache_dir: Path) -> None:
+    content = tuned.record("p", GPU, "fast", {}).path.read_bytes()
+    place = tuned._path(Path(), "q", GPU).relative_to("tuned")
+    with pytest.raises(ValueError, match="another problem"):
+        tuned.adopt(cache.current(), str(place), content)
+    assert tuned.lookup("q", GPU) is None
+
+
+def test_where_the_cache_cannot_be_written_the_process_keeps_what_it_tuned(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with config.override(cache_dir=tmp_path / "file" / "cache"):
+        with pytest.warns(RuntimeWarning, match="cannot be written"):
+            tuned.record("p", GPU, "fast", {})
+        assert variant_of("p") == "fast"
 
 
 def test_quiet_says_nothing_of_damage(cache_dir: Path) -> None:

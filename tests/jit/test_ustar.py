@@ -45,6 +45,17 @@ def test_what_is_too_long_is_passed_over() -> None:
     ]
 
 
+def test_what_is_not_all_there_is_none() -> None:
+    buffer = io.BytesIO()
+    write_member(buffer, "whole", bytes(1000))
+    write_member(buffer, "cut", bytes(1000))
+    archive = io.BytesIO(buffer.getvalue()[:-100])
+    read = members(archive, 1000)
+    assert next(read).name == "whole"
+    with pytest.raises(ValueError, match="the archive ends within cut"):
+        next(read)
+
+
 @pytest.mark.parametrize("name", ["", "/a", "a/", "a//b", "..", "a/../b", ".a", "a b", "é", "-a"])
 def test_names_that_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="is not a relative path"):

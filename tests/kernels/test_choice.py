@@ -9,6 +9,7 @@ import pytest
 from jitsparse.kernels import registry
 from jitsparse.kernels.cuda import shared_memory_limit
 from jitsparse.kernels.problem import Problem, typical_problem
+from jitsparse.kernels.roles import LAYOUTS
 
 
 def chosen(problem: Problem, target: str = "sm90a") -> str:
@@ -141,6 +142,21 @@ def test_what_tf32_calls_choose_is_selected_in_whichever_precision(target: str, 
     full = [variant for variant in table if variant.dtype == "f32"]
     assert full
     assert {variant.family for variant in full} <= {"simt", "vec"}
+
+
+@pytest.mark.parametrize("op", ["dsd", "dds"])
+def test_a_request_covers_few_columns_many_and_what_is_not_aligned(op: str) -> None:
+    """Which a program that asks for its block size ahead of time may come to have."""
+    selected = registry.select_variants(
+        ["sm90a"], ops=[op], dtypes=["bf16"], block_sizes=[(32, 32)]
+    )
+    assert {"thin", "wgmma", "simt"} <= {variant.family for variant in selected}
+    for extent in (8, 16, 32, 256, 4096):
+        for layout in LAYOUTS:
+            for aligned in (True, False):
+                problem = typical_problem(op, "cuda", "bf16", 32, layout, extent, aligned=aligned)
+                first = next(c for c in registry.candidates(problem, "sm90a") if not c.refused)
+                assert extent == 32 or first.variant in selected
 
 
 @pytest.mark.parametrize("op", registry.OPS)

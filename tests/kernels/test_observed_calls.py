@@ -47,3 +47,83 @@ def test_a_call_on_a_gpu_can_be_observed(op: str, dtype: torch.dtype) -> None:
 
     getattr(dispatch, op)(*arguments[op], find=find)
     assert [key[:2] for key in keys] == [(op, 0)]
+
+
+def shifted(*shape: int) -> Tensor:
+    """A tensor of four-byte elements that begins next to a multiple of 16 bytes."""
+    return torch.randn(1 + torch.Size(shape).numel())[1:].view(shape)
+
+
+def matrix(rows: int, cols: int) -> js.BlockSparse:
+    return js.random((rows, cols), 16, 0.5)
+
+
+def moved(a: js.BlockSparse) -> js.BlockSparse:
+    """The matrix, its values shifted."""
+    values = shifted(*a.values.shape)
+    return js.BlockSparse(values.copy_(a.values), a.pattern)
+
+
+A = matrix(64, 64)
+X = torch.randn(64, 64)
+WIDE = torch.randn(64, 68)
+ALIGNED: dict[str, tuple[Any, ...]] = {
+    "dsd": ("dsd", A, X),
+    "dsd across": ("dsd", A, X.T),
+    "dsd of a part": ("dsd", A, WIDE[:, :60]),
+    "dsd transposed": ("dsd", A.T, X),
+    "dsd of a batch": ("dsd", A, torch.randn(2, 64, 64)),
+    "dsd with odd rows": ("dsd", matrix(62, 64), X),
+    "dds": ("dds", X, A),
+    "dds across": ("dds", X.T, A),
+    "dds of odd rows": ("dds", torch.randn(62, 64), A),
+    "linear": ("linear", X, A, torch.randn(64)),
+    "sdd": ("sdd", X, X, A.pattern),
+    "sdd across": ("sdd", X.T, X.T, A.pattern),
+    "sdd of odd rows": ("sdd", torch.randn(62, 64), X, matrix(62, 64).pattern),
+}
+MISALIGNED: dict[str, tuple[Any, ...]] = {
+    "dsd: values begin": ("dsd", moved(A), X),
+    "dsd: dense begins": ("dsd", A, shifted(64, 64)),
+    "dsd: columns": ("dsd", A, WIDE[:, :62]),
+    "dsd: stride": ("dsd", A, torch.randn(64, 66)[:, :64]),
+    "dsd: stride of the batch": ("dsd", A, torch.randn(2, 4098)[:, :4096].view(2, 64, 64)),
+    "dsd: rows across": ("dsd", matrix(64, 66), WIDE[:, :66].T),
+    "dsd: rows across, transposed": ("dsd", matrix(66, 64).T, WIDE[:, :66].T),
+    "dds: values begin": ("dds", X, moved(A)),
+    "dds: dense begins": ("dds", shifted(64, 64), A),
+    "dds: columns": ("dds", WIDE[:, :66], matrix(66, 64)),
+    "dds: columns, transposed": ("dds", WIDE[:, :66], matrix(64, 66).T),
+    "dds: columns of the result": ("dds", X, matrix(64, 66)),
+    "dds: rows across": ("dds", WIDE[:, :66].T, A),
+    "dds: stride": ("dds", torch.randn(64, 66)[:, :64], A),
+    "linear: bias begins": ("linear", X, A, shifted(64)),
+    "sdd: left begins": ("sdd", shifted(64, 64), X, A.pattern),
+    "sdd: right begins": ("sdd", X, shifted(64, 64), A.pattern),
+    "sdd: left stride": ("sdd", torch.randn(64, 66)[:, :64], X, A.pattern),
+    "sdd: right stride": ("sdd", X, torch.randn(64, 66)[:, :64], A.pattern),
+    "sdd: columns": ("sdd", X, WIDE[:, :66], matrix(64, 66).pattern),
+    "sdd: rows across": ("sdd", WIDE[:, :66].T, X, matrix(66, 64).pattern),
+    "sdd: sums": ("sdd", WIDE[:, :62], torch.randn(62, 64), A.pattern),
+    "sdd: sums on the right": ("sdd", torch.randn(62, 64).T, WIDE[:, :62].T, A.pattern),
+    "sdd: stride of the batch": (
+        "sdd",
+        torch.randn(2, 4098)[:, :4096].view(2, 64, 64),
+        torch.randn(2, 64, 64),
+        A.pattern,
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("call", "aligned"),
+    [
+        *(pytest.param(call, True, id=name) for name, call in ALIGNED.items()),
+        *(pytest.param(call, False, id=name) for name, call in MISALIGNED.items()),
+    ],
+)
+def test_a_call_is_aligned_if_all_that_is_copied_16_bytes_at_a_time_is(
+    call: tuple[Any, ...], aligned: bool
+) -> None:
+    """A kernel that trusts a wrong answer reads or writes past an address, or faults on it."""
+    assert calls.catch(*call).problem.aligned == aligned

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,9 +11,18 @@ from hypothesis import strategies as st
 
 from jitsparse.jit import Variant
 from jitsparse.kernels import registry
+from jitsparse.kernels.cuda import PICKED
 from jitsparse.kernels.problem import Problem, product_problem, typical_problem
 from jitsparse.kernels.roles import LAYOUTS
-from jitsparse.kernels.turn import bytes_of, turns, turns_values
+from jitsparse.kernels.turn import (
+    KNOB,
+    VALUES_KNOB,
+    bytes_for_sdd,
+    bytes_for_spmm,
+    bytes_of,
+    turns,
+    turns_values,
+)
 
 
 def legal(problem: Problem) -> list[Variant]:
@@ -129,3 +139,30 @@ def test_a_turned_operand_has_room_for_rows_of_whole_chunks(
     assert size % rows == 0
     assert size // rows % 16 == 0
     assert 0 <= size // rows - k * itemsize < 16
+
+
+@pytest.mark.parametrize(("strides", "matrices"), [((8, 8), (3, 3)), ((8, 0), (3, 1))])
+def test_an_sdd_has_room_for_the_operand_that_it_gathers(
+    strides: tuple[int, int], matrices: tuple[int, int]
+) -> None:
+    """Rows of 37 elements in 2 bytes take five chunks of 16."""
+    for side, rows, count in zip(("rows", "cols"), (96, 160), matrices, strict=True):
+        variant = Variant("sdd", "wgmma", "sm90a", "bf16", (("g", side), KNOB))
+        assert bytes_for_sdd(variant, (96, 160), 37, 3, strides, 2) == count * rows * 80
+
+
+@pytest.mark.parametrize(
+    ("knobs", "room"),
+    [
+        ((KNOB,), 100 * 80),
+        ((PICKED, KNOB), 37 * 208),
+        ((VALUES_KNOB,), 4096),
+        ((PICKED,), 0),
+        ((), 0),
+    ],
+)
+def test_a_product_has_room_for_what_it_turns(knobs: Any, room: int) -> None:
+    """A dense operand of 37 x 100 so that it lies along the 37; along the 100 where block columns
+    are picked; or 4096 bytes of values."""
+    variant = Variant("dsd", "wgmma", "sm90a", "bf16", knobs)
+    assert bytes_for_spmm(variant, 4096, 100, 37, 1, 0, 2) == room
