@@ -40,6 +40,9 @@ class Spmm {
   // Block columns that are packed at a time: where k is the contiguous axis of B, a few cache lines of
   // each of its rows.
   static constexpr int64 kPart = DENSE_K_CONTIGUOUS ? max(1, 128 / kDepth) : 1;
+  // Block rows that are written together: where the contiguous axis of C goes across them, as many as fill a
+  // cache line, which can then be written past the caches.
+  static constexpr int kGroup = OUT_TRANSPOSED ? max(1, kLine / (kRows * int(sizeof(T)))) : 1;
   // Strips are as wide as leaves their panels in the L2 cache. The blocks of a row pass through it once
   // a strip, and are in it, if not in L1, for all but the strip's first columns.
   static constexpr int64 kWidestTiles = 4;
@@ -88,22 +91,30 @@ class Spmm {
     if (vectors < widest) widest = vectors;
     plan_ = {args.batch, vectors, widest, FLIPPED ? index_.C : index_.R, row_ptr_, kDepth};
     panels_bytes_ = widest * vector_bytes;
-    tile_bytes_ = kRows * TILE_COLS * kVecBytes;
+    tile_bytes_ = kGroup * kRows * TILE_COLS * kVecBytes;
     if (kPackRows && widest > (kSeveralTiles - 1) * TILE_COLS) {
-      const int64 bytes = longest_row() * kRows * kPackedDepth * int64(sizeof(P));
+      const int64 bytes = most_blocks() * kRows * kPackedDepth * int64(sizeof(P));
       rows_bytes_ = bytes <= kL2Bytes ? bytes : 0;
     }
     past_caches_ = args.batch * m_ * args.n * int64(sizeof(T)) / threads > kL2Bytes;
     scratch_bytes_ = Scratch::round_up(panels_bytes_ + tile_bytes_ + rows_bytes_ + block_cols_);
   }
 
-  int64 longest_row() const {
-    int64 longest = 0;
-    for (int64 row = 0; row < plan_.block_rows; ++row) {
-      const int64 blocks = row_ptr_[row + 1] - row_ptr_[row];
-      if (blocks > longest) longest = blocks;
+  // One past the last block row of the group of a row, of those before `to`.
+  static int64 end_of_group(int64 row, int64 to) {
+    const int64 end = (row / kGroup + 1) * kGroup;
+    return end < to ? end : to;
+  }
+
+  // Of a group.
+  int64 most_blocks() const {
+    int64 most = 0;
+    for (int64 row = 0, end; row < plan_.block_rows; row = end) {
+      end = end_of_group(row, plan_.block_rows);
+      const int64 blocks = row_ptr_[end] - row_ptr_[row];
+      if (blocks > most) most = blocks;
     }
-    return longest;
+    return most;
   }
 
   int64 blocks_of(int64 part) const {
@@ -125,8 +136,9 @@ class Spmm {
                       args_.dense_ld};
     const Out out{static_cast<T*>(args_.out) + batch * args_.out_batch_stride, m_, args_.n, args_.out_ld,
                   static_cast<const T*>(args_.bias), args_.activation, past_caches_};
-    for (int64 row = from; row < to; ++row) {
-      for (int64 z = row_ptr_[row]; z < row_ptr_[row + 1]; ++z) {
+    for (int64 row = from, end; row < to; row = end) {
+      end = end_of_group(row, to);
+      for (int64 z = row_ptr_[row]; z < row_ptr_[end]; ++z) {
         const int64 part = col_[z] / kPart;
         if (packed[part]) continue;
         packed[part] = 1;
@@ -134,16 +146,16 @@ class Spmm {
           pack_part<TILE_COLS>(count, dense, part, first + v, panels_at(v));
         });
       }
-      // The next row's new parts are on their way while this row is multiplied.
-      for (int64 z = row_ptr_[row + 1]; row + 1 < to && z < row_ptr_[row + 2]; ++z) {
+      // The next rows' new parts are on their way while these are multiplied.
+      for (int64 z = row_ptr_[end]; end < to && z < row_ptr_[end_of_group(end, to)]; ++z) {
         const int64 part = col_[z] / kPart;
         if (!packed[part]) prefetch(dense, part * kPart * kDepth, blocks_of(part) * kDepth, first * kL, width * kL);
       }
       if constexpr (kPackRows) {
-        if (rows) pack_blocks(row, rows);
+        if (rows) pack_blocks(row, end, rows);
       }
       for_tiles(width, [&](int64 v, int64 count) {
-        multiply_row<TILE_COLS>(count, row, rows, panels_at(v), tile, first + v, out);
+        multiply_rows<TILE_COLS>(count, row, end, rows, panels_at(v), tile, first + v, out);
       });
     }
   }
@@ -167,22 +179,32 @@ class Spmm {
                                        panels + block * kPackedDepth * (V * kL), 0);
   }
 
-  // The same columns of a block row of C. A register tile takes all blocks of the row before the next one
-  // begins: to stop where panels fill the L1 cache, and add the rest later, takes 1.03 times as long.
+  // The same columns of block rows of C, kGroup of them or fewer. A register tile takes all blocks of its row
+  // before the next one begins: to stop where panels fill the L1 cache, and add the rest later, takes 1.03
+  // times as long.
   template <int V>
-  void multiply_row(int64 width, int64 row, const P* rows, const P* panels, A* tile, int64 first,
-                    const Out& out) const {
+  void multiply_rows(int64 width, int64 row, int64 end, const P* rows, const P* panels, A* tile, int64 first,
+                     const Out& out) const {
     if constexpr (V > 1) {
-      if (width < V) return multiply_row<V - 1>(width, row, rows, panels, tile, first, out);
+      if (width < V) return multiply_rows<V - 1>(width, row, end, rows, panels, tile, first, out);
     }
-    for (int r = 0; r < kRows; r += TILE_ROWS) {
-      if (kPackRows && rows) {
-        multiply_tile<V, kPackRows>(row, r, rows, panels, tile + r * V * kL);
-      } else {
-        multiply_tile<V, false>(row, r, nullptr, panels, tile + r * V * kL);
+    constexpr int kOfRow = kRows * V * kL;
+    for (int64 each = row; each < end; ++each) {
+      for (int r = 0; r < kRows; r += TILE_ROWS) {
+        A* const sums = tile + (each - row) * kOfRow + r * V * kL;
+        if (kPackRows && rows) {
+          const int64 before = row_ptr_[each] - row_ptr_[row];
+          multiply_tile<V, kPackRows>(each, r, rows + before * (kRows * kPackedDepth), panels, sums);
+        } else {
+          multiply_tile<V, false>(each, r, nullptr, panels, sums);
+        }
       }
     }
-    write_tile<kRows>(out, row * kRows, first * kL, tile, V * kL);
+    if (end - row == kGroup) {
+      write_tile<kRows * kGroup>(out, row * kRows, first * kL, tile, V * kL);
+    } else {
+      for (; row < end; ++row, tile += kOfRow) write_tile<kRows>(out, row * kRows, first * kL, tile, V * kL);
+    }
   }
 
   // Rows r .. r + TILE_ROWS of a block row, into the tile. `rows`: its blocks, if they are PACKED.
@@ -229,9 +251,9 @@ class Spmm {
     }
   }
 
-  // All blocks of a block row, register tile after register tile.
-  void pack_blocks(int64 row, P* to) const {
-    for (int64 z = row_ptr_[row]; z < row_ptr_[row + 1]; ++z) {
+  // All blocks of block rows, register tile after register tile.
+  void pack_blocks(int64 row, int64 end, P* to) const {
+    for (int64 z = row_ptr_[row]; z < row_ptr_[end]; ++z) {
       for (int r = 0; r < kRows; r += TILE_ROWS, to += TILE_ROWS * kPackedDepth) pack_block(z, r, to);
     }
   }
