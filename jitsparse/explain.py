@@ -109,7 +109,7 @@ def explain(
         PinError: a pin that no legal variant satisfies.
 
     Example:
-        >>> import jitsparse as js
+        >>> import torch, jitsparse as js
         >>> a = js.random((256, 256), 32, 0.25)
         >>> js.explain("dsd", a, torch.randn(256, 64)).problem.layout
         'nn'

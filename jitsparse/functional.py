@@ -32,7 +32,7 @@ def dsd(a: BlockSparse, b: Tensor) -> Tensor:
         ArgumentError: if the operands do not fit each other.
 
     Example:
-        >>> import jitsparse as js
+        >>> import torch, jitsparse as js
         >>> a = js.random((64, 32), 16, 0.5)
         >>> js.dsd(a, torch.randn(7, 32, 3)).shape
         torch.Size([7, 64, 3])
@@ -76,7 +76,7 @@ def dds(a: Tensor, b: BlockSparse) -> Tensor:
         ArgumentError: if the operands do not fit each other.
 
     Example:
-        >>> import jitsparse as js
+        >>> import torch, jitsparse as js
         >>> b = js.random((32, 64), 16, 0.5)
         >>> js.dds(torch.randn(7, 3, 32), b).shape
         torch.Size([7, 3, 64])
@@ -108,7 +108,7 @@ def linear(
         ArgumentError: if the operands do not fit each other, or the activation is unknown.
 
     Example:
-        >>> import jitsparse as js
+        >>> import torch, jitsparse as js
         >>> weight = js.random((64, 32), 16, 0.5)
         >>> js.linear(torch.randn(7, 32), weight, torch.zeros(64), "relu").shape
         torch.Size([7, 64])
@@ -144,7 +144,7 @@ def sdd(a: Tensor, b: Tensor, pattern: Pattern) -> BlockSparse:
         ArgumentError: if the operands do not fit each other or the pattern.
 
     Example:
-        >>> import jitsparse as js
+        >>> import torch, jitsparse as js
         >>> pattern = js.Pattern.random((64, 32), 16, 0.5)
         >>> js.sdd(torch.randn(64, 5), torch.randn(5, 32), pattern).shape
         (64, 32)

@@ -56,9 +56,10 @@ class Pattern:
         PatternError: if the indices do not describe a pattern, or the block size is not supported.
 
     Example:
+        >>> import torch, jitsparse as js
         >>> crow = torch.tensor([0, 1, 3])
         >>> col = torch.tensor([1, 0, 1])
-        >>> Pattern((64, 64), 32, crow, col).density
+        >>> js.Pattern((64, 64), 32, crow, col).density
         0.75
     """
 

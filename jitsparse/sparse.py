@@ -46,8 +46,9 @@ class BlockSparse:
         ArgumentError: if the values do not fit the pattern.
 
     Example:
-        >>> pattern = Pattern.from_mask(torch.tensor([[True, False], [True, True]]), 8)
-        >>> a = BlockSparse(torch.randn(3, 8, 8), pattern)
+        >>> import torch, jitsparse as js
+        >>> pattern = js.Pattern.from_mask(torch.tensor([[True, False], [True, True]]), 8)
+        >>> a = js.BlockSparse(torch.randn(3, 8, 8), pattern)
         >>> (a @ torch.randn(16, 5)).shape
         torch.Size([16, 5])
         >>> (a.T.to_dense() == a.to_dense().T).all().item()
@@ -369,7 +370,8 @@ def random(
         ArgumentError: if the dtype is none that a matrix can have.
 
     Example:
-        >>> random((1000, 500), 32, 0.25, dtype=torch.bfloat16)  # doctest: +ELLIPSIS
+        >>> import torch, jitsparse as js
+        >>> js.random((1000, 500), 32, 0.25, dtype=torch.bfloat16)  # doctest: +ELLIPSIS
         BlockSparse(shape=(1000, 500), block_size=(32, 32), nnz_blocks=128, density=25.0%, ...
     """
     _check_dtype(torch.get_default_dtype() if dtype is None else dtype)

@@ -136,7 +136,7 @@ def tune(
         PinError: a pin that no legal variant satisfies.
 
     Example:
-        >>> import jitsparse as js
+        >>> import torch, jitsparse as js
         >>> a = js.random((72, 40), 8, 0.5)
         >>> tuning = js.tune("dsd", a, torch.randn(40, 24), seconds=0.0)
         >>> tuning.winner in tuning.seconds

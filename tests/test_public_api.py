@@ -64,6 +64,6 @@ def test_everything_public_is_documented() -> None:
 def test_examples_run(module: str) -> None:
     loaded = importlib.import_module(f"jitsparse{module}")
     # "jitsparse.explain" as an attribute is the function; the module is what is wanted.
-    results = doctest.testmod(loaded, extraglobs={"torch": importlib.import_module("torch")})
+    results = doctest.testmod(loaded, globs={})
     assert results.attempted > 0
     assert results.failed == 0

@@ -11,8 +11,8 @@ product gives back so much that the 16 MB output of the next call are 4096 new p
 
 CUDA: an event before and after enough calls to last a millisecond, queued behind a sleep kernel
 that lasts until the host has queued them all, so that the host's speed is not measured. Inputs
-rotate through copies that together exceed the L2 cache, as they would in a model with other layers
-in between.
+rotate through copies that together exceed twice the L2 cache, as they would in a model with other
+layers in between.
 """
 
 from __future__ import annotations

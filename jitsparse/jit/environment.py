@@ -138,7 +138,9 @@ class Config:
             parts = variable(name).split(separator) if separator else [variable(name)]
             return tuple(_path(name, part) for part in parts if part)
 
-        cache_home = paths("XDG_CACHE_HOME") or (_home() / ".cache",)
+        # The XDG base directory specification: what is relative is to be ignored.
+        xdg = paths("XDG_CACHE_HOME") if Path(variable("XDG_CACHE_HOME")).is_absolute() else ()
+        cache_home = xdg or (_home() / ".cache",)
         return cls(
             cache_dir=next(iter(paths("JITSPARSE_CACHE_DIR")), cache_home[0] / "jitsparse"),
             cache_path=paths("JITSPARSE_CACHE_PATH", ":"),

@@ -259,9 +259,11 @@ def _json(path: Path) -> dict[str, Any] | None:
         return _parse(path.read_bytes())
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
-        _warn_once(path, str(error))
-        return None
+    except OSError as error:
+        _warn_once(path, f"{error.strerror}.")
+    except ValueError as error:
+        _warn_once(path, f"{error}. Delete it.")
+    return None
 
 
 def _parse(data: bytes) -> dict[str, Any]:
@@ -285,9 +287,7 @@ def _are_texts(values: Iterable[object]) -> bool:
 
 @functools.cache
 def _warn_once(path: Path, reason: str) -> None:
-    progress.warn(
-        f"jitsparse: {path} is ignored, as if nothing had been tuned: {reason}. Delete it."
-    )
+    progress.warn(f"jitsparse: {path} is ignored, as if nothing had been tuned: {reason}")
 
 
 def _path(root: Path, problem: str, machine: str) -> Path:

@@ -31,6 +31,7 @@ class Variant:
             which the family writes them.
 
     Example:
+        >>> from jitsparse.jit import Variant
         >>> v = Variant("dsd", "mma", "sm90a", "bf16", (("b", "64x64"), ("s", "4")))
         >>> v.name
         'dsd.mma.sm90a.bf16.b64x64.s4'

@@ -50,13 +50,14 @@ class BlockSparseLinear(PatternBuffers):
     state dict, which brings the pattern.
 
     Raises:
-        PatternError: if block size, density or pattern is illegal, or the density rounds to none of
-            the blocks.
+        PatternError: if block size, density or pattern is illegal, or a density above 0 rounds to
+            none of the blocks.
         ArgumentError: if not exactly one of density and pattern is given, or the pattern does not
             fit.
 
     Example:
-        >>> layer = BlockSparseLinear(256, 512, 32, density=0.25)
+        >>> import torch, jitsparse as js
+        >>> layer = js.nn.BlockSparseLinear(256, 512, 32, density=0.25)
         >>> layer(torch.randn(10, 256)).shape
         torch.Size([10, 512])
         >>> layer.weight  # doctest: +ELLIPSIS

@@ -78,6 +78,8 @@ def test_what_other_launchers_say_of_ranks_is_no_error(
 
 
 def test_xdg_cache_home_holds_the_default_cache() -> None:
+    relative = Config.from_environment({"XDG_CACHE_HOME": "xdg", "HOME": "/home/someone"})
+    assert relative.cache_dir == Path("~/.cache/jitsparse").expanduser()
     settings = Config.from_environment({"XDG_CACHE_HOME": "/xdg"})
     assert settings.cache_dir == Path("/xdg/jitsparse")
 

@@ -13,6 +13,6 @@ import pytest
     ["jitsparse.jit", "jitsparse.jit.config", "jitsparse.jit.selection", "jitsparse.jit.variant"],
 )
 def test_examples(name: str) -> None:
-    result = doctest.testmod(importlib.import_module(name))
+    result = doctest.testmod(importlib.import_module(name), globs={})
     assert result.attempted > 0
     assert result.failed == 0

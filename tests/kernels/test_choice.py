@@ -173,3 +173,16 @@ def test_float32_has_deep_stages_where_an_sm_has_room_for_them(op: str, target: 
                 assert k == 16 or ctas * (stages * (m + n) * k * 4 + 1024) < room
                 deep.add(k)
     assert deep == ({16, 32} if target == "sm90a" else {16})
+
+
+@pytest.mark.parametrize(
+    ("op", "layout", "height"),
+    [("dsd", "nn", 16), ("dsd", "tn", 64), ("dds", "nn", 64), ("dds", "nt", 16), ("sdd", "nn", 16)],
+)
+def test_tiles_of_amx_lie_inside_a_block_as_the_kernel_reads_it(
+    op: str, layout: str, height: int
+) -> None:
+    problem = typical_problem(op, "cpu", "bf16", (16, 64), layout)
+    amx = [each for each in registry.candidates(problem, "amx") if each.variant.family == "amx"]
+    tall = {each.refused is None for each in amx if each.variant.ints("r")[0] == 2}
+    assert tall == {height == 64}
