@@ -78,7 +78,7 @@ _MANY_ROUNDS = 16
 
 _LINES = 6e-4
 """Microseconds that the copy engine takes for one more request: the median of 32 times of
-``wgmma`` on an H200, three in four of which are between 3e-4 and 9e-4."""
+``wgmma`` on an H200, half of which are between 4e-4 and 8e-4."""
 
 _WORKSPACE = 1.05
 """By how much faster a variant has to be that needs memory for a copy of an operand."""
