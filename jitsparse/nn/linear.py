@@ -163,7 +163,8 @@ class BlockSparseLinear(PatternBuffers):
         """The blocks of a dense layer's weight that are kept, bit for bit, and its bias.
 
         Args:
-            layer: a dense layer; its parameters are copied, and stay frozen where they are.
+            layer: a dense layer; its parameters are copied. Those of the new layer require
+                gradients, also where they are frozen in the old one, a teacher's for instance.
             block_size: an int or a pair.
             density: keep this fraction of the blocks, those of largest Frobenius norm.
             mask: ``(R, C)`` bool, the blocks to keep. Either this or ``density`` is given.
@@ -199,8 +200,6 @@ class BlockSparseLinear(PatternBuffers):
             sparse.values.copy_(kept.values)
             if sparse.bias is not None:
                 sparse.bias.copy_(layer.bias)
-                sparse.bias.requires_grad_(layer.bias.requires_grad)
-        sparse.values.requires_grad_(layer.weight.requires_grad)
         return sparse.train(layer.training)
 
     def to_linear(self) -> nn.Linear:
@@ -217,8 +216,6 @@ class BlockSparseLinear(PatternBuffers):
             dense.weight.copy_(self.weight.to_dense())
             if self.bias is not None:
                 dense.bias.copy_(self.bias)
-                dense.bias.requires_grad_(self.bias.requires_grad)
-        dense.weight.requires_grad_(self.values.requires_grad)
         return dense.train(self.training)
 
     def extra_repr(self) -> str:
