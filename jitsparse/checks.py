@@ -20,6 +20,7 @@ __all__ = [
     "check_indices",
     "grid_of",
     "is_dense",
+    "is_fake",
     "kind_of",
 ]
 
@@ -32,6 +33,11 @@ _INT32_MAX = 2**31 - 1
 def is_dense(thing: object) -> bool:
     """Whether it is a tensor of torch's usual layout, of which operations take no other."""
     return isinstance(thing, Tensor) and thing.layout is torch.strided and not thing.is_nested
+
+
+def is_fake(tensor: Tensor) -> bool:
+    """Whether it is one of torch's fake tensors, which stand for others and have no data."""
+    return hasattr(tensor, "fake_mode")
 
 
 def kind_of(thing: object) -> str:
@@ -111,7 +117,7 @@ def check_indices(
             f"a matrix of {shape[0]} rows has {rows} block rows of {block_size[0]}, so "
             f"crow_indices has {rows + 1} entries; got {crow.numel()}"
         )
-    if crow.device.type != "meta" and not hasattr(crow, "fake_mode"):  # those have no data
+    if crow.device.type != "meta" and not is_fake(crow):
         _check_values(rows, cols, crow, col)
 
 

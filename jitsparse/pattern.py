@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from jitsparse import restoring
-from jitsparse.checks import as_block_size, as_count, as_shape, check_indices, grid_of
+from jitsparse.checks import as_block_size, as_count, as_shape, check_indices, grid_of, is_fake
 from jitsparse.drawing import draw
 from jitsparse.errors import PatternError
 from jitsparse.layout import IndexLayout, div_up
@@ -286,7 +286,7 @@ class Pattern:
         """
         if self.device.type == "meta":
             return "(on the meta device: no data)"
-        if hasattr(self.col_indices, "fake_mode"):
+        if is_fake(self.col_indices):
             return "(fake: no data)"
         rows, cols = self.grid
         lines, columns = min(rows, max_rows), min(cols, max_cols)

@@ -11,9 +11,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from jitsparse.blocks import blocks_of
 from jitsparse.layout import IndexLayout, div_up
 
-__all__ = ["ACTIVATIONS", "activate", "blocks_of", "dds", "dsd", "expand", "sdd"]
+__all__ = ["ACTIVATIONS", "activate", "dds", "dsd", "expand", "sdd"]
 
 ACTIVATIONS: tuple[str | None, ...] = (None, "relu", "gelu", "silu")
 """Activations of a fused epilogue; the position is the code that operations and kernels take."""
@@ -95,26 +96,6 @@ def expand(values: Tensor, row: Tensor, col: Tensor, shape: tuple[int, int]) -> 
     tiles = tiles.index_put((row.long(), col.long()), values)
     padded = tiles.transpose(1, 2).reshape(grid[0] * block_rows, grid[1] * block_cols)
     return padded[: shape[0], : shape[1]].contiguous()
-
-
-def blocks_of(dense: Tensor, row: Tensor, col: Tensor, block_size: tuple[int, int]) -> Tensor:
-    """Blocks of a dense matrix at block coordinates, zero past its edge; differentiable.
-
-    Args:
-        dense: ``(rows, cols)``.
-        row, col: ``(nnz,)`` block coordinates.
-        block_size: ``(block_rows, block_cols)``.
-
-    Returns:
-        ``(nnz, block_rows, block_cols)``, contiguous.
-    """
-    rows, cols = dense.shape
-    block_rows, block_cols = block_size
-    grid = div_up(rows, block_rows), div_up(cols, block_cols)
-    pad = (0, grid[1] * block_cols - cols, 0, grid[0] * block_rows - rows)
-    padded = torch.nn.functional.pad(dense, pad) if any(pad) else dense
-    tiles = padded.reshape(grid[0], block_rows, grid[1], block_cols).transpose(1, 2)
-    return tiles[row.long(), col.long()].contiguous()
 
 
 def _wide(tensor: Tensor) -> Tensor:

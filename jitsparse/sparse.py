@@ -11,6 +11,7 @@ from torch import Tensor
 
 import jitsparse  # for jitsparse.functional, which imports this module
 from jitsparse import reference, restoring
+from jitsparse.blocks import blocks_of, clear_edge, nonzero_blocks
 from jitsparse.checks import as_block_size, is_dense, kind_of
 from jitsparse.errors import ArgumentError
 from jitsparse.pattern import Pattern
@@ -122,12 +123,12 @@ class BlockSparse:
             raise ArgumentError(f"from_dense takes a matrix, got shape {tuple(dense.shape)}")
         block = as_block_size(block_size)
         if mask is None:
-            mask = _nonzero_blocks(dense.detach(), block)
+            mask = nonzero_blocks(dense.detach(), block)
         if isinstance(mask, Tensor):
             mask = mask.to(dense.device)
         pattern = Pattern.from_mask(mask, block, tuple(dense.shape))
         row, col = pattern.row_indices, pattern.col_indices
-        return cls(reference.blocks_of(dense, row, col, block), pattern)
+        return cls(blocks_of(dense, row, col, block), pattern)
 
     def to_dense(self) -> Tensor:
         """``(rows, cols)`` tensor with zeros where no block is stored; differentiable."""
@@ -412,24 +413,3 @@ def _is_scalar(thing: object) -> bool:
 def _check_dtype(dtype: torch.dtype) -> None:
     if dtype not in DTYPES:
         raise ArgumentError(f"values must be float64, float32, float16 or bfloat16, got {dtype}")
-
-
-def _nonzero_blocks(dense: Tensor, block: tuple[int, int]) -> Tensor:
-    """``(R, C)`` bool: blocks that hold a nonzero."""
-    rows, cols = dense.shape
-    pad = (0, -cols % block[1], 0, -rows % block[0])
-    hits = torch.nn.functional.pad(dense != 0, pad)
-    grid = hits.shape[0] // block[0], hits.shape[1] // block[1]
-    return hits.view(grid[0], block[0], grid[1], block[1]).any(3).any(1)
-
-
-def clear_edge(values: Tensor, pattern: Pattern) -> Tensor:
-    """``values`` with zeros past the edge of the matrix."""
-    if not pattern.has_edge:
-        return values
-    (rows, cols), (block_rows, block_cols) = pattern.shape, pattern.block_size
-    row = pattern.row_indices.long()[:, None, None] * block_rows
-    col = pattern.col_indices.long()[:, None, None] * block_cols
-    row = row + torch.arange(block_rows, device=values.device)[:, None]
-    col = col + torch.arange(block_cols, device=values.device)
-    return values.masked_fill((row >= rows) | (col >= cols), 0)

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from jitsparse import calls
+from jitsparse.checks import is_fake
 from jitsparse.errors import ArgumentError
 from jitsparse.kernels.choice import Key, moved
 from jitsparse.pattern import Pattern
@@ -154,7 +155,7 @@ class _Fakes(TorchFunctionMode):
             original, memo = args
             return self._once(original, memo)
         # What copies the data of a Parameter. Layers clone indices, too, which are fakes by then.
-        if func is torch.Tensor.clone and not hasattr(args[0], "fake_mode"):
+        if func is torch.Tensor.clone and not is_fake(args[0]):
             return self.like(args[0])
         if func is Pattern.__deepcopy__:
             original, memo = args

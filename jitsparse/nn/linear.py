@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from jitsparse.blocks import blocks_of, clear_edge
 from jitsparse.checks import as_block_size, as_count
 from jitsparse.errors import ArgumentError, PatternError
 from jitsparse.functional import linear
 from jitsparse.layout import div_up
 from jitsparse.nn.buffers import PatternBuffers
 from jitsparse.pattern import Pattern
-from jitsparse.reference import blocks_of
-from jitsparse.sparse import BlockSparse, clear_edge
+from jitsparse.sparse import BlockSparse
 
 __all__ = ["BlockSparseLinear"]
 
