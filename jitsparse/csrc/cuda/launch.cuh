@@ -41,10 +41,10 @@ inline int multiprocessors() {
   return count;
 }
 
-// `params` is what the kernel is given: `args`, or for kernels that use the copy engine `args` and its tensor maps. `context` is
-// the stream.
-template <typename Kernel, int MIN_CTAS, typename Params, typename Args>
-int enqueue(const Params& params, const Args& args, int64 context) {
+// `params` is what the kernel is given: the words of the call, or for kernels that use the copy engine these and its tensor maps.
+// `context` is the stream.
+template <typename Kernel, int MIN_CTAS, typename Params>
+int enqueue(const Params& params, int64 grid, int64 context) {
   auto* entry = kernel_entry<Kernel, Params, MIN_CTAS>;
   // More than 48 KB of dynamic shared memory has to be asked for, once a device.
   if constexpr (Kernel::kSharedBytes > 48 * 1024) {
@@ -54,7 +54,6 @@ int enqueue(const Params& params, const Args& args, int64 context) {
     };
     if (cudaError_t error = once_a_device(allowed, allow)) return error;
   }
-  const int64 grid = Kernel::grid(args);
   if (grid == 0) return cudaSuccess;
   if (grid > 0x7fffffff) return cudaErrorInvalidConfiguration;
   entry<<<unsigned(grid), Kernel::kThreads, Kernel::kSharedBytes, reinterpret_cast<cudaStream_t>(context)>>>(params);
@@ -63,16 +62,17 @@ int enqueue(const Params& params, const Args& args, int64 context) {
 
 template <typename Kernel, int MIN_CTAS, typename Args>
 int launch(const Args& args) {
-  return enqueue<Kernel, MIN_CTAS>(args, args, args.context);
+  return enqueue<Kernel, MIN_CTAS>(args, Kernel::grid(args), args.context);
 }
 
 // For kernels whose Params carry tensor maps.
 template <typename Kernel, typename Args>
 int launch_with_maps(const Args& args) {
-  if (Kernel::grid(args) == 0) return cudaSuccess;  // no maps of nothing, and no order of no tiles
+  const int64 grid = Kernel::grid(args);
+  if (grid == 0) return cudaSuccess;  // no maps of nothing, and no order of no tiles
   typename Kernel::Params params;
   if (cudaError_t error = Kernel::prepare(args, params)) return error;
-  return enqueue<Kernel, /*MIN_CTAS=*/1>(params, args, args.context);
+  return enqueue<Kernel, /*MIN_CTAS=*/1>(params, grid, args.context);
 }
 
 // For kernels that may leave sums in parts, which are added next.
@@ -89,7 +89,7 @@ int launch_and_sum(const Args& args) {
   if (int code = launch_with_maps<Kernel>(args)) return code;
   if (args.parts <= 1) return cudaSuccess;
   const auto sum = Kernel::sum(args);
-  return enqueue<typename Kernel::Sum, /*MIN_CTAS=*/1>(sum, sum, args.context);
+  return enqueue<typename Kernel::Sum, /*MIN_CTAS=*/1>(sum, Kernel::Sum::grid(sum), args.context);
 }
 
 }  // namespace jitsparse

@@ -73,7 +73,7 @@ int turn_operand(Args& args, const void*& operand, int64& ld, int64& batch_strid
   auto* to = static_cast<Storage*>(args.workspace);
   const int64 matrices = batch_stride ? batch : 1;
   const typename Turn<Storage>::Params params = {static_cast<const Storage*>(operand), to, width, k, ld, batch_stride, matrices};
-  if (int code = enqueue<Turn<Storage>, /*MIN_CTAS=*/1>(params, params, args.context)) return code;
+  if (int code = enqueue<Turn<Storage>, /*MIN_CTAS=*/1>(params, Turn<Storage>::grid(params), args.context)) return code;
   operand = to;
   ld = turned_ld<Storage>(k);
   if (batch_stride) batch_stride = width * ld;

@@ -25,9 +25,9 @@ int run_grid(const Params& params, long long grid) {
   return cudaSuccess;
 }
 
-template <typename Kernel, int MIN_CTAS, typename Params, typename Args>
-int enqueue(const Params& params, const Args& args, long long) {
-  return run_grid<Kernel>(params, Kernel::grid(args));
+template <typename Kernel, int MIN_CTAS, typename Params>
+int enqueue(const Params& params, long long grid, long long) {
+  return run_grid<Kernel>(params, grid);
 }
 
 template <typename Kernel, int MIN_CTAS, typename Args>
