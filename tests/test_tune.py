@@ -355,7 +355,10 @@ def test_with_jit_off_every_variant_must_be_cached(cache: Path, clock: dict[str,
             js.tune("dsd", *operands(), **QUICK)
 
 
-@pytest.mark.parametrize("setting", [{"jit": "off"}, {"cxx": "/nonexistent/g++"}])
+NO_COMPILER = pytest.mark.parametrize("setting", [{"jit": "off"}, {"cxx": "/nonexistent/g++"}])
+
+
+@NO_COMPILER
 def test_a_winner_that_cannot_be_had_is_passed_over(
     setting: dict[str, Any], cache: Path, tmp_path: Path, forget: Callable[[], None]
 ) -> None:
@@ -376,7 +379,7 @@ def test_a_winner_that_cannot_be_had_is_passed_over(
             torch.testing.assert_close(js.dsd(a, x), a.to_dense() @ x)
 
 
-@pytest.mark.parametrize("setting", [{"jit": "off"}, {"cxx": "/nonexistent/g++"}])
+@NO_COMPILER
 def test_a_winner_that_is_cached_needs_no_compiler(
     setting: dict[str, Any], cache: Path, tmp_path: Path, forget: Callable[[], None]
 ) -> None:

@@ -57,8 +57,9 @@ def fit(rows: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
         known = cost.covers(problem, variant.target) and variant.family in cost.FAMILIES
         # What is picked has the prices of what is not, see jitsparse/kernels/cost.py.
         if row["half"] == FITTED and known and PICKED not in variant.knobs:
-            relative = [part / row["us"] for part in cost.parts(problem, variant)]
-            rest = 1 - sum(cost.extras(problem, variant).values()) / row["us"]
+            amounts = cost.parts(problem, variant)
+            relative = [part / row["us"] for part in amounts]
+            rest = 1 - sum(cost.extras(problem, variant, amounts).values()) / row["us"]
             samples.setdefault(cost.kind(problem, variant), []).append((relative, rest))
     prices = {}
     for kind, times in sorted(samples.items()):

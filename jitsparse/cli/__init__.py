@@ -70,11 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"jitsparse: {error}", file=sys.stderr)
         # An error that is a ValueError judges what was asked for; any other is a failure to do it.
         return 2 if isinstance(error, ValueError) else 1
-    except BrokenPipeError:
-        _drop_output()
-        return 1
     except OSError as error:
-        print(f"jitsparse: {error}", file=sys.stderr)
+        if not isinstance(error, BrokenPipeError):  # of which who reads wants no more
+            print(f"jitsparse: {error}", file=sys.stderr)
         _drop_output()
         return 1
     except ImportError as error:

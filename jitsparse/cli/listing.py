@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import typer
 
 from jitsparse.cli.console import counted, print_json, print_table, split, stderr
 from jitsparse.cli.options import one_of, read_arch, variant_filter
+from jitsparse.jit.units import format_bytes
 
 __all__ = ["command"]
 
@@ -33,7 +35,7 @@ def command(
 
     if known:
         targets = [name for names in split(arch, read_arch, "--arch") for name in names]
-        rows: list[dict[str, object]] = [
+        rows: list[dict[str, Any]] = [
             {"variant": variant.name}
             for variant in registry.select_variants(
                 targets or _targets_here(),
@@ -58,8 +60,11 @@ def command(
     if as_json:
         print_json(rows)
         return
-    if rows:
-        print_table(rows, [name for name in rows[0] if name not in ("path", "library_bytes")])
+    if known and rows:
+        print_table(rows, ["variant"])
+    elif rows:
+        sized = [row | {"library": format_bytes(row["library_bytes"])} for row in rows]
+        print_table(sized, ["variant", "library", "compile s", "compiled"])
     number = counted(len(rows), "known variant" if known else "cached kernel")
     where = "" if known else f" in {cache.current().root}"
     stderr().print(f"{number}{where}", soft_wrap=True)

@@ -129,19 +129,18 @@ def breakdown(problem: Problem, variant: Variant) -> dict[str, float]:
         for part, price, amount in zip(PARTS, prices, amounts, strict=True)
         if price
     }
-    return costs | extras(problem, variant)
+    return costs | extras(problem, variant, amounts)
 
 
-def extras(problem: Problem, variant: Variant) -> dict[str, float]:
-    """Microseconds of what is no part of all products."""
+def extras(problem: Problem, variant: Variant, amounts: Sequence[float]) -> dict[str, float]:
+    """Microseconds of what is no part of all products, of one with these parts."""
     costs = {}
     _, depth = _size(problem)
     if turn.turns(variant):
         # As if each matrix of a batch were another, which a problem does not say.
         costs["copy"] = turn.copying(depth * problem.extent * problem.batch)
     if variant.family == "wgmma" and depth % LINE and _lies_along(problem, variant):
-        amounts = dict(zip(PARTS, parts(problem, variant), strict=True))
-        costs["lines"] = _LINES * amounts["dense"] / variant.ints("t")[2]
+        costs["lines"] = _LINES * amounts[PARTS.index("dense")] / variant.ints("t")[2]
     return costs
 
 

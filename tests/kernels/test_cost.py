@@ -298,7 +298,7 @@ def test_fitting_finds_what_explains_the_times() -> None:
 def test_fitting_leaves_aside_what_is_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("scipy")
     plain = fitting.fit(rows(FITTED))
-    monkeypatch.setattr(cost, "extras", lambda problem, variant: {"lines": 30.0})
+    monkeypatch.setattr(cost, "extras", lambda *_: {"lines": 30.0})
     assert fitting.fit([row | {"us": row["us"] + 30.0} for row in rows(FITTED)]) == {
         kind: pytest.approx(prices, rel=0.02) for kind, prices in plain.items()
     }

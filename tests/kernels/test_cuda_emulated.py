@@ -18,7 +18,7 @@ import shutil
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +163,17 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return emulated_sources(tmp_path_factory.mktemp("emulated"))
 
 
+@pytest.fixture
+def resize(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Gives the constants above other values, for one test."""
+
+    def change(**values: int) -> None:
+        for name, value in values.items():
+            monkeypatch.setattr(sys.modules[__name__], name, value)
+
+    return change
+
+
 class Kernel:
     """A variant, compiled for the emulator."""
 
@@ -250,7 +261,12 @@ def extents(dtype: torch.dtype) -> tuple[tuple[int, int], int]:
     [(32, 16, False), (64, 8, False), (64, 16, True), (64, 32, False), (64, 32, True)],
 )
 def test_rounds_of_whole_sets_of_neighbours(
-    block: int, panels: int, two_columns: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    block: int,
+    panels: int,
+    two_columns: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    resize: Callable[..., None],
 ) -> None:
     """Where panels of a group change places after two rounds of 48 CTAs, of six and a half."""
     sources = emulated_sources(tmp_path)
@@ -259,8 +275,7 @@ def test_rounds_of_whole_sets_of_neighbours(
     assert text.count("kGroup, two_columns(args)") == 1
     order = f"{panels}, {str(two_columns).lower()}"
     path.write_text(text.replace("kGroup, two_columns(args)", order))
-    for name, value in (("ROWS", 2104), ("COLS", 72), ("EXTENT", 152), ("BATCH", 6)):
-        monkeypatch.setattr(sys.modules[__name__], name, value)
+    resize(ROWS=2104, COLS=72, EXTENT=152, BATCH=6)
     monkeypatch.setattr(Kernel.__call__, "__defaults__", (48,))
     check(Variant.parse(f"dsd.wgmma.sm90a.bf16.b{block}x{block}.lnn.t128x64x64"), sources)
 
@@ -275,22 +290,19 @@ def test_rounds_of_whole_sets_of_neighbours(
         "dsd.wgmma.sm90a.bf16.b64x64.lnn.t128x256x64",
     ],
 )
-def test_panels_that_keep_pace(name: str, sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_panels_that_keep_pace(name: str, sources: Path, resize: Callable[..., None]) -> None:
     """More slabs than stay side by side: those of a panel do not come in the order of k."""
-    monkeypatch.setattr(sys.modules[__name__], "ROWS", 1000)
-    monkeypatch.setattr(sys.modules[__name__], "COLS", 1304)
+    resize(ROWS=1000, COLS=1304)
     check(Variant.parse(name), sources)
 
 
 def test_tiles_too_short_to_store_the_one_before(
-    sources: Path, monkeypatch: pytest.MonkeyPatch
+    sources: Path, resize: Callable[..., None]
 ) -> None:
     """Eight of k: a tile has one step, and the one before it several parts."""
-    for name, value in (("ROWS", 456), ("COLS", 584), ("EXTENT", 8), ("BATCH", 1)):
-        monkeypatch.setattr(sys.modules[__name__], name, value)
+    resize(ROWS=456, COLS=584, EXTENT=8, BATCH=1)
     check(Variant.parse("sdd.wgmma.sm90a.bf16.b64x64.lnt.gcols"), sources)
-    for name, value in (("ROWS", 456), ("COLS", 64), ("EXTENT", 264)):
-        monkeypatch.setattr(sys.modules[__name__], name, value)
+    resize(ROWS=456, COLS=64, EXTENT=264)
     check(Variant.parse("dsd.wgmma.sm90a.bf16.b64x64.lnn.t128x256x64"), sources)
 
 
@@ -303,28 +315,25 @@ def test_tiles_too_short_to_store_the_one_before(
     ],
 )
 def test_edges_that_need_not_be_aligned(
-    name: str, size: str, odd: int, sources: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, size: str, odd: int, sources: Path, resize: Callable[..., None]
 ) -> None:
     """Of one matrix: another one behind it would mend what is written past the end of this."""
-    monkeypatch.setattr(sys.modules[__name__], size, odd)
-    monkeypatch.setattr(sys.modules[__name__], "BATCH", 1)
+    resize(**{size: odd}, BATCH=1)
     check(Variant.parse(name), sources)
 
 
-def test_a_sum_that_may_be_divided_and_is_not(
-    sources: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sum_that_may_be_divided_and_is_not(sources: Path, resize: Callable[..., None]) -> None:
     """There are multiprocessors for the tiles alone."""
-    monkeypatch.setattr(sys.modules[__name__], "MANY", 2)
+    resize(MANY=2)
     check(Variant.parse("sdd.wgmma.sm90a.bf16.b16x16.lnn.grows.ksplit"), sources)
 
 
 @pytest.mark.parametrize("name", WIDE)
 def test_tiles_of_which_each_warpgroup_has_half(
-    name: str, sources: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, sources: Path, resize: Callable[..., None]
 ) -> None:
     """The last tile ends in the second half."""
-    monkeypatch.setattr(sys.modules[__name__], "EXTENT", 456)
+    resize(EXTENT=456)
     check(Variant.parse(name), sources)
 
 
@@ -333,11 +342,11 @@ def test_tiles_of_which_each_warpgroup_has_half(
     "name", [name for name in NAMED if ".oturned" in name and not re.match("dsd.*picked", name)]
 )
 def test_operands_of_any_extent_are_turned(
-    name: str, extent: int, sources: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, extent: int, sources: Path, resize: Callable[..., None]
 ) -> None:
     """Along the axis that is not contiguous, which need not be a multiple of anything."""
     size = "EXTENT" if name.startswith("sdd") or "picked" in name else "ROWS"
-    monkeypatch.setattr(sys.modules[__name__], size, extent)
+    resize(**{size: extent})
     check(Variant.parse(name), sources)
 
 
