@@ -1,0 +1,80 @@
+"""CPU kernels stay inside of their operands, and do nothing that C++ leaves undefined: the tests of
+``test_cpu_kernels.py`` for this machine's own target, with kernels that sanitizers watch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+KERNELS = Path(__file__).with_name("test_cpu_kernels.py")
+
+PAST_THE_END = """
+import ctypes, sys, torch
+library = ctypes.CDLL(sys.argv[1])
+library.last.restype = ctypes.c_float
+x = torch.arange(8.0)
+assert library.last(ctypes.c_void_p(x.data_ptr()), 7) == 7
+library.last(ctypes.c_void_p(x.data_ptr()), int(sys.argv[2]))
+"""
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> dict[str, str]:
+    """An environment in which g++ compiles for sanitizers, and Python has theirs of memory."""
+    asked = ["g++", "-print-file-name=libasan.so"]
+    runtime = Path(subprocess.run(asked, capture_output=True, text=True).stdout.strip())
+    if not runtime.is_absolute():
+        pytest.skip("g++ has no address sanitizer")
+    compiler = tmp_path / "g++"
+    # -O1 comes last and counts: half the time.
+    options = "-O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
+    compiler.write_text(f'#!/bin/sh\nexec g++ "$@" {options}\n')
+    compiler.chmod(0o755)
+    # Python and torch leak by design, and what they allocate is not always there.
+    asan = "detect_leaks=0:allocator_may_return_null=1"
+    changed = {"CXX": str(compiler), "LD_PRELOAD": str(runtime), "ASAN_OPTIONS": asan}
+    return {**os.environ, **changed, "JITSPARSE_TEST_CACHE": str(tmp_path / "cache")}
+
+
+@pytest.mark.parametrize(("index", "found"), [(7, ""), (8, "heap-buffer-overflow")])
+def test_the_watch_sees_what_is_past_the_end(
+    index: int, found: str, watched: dict[str, str], tmp_path: Path
+) -> None:
+    source = tmp_path / "last.cpp"
+    source.write_text('extern "C" float last(const float* x, long i) { return x[i]; }')
+    library = source.with_suffix(".so")
+    plain = {**watched, "LD_PRELOAD": ""}
+    command = [watched["CXX"], "-O2", "-shared", "-fPIC", str(source), "-o", str(library)]
+    subprocess.run(command, check=True, env=plain)
+    command = [sys.executable, "-c", PAST_THE_END, str(library), str(index)]
+    ended = subprocess.run(command, env=watched, capture_output=True, text=True)
+    assert found in ended.stderr
+    assert (ended.returncode == 0) == (not found), ended.stderr
+
+
+def test_kernels_stay_inside(watched: dict[str, str]) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+    ]
+    native = subprocess.run(
+        [sys.executable, "-c", "from jitsparse import jit; print(jit.cpu_target())"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    command.append(f"{KERNELS}::test_kernels_are_right[{native}]")
+    ended = subprocess.run(command, env=watched, capture_output=True, text=True)
+    assert ended.returncode == 0, (ended.stdout + ended.stderr)[-4000:]
+    assert "1 passed" in ended.stdout
