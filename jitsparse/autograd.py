@@ -35,10 +35,6 @@ _BACKWARD: dict[int, Callable[[Tensor, Tensor], Tensor]] = {
 """Of the activations whose gradients need the product."""
 
 
-# torch 2.6 cannot say.
-is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
-
-
 def transformed() -> bool:
     """Whether a transform of torch.func is active, or tangents may be carried forward.
 
@@ -59,7 +55,7 @@ def transformed() -> bool:
 def _captured() -> bool:
     """Whether a graph is captured to be kept, which has no place for our Functions: the registered
     operations bring the same backward passes."""
-    return is_exporting() if torch.compiler.is_compiling() else traced()
+    return torch.compiler.is_exporting() if torch.compiler.is_compiling() else traced()
 
 
 def traced() -> bool:

@@ -27,22 +27,24 @@ def blocks_of(dense: Tensor, row: Tensor, col: Tensor, block_size: tuple[int, in
     Returns:
         ``(nnz, block_rows, block_cols)``, contiguous.
     """
-    rows, cols = dense.shape
-    block_rows, block_cols = block_size
-    grid = div_up(rows, block_rows), div_up(cols, block_cols)
-    pad = (0, grid[1] * block_cols - cols, 0, grid[0] * block_rows - rows)
-    padded = torch.nn.functional.pad(dense, pad) if any(pad) else dense
-    tiles = padded.reshape(grid[0], block_rows, grid[1], block_cols).transpose(1, 2)
-    return tiles[row.long(), col.long()].contiguous()
+    return _tiles(dense, block_size)[row.long(), col.long()].contiguous()
 
 
 def nonzero_blocks(dense: Tensor, block: tuple[int, int]) -> Tensor:
     """``(R, C)`` bool: blocks that hold a nonzero."""
+    return _tiles(dense != 0, block).any(3).any(2)
+
+
+def _tiles(dense: Tensor, block: tuple[int, int]) -> Tensor:
+    """``(R, C, block_rows, block_cols)``: all blocks of a dense matrix, zero past its edge."""
     rows, cols = dense.shape
-    pad = (0, -cols % block[1], 0, -rows % block[0])
-    hits = torch.nn.functional.pad(dense != 0, pad)
-    grid = hits.shape[0] // block[0], hits.shape[1] // block[1]
-    return hits.view(grid[0], block[0], grid[1], block[1]).any(3).any(1)
+    grid = div_up(rows, block[0]), div_up(cols, block[1])
+    pad = (0, grid[1] * block[1] - cols, 0, grid[0] * block[0] - rows)
+    if dense.numel() == 0:  # which torch 2.9 cannot pad
+        padded = dense.new_zeros(grid[0] * block[0], grid[1] * block[1])
+    else:
+        padded = torch.nn.functional.pad(dense, pad) if any(pad) else dense
+    return padded.reshape(grid[0], block[0], grid[1], block[1]).transpose(1, 2)
 
 
 def clear_edge(values: Tensor, pattern: Pattern) -> Tensor:

@@ -206,10 +206,10 @@ def _unobserved(a: Tensor, b: Tensor, bias: Tensor | None = None) -> bool:
     microseconds, would only lead to the same Python function.
     """
     return (
-        type(a) in _PLAIN
+        not _is_compiling()  # first: torch.compile of torch 2.8 cannot look a class up in a set
+        and type(a) in _PLAIN
         and type(b) in _PLAIN
         and (b.is_cuda or b.is_cpu)
-        and not _is_compiling()
         and not _dispatch_modes()
         and not _profiled()
         and not _transforms_active()

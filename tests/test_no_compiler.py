@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -76,13 +77,18 @@ def test_a_template_that_does_not_compile_is_no_missing_compiler(
 
 def test_cuda_kernels_name_what_was_searched(tmp_path: Path) -> None:
     code = (
-        "import jitsparse as js\n"
+        "import pathlib, jitsparse as js\n"
+        "from jitsparse.jit import toolchain\n"
+        "toolchain.USUAL_CUDA_HOME = pathlib.Path('nowhere')\n"
         "try:\n"
         "    js.warmup(op='dsd', dtype='bf16', block_size=32, arch='9.0a')\n"
         "except js.ToolchainError as error:\n"
         "    print(error)\n"
     )
-    done = run(code, tmp_path)
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "g++").symlink_to(shutil.which("g++") or pytest.skip("no g++"))
+    done = run(code, tmp_path, str(programs))
     assert done.returncode == 0, done.stderr
     assert "nvcc" in done.stdout or "without CUDA" in done.stdout, done.stdout
 

@@ -20,7 +20,7 @@ from jitsparse.doctor.finding import Finding
 
 __all__ = ["MINIMUM", "Torch", "check_packages", "check_python", "check_torch", "probe_torch"]
 
-MINIMUM = {"python": (3, 10), "torch": (2, 6)}
+MINIMUM = {"python": (3, 10), "torch": (2, 8)}
 """Oldest versions that jitsparse runs with, as pyproject.toml has them."""
 
 PACKAGES = ("ninja", "filelock", "jinja2", "typer", "rich")

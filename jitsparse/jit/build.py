@@ -58,6 +58,12 @@ def check_backend(template: Template, variant: Variant) -> None:
         )
 
 
+def ready() -> None:
+    """Import what a build needs. A CUDA build of torch remarks on it where there is no GPU."""
+    with _captured_logger(_EXTENSIONS, []):
+        forks.ready("jinja2", _EXTENSIONS)
+
+
 def build(template: Template, variant: Variant, tools: toolchain.Toolchain, staging: Path) -> float:
     """Compile a variant into a staging directory, which then holds source, library and log.
 
@@ -71,7 +77,7 @@ def build(template: Template, variant: Variant, tools: toolchain.Toolchain, stag
         OSError: something cannot be written.
     """
     _check_names(template, variant, staging)
-    forks.ready("jinja2", "torch.utils.cpp_extension")
+    ready()
     source = staging / f"kernel{template.suffix}"
     source.write_text(render(template, template.context(variant)), encoding="utf-8")
     started = time.perf_counter()
@@ -103,6 +109,8 @@ def _check_names(template: Template, variant: Variant, staging: Path) -> None:
                 "another name; JITSPARSE_CACHE_DIR names that of the cache."
             )
 
+
+_EXTENSIONS = "torch.utils.cpp_extension"
 
 _interrupted: set[int | None] = set()
 """Threads whose builds are to end."""
@@ -140,7 +148,7 @@ def _load(
     flags = list(compile_flags(template.language, variant.target))
     cuda = template.language == "cuda"
     said: list[str] = []
-    with _environment(tools), _captured_logger("torch.utils.cpp_extension", said):
+    with _environment(tools), _captured_logger(_EXTENSIONS, said):
         cpp_extension = _cpp_extension()
         # The versioner would call a second build of one name "<name>_v1".
         cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)
@@ -326,10 +334,13 @@ def _captured_logger(name: str, said: list[str]) -> Iterator[None]:
     thread = threading.get_ident()
 
     def capture(record: logging.LogRecord) -> bool:
-        if record.thread == thread:
+        if record.thread != thread:
+            return True
+        try:
             said.append(record.getMessage())
-            return False
-        return True
+        except (TypeError, ValueError):  # torch 2.9 forgets an argument of its word on compilers
+            said.append(f"{record.msg} {record.args}")
+        return False
 
     logger.addFilter(capture)
     try:

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from jitsparse.autograd import is_exporting
 from jitsparse.checks import check_indices
 from jitsparse.errors import ArgumentError
 from jitsparse.pattern import Pattern
@@ -76,7 +75,9 @@ class PatternBuffers(nn.Module):
 
     def _follow_traced(self) -> None:
         """Dynamo does not look inside: it calls this once, on the layer itself, while it traces."""
-        if is_exporting() and self._marks != _marks(self.crow_indices, self.col_indices):
+        if torch.compiler.is_exporting() and self._marks != _marks(
+            self.crow_indices, self.col_indices
+        ):
             # torch.export puts back the attributes that tracing has set.
             raise ArgumentError(
                 "the indices of a BlockSparseLinear were written to: read layer.pattern once, or "

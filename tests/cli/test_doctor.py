@@ -130,7 +130,7 @@ def test_a_torch_that_is_too_old_is_a_finding(tmp_path: Path) -> None:
     code, findings, _ = process(tmp_path, before=tmp_path / "old")
     assert code == 1
     assert "2.5.1+cpu" in findings["torch"]["found"]
-    assert findings["torch"]["remedy"] == "pip install 'torch>=2.6'"
+    assert findings["torch"]["remedy"] == "pip install 'torch>=2.8'"
     assert findings["smoke.cpu"]["status"] == "skip"
 
 

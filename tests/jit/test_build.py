@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import re
 import subprocess
@@ -201,6 +202,36 @@ def test_what_torch_logs_goes_to_the_builds_log(
         entry = compile_only(template, toykernel.variant())
     assert "Your compiler" in entry.log.read_text()
     assert caplog.records == []
+
+
+def test_a_word_of_torchs_that_lacks_an_argument_is_kept_as_it_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """That of torch 2.9 on compilers that it does not know."""
+    said: list[str] = []
+    with build._captured_logger("somebody", said):
+        logging.getLogger("somebody").warning("Your %s may be %s", "compiler")
+    assert said == ["Your %s may be %s ('compiler',)"]
+    assert caplog.records == []
+
+
+def test_what_torch_says_on_import_is_not_said(
+    template: Template,
+    cache_dir: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A CUDA build without a GPU does, where images are made that have no GPU."""
+
+    def ready(*modules: str) -> None:
+        for module in modules:
+            logging.getLogger(module).warning("No CUDA runtime is found")
+
+    monkeypatch.setattr(build.forks, "ready", ready)
+    compile_only(template, toykernel.variant())
+    said = {record.name for record in caplog.records}
+    assert "jinja2" in said, "which does not log"
+    assert "torch.utils.cpp_extension" not in said
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this torch can build CUDA kernels")
