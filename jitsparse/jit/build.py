@@ -58,10 +58,13 @@ def check_backend(template: Template, variant: Variant) -> None:
         )
 
 
-def ready() -> None:
-    """Import what a build needs. A CUDA build of torch remarks on it where there is no GPU."""
+_EXTENSIONS = "torch.utils.cpp_extension"
+
+
+def import_extensions() -> None:
+    """Import the part of torch that builds. A CUDA build remarks then that there is no GPU."""
     with _captured_logger(_EXTENSIONS, []):
-        forks.ready("jinja2", _EXTENSIONS)
+        forks.ready(_EXTENSIONS)
 
 
 def build(template: Template, variant: Variant, tools: toolchain.Toolchain, staging: Path) -> float:
@@ -77,7 +80,8 @@ def build(template: Template, variant: Variant, tools: toolchain.Toolchain, stag
         OSError: something cannot be written.
     """
     _check_names(template, variant, staging)
-    ready()
+    forks.ready("jinja2")
+    import_extensions()
     source = staging / f"kernel{template.suffix}"
     source.write_text(render(template, template.context(variant)), encoding="utf-8")
     started = time.perf_counter()
@@ -109,8 +113,6 @@ def _check_names(template: Template, variant: Variant, staging: Path) -> None:
                 "another name; JITSPARSE_CACHE_DIR names that of the cache."
             )
 
-
-_EXTENSIONS = "torch.utils.cpp_extension"
 
 _interrupted: set[int | None] = set()
 """Threads whose builds are to end."""

@@ -9,12 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_cpu_kernels import native, runnable
 
-from jitsparse import jit
-
-# Best first.
-TARGETS = ("amx", "avx512bf16", "avx512", "avx2", "generic")
-OF_BFLOAT16 = ("amx", "avx512bf16")
 KERNELS = Path(__file__).with_name("test_cpu_kernels.py")
 
 PAST_THE_END = """
@@ -64,20 +60,11 @@ def test_the_watch_sees_what_is_past_the_end(
 
 def test_kernels_stay_inside(watched: dict[str, str]) -> None:
     """Those for this processor's own instructions, of bfloat16, and of the other dtypes."""
-    own = TARGETS.index(jit.cpu_target())
-    others = next(at for at in range(own, len(TARGETS)) if TARGETS[at] not in OF_BFLOAT16)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:xdist",
-    ]
-    tests = [f"{KERNELS}::test_kernels_are_right[{name}]" for name in TARGETS[own : others + 1]]
-    ended = subprocess.run([*command, *tests], env=watched, capture_output=True, text=True)
+    targets = runnable()
+    targets = targets[: targets.index(native("f32")[0]) + 1]
+    tests = [f"{KERNELS}::test_kernels_are_right[{target}]" for target in targets]
+    options = "-q -x -p no:cacheprovider -p no:xdist".split()
+    command = [sys.executable, "-m", "pytest", *options, *tests]
+    ended = subprocess.run(command, env=watched, capture_output=True, text=True)
     assert ended.returncode == 0, (ended.stdout + ended.stderr)[-4000:]
     assert f"{len(tests)} passed" in ended.stdout
