@@ -1,9 +1,10 @@
 """Families of the CPU: ``vec``, vector code for every dtype, and ``amx``, Intel's tiles for bf16.
 
-Knobs: ``b`` block, ``l`` layout, ``r`` register tile: rows of the sparse operand (in an sdd, of the
-left one) x vectors of columns, or rows x columns of AMX tiles. A tile of vectors has to leave
-registers for a row of vectors and one broadcast element; within that, wide tiles read the dense
-operand less often and tall ones the blocks.
+Knobs: ``b`` block, ``l`` layout, and the register tile: ``r``, rows of the sparse operand (in an
+sdd, of the left one) x vectors of columns, or rows x columns of AMX tiles; or ``v``, of a dds whose
+vectors are rows of blocks, rows of the dense operand x vectors. A tile of vectors has to leave
+registers for a row of vectors and one broadcast element; within that, wide tiles read less often
+what they broadcast, and tall ones their vectors.
 
 A kernel runs on every machine whose instruction set includes its target's, so lesser targets are
 candidates too, after the machine's own.
@@ -36,6 +37,15 @@ _VEC_TILES = {
 }
 """Register tiles of ``vec``, the preferred one first (docs/performance.md). There are 32 registers
 with AVX-512, 16 with AVX2 and SSE."""
+
+_ROW_TILES = {
+    "avx512": ((6, 4), (12, 2)),
+    "avx2": ((6, 2),),
+}
+"""Register tiles of ``vec`` whose vectors are rows of blocks, the preferred one first. Plain C++ is
+no faster with them."""
+
+_VECTOR_BYTES = {"avx512": 64, "avx2": 32}
 
 _AMX_TILES = ((2, 2), (1, 4), (1, 2))
 """Register tiles of ``amx``, the preferred one first. Eight registers hold four sums, the operands
@@ -81,6 +91,9 @@ def _vec(problem: Problem, target: str, height: int) -> Iterator[Candidate]:
     for each in _VEC_TARGETS[_VEC_TARGETS.index(best) :]:
         if each == "avx512bf16" and problem.dtype != "bf16":
             continue
+        for tile in _ROW_TILES.get(each, ()) if problem.op == "dds" else ():
+            refused = _refusal_of_rows(problem, tile[1] * _lanes(each, problem.dtype))
+            yield _candidate(problem, "vec", each, tile, refused, knob="v")
         for tile in _VEC_TILES[each]:
             refused = None
             if height % tile[0]:
@@ -88,8 +101,28 @@ def _vec(problem: Problem, target: str, height: int) -> Iterator[Candidate]:
             yield _candidate(problem, "vec", each, tile, refused)
 
 
+def _lanes(target: str, dtype: str) -> int:
+    """Elements of a vector, as they are summed."""
+    return _VECTOR_BYTES[target] // (8 if dtype == "f64" else 4)
+
+
+def _refusal_of_rows(problem: Problem, width: int) -> str | None:
+    """Why no rows of blocks can be the vectors of a tile so wide."""
+    if problem.layout != "nn":
+        return f"layout {problem.layout}: needs both operands as stored"
+    if problem.block[1] % width:
+        return f"{width} columns of registers do not divide blocks that are {problem.block[1]} wide"
+    return None
+
+
 def _candidate(
-    problem: Problem, family: str, target: str, tile: tuple[int, int], refused: str | None
+    problem: Problem,
+    family: str,
+    target: str,
+    tile: tuple[int, int],
+    refused: str | None,
+    *,
+    knob: str = "r",
 ) -> Candidate:
     variant = Variant(
         op=problem.op,
@@ -99,7 +132,7 @@ def _candidate(
         knobs=(
             ("b", f"{problem.block[0]}x{problem.block[1]}"),
             ("l", problem.layout),
-            ("r", f"{tile[0]}x{tile[1]}"),
+            (knob, f"{tile[0]}x{tile[1]}"),
         ),
     )
     return Candidate(variant, template(variant), refused)
@@ -118,9 +151,10 @@ def default_variants(target: str) -> Iterator[Variant]:
 def template(variant: Variant) -> Template:
     """What a variant is rendered from."""
     kernel = "sdd" if variant.op == "sdd" else "spmm"
+    name = "dds_rows" if _tile_knob(variant) == "v" else f"{kernel}_{variant.family}"
     return Template(
-        name=f"{kernel}_{variant.family}",
-        source=_ROOT / "templates" / f"{kernel}_{variant.family}.cpp.jinja",
+        name=name,
+        source=_ROOT / "templates" / f"{name}.cpp.jinja",
         language="c++",
         include_dirs=(_ROOT / "csrc",),
         arguments=len(abi.words_of(variant.op)),
@@ -130,9 +164,13 @@ def template(variant: Variant) -> Template:
 
 def _context(variant: Variant) -> Context:
     """The names that a template may use."""
-    tile_rows, tile_cols = variant.ints("r")
+    tile_rows, tile_cols = variant.ints(_tile_knob(variant))
     tiles = {"tile_rows": tile_rows, "tile_cols": tile_cols}
     return {**operand_names(variant, _ELEMENTS), **tiles}
+
+
+def _tile_knob(variant: Variant) -> str:
+    return "v" if "v" in dict(variant.knobs) else "r"
 
 
 def _height(problem: Problem) -> int:

@@ -60,6 +60,11 @@ def problem(op: str, dtype: str, block: tuple[int, int], layout: str) -> Problem
     return Problem(op, "cpu", dtype, block, layout, True, 512, 512, 64, 512, 1)
 
 
+def tile_of(variant: jit.Variant) -> str:
+    """The register tile as it stands in a name."""
+    return next(knob + value for knob, value in variant.knobs if knob in "rv")
+
+
 def kernel(
     op: str, target: str, dtype: str, block: tuple[int, int], layout: str, tile: str | None = None
 ) -> jit.Kernel:
@@ -70,7 +75,7 @@ def kernel(
         for candidate in cpu.candidates(problem(op, dtype, block, layout), offered)
         if not candidate.refused
         and candidate.variant.target == offered
-        and tile in (None, candidate.variant.knob("r"))
+        and tile in (None, tile_of(candidate.variant))
     )
     template = cpu.template(variant)
     if target == "emulated":
@@ -263,8 +268,15 @@ def covering(target: str) -> Iterator[tuple[str, str, tuple[int, int], str, str]
             least = 16 * rows if tiles_only and rows > 1 else rows
             edges = [edge for edge in BLOCKS if edge >= least]
             block = edges[count % len(edges)], edges[(2 * count + 1) % len(edges)]
-            yield op, dtypes[(count + shift) % len(dtypes)], block, layout, f"{rows}x{cols}"
+            yield op, dtypes[(count + shift) % len(dtypes)], block, layout, f"r{rows}x{cols}"
             count += 1
+    # Those whose vectors are rows of blocks, in blocks of one tile and of several.
+    for rows, cols in cpu._ROW_TILES.get(target, ()):
+        for position, dtype in enumerate(dtypes):
+            width = cols * cpu._lanes(target, dtype)
+            fitting = [edge for edge in BLOCKS if edge % width == 0]
+            for edge in (fitting[0], fitting[-1]):
+                yield "dds", dtype, (BLOCKS[position], edge), "nn", f"v{rows}x{cols}"
 
 
 @pytest.mark.parametrize("target", [*TARGETS, "emulated"])
@@ -308,12 +320,20 @@ def test_results_do_not_depend_on_the_number_of_threads(op: str, target: str) ->
     assert all(torch.equal(results[0], result) for result in results[1:])
 
 
-@pytest.mark.parametrize("target", native("f32"))
-@pytest.mark.parametrize("op", ["dsd", "dds"])
-def test_large_outputs_are_written_past_the_caches(op: str, target: str) -> None:
+def both_ways() -> Iterator[tuple[str, str, str]]:
+    """Op, target and tile: elements of blocks times vectors, and rows of blocks as vectors."""
+    for target in native("f32"):
+        for op in ("dsd", "dds"):
+            yield op, target, "r{}x{}".format(*cpu._VEC_TILES[target][0])
+        for tile in cpu._ROW_TILES.get(target, ()):
+            yield "dds", target, "v{}x{}".format(*tile)
+
+
+@pytest.mark.parametrize(("op", "target", "tile"), [*both_ways()])
+def test_large_outputs_are_written_past_the_caches(op: str, target: str, tile: str) -> None:
     """One thread writes what its cache cannot keep in another way than eight threads do."""
     torch.manual_seed(0)
-    run = kernel(op, target, "f32", (32, 64), "nn")
+    run = kernel(op, target, "f32", (32, 64), "nn", tile)
     sparse = blocks(torch.rand(17, 9) < 0.3, (32, 64), torch.float32)
     dense = torch.randn(1, 576, 544)  # either operand: S is 544 x 576
     results = [

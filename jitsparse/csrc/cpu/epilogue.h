@@ -11,7 +11,7 @@ namespace jitsparse::cpu {
 template <class T, bool TRANSPOSED> struct OutView {
   T* data;
   int64 rows, cols, ld;
-  const T* bias;  // one element a row of a tile, or null
+  const T* bias;  // one element for each along the contiguous axis, or null
   int64 activation;
   bool past_caches;  // where whole cache lines are written
 
@@ -20,14 +20,18 @@ template <class T, bool TRANSPOSED> struct OutView {
   }
 };
 
-// Adds the bias and applies the activation to `rows` x `cols` sums, in place; cols fill vectors.
-template <class T>
-__attribute__((noinline)) void apply_epilogue(Acc<T>* tile, const T* bias, int64 rows, int64 cols, int64 activation) {
+// Adds the bias and applies the activation to `rows` x `cols` sums, in place; cols fill vectors. OF_ROWS: a row
+// has one element of the bias, and else a column, of which `biased` have one.
+template <bool OF_ROWS, class T>
+__attribute__((noinline)) void apply_epilogue(Acc<T>* tile, const T* bias, int64 rows, int64 cols, int64 biased,
+                                              int64 activation) {
   using A = Acc<T>;
   constexpr int L = kLanes<A>;
-  for (int64 r = 0; r < rows; ++r) {
-    const A shift = bias ? load_first<L>(bias + r, 1)[0] : A(0);
-    for (int64 c = 0; c < cols; c += L) {
+  for (int64 c = 0; c < cols; c += L) {
+    Vec<A, L> shift = {};
+    if (!OF_ROWS && bias && c < biased) shift = load_first<L>(bias + c, biased - c);
+    for (int64 r = 0; r < rows; ++r) {
+      if (OF_ROWS && bias) shift = Vec<A, L>{} + load_first<L>(bias + r, 1)[0];
       A* at = tile + r * cols + c;
       store<L, A>(at, activate<A, L>(load<L>(at) + shift, activation));
     }
@@ -50,7 +54,8 @@ inline void write_tile(const OutView<T, TRANSPOSED>& to, int64 row0, int64 col0,
   const int64 rows = to.rows - row0 < ROWS ? to.rows - row0 : ROWS;
   const int64 cols = to.cols - col0 < width ? to.cols - col0 : width;
   if (to.bias || to.activation) {
-    apply_epilogue<T>(tile, to.bias ? to.bias + row0 : nullptr, rows, width, to.activation);
+    const T* const bias = to.bias ? to.bias + (TRANSPOSED ? row0 : col0) : nullptr;
+    apply_epilogue<TRANSPOSED>(tile, bias, rows, width, cols, to.activation);
   }
   if constexpr (!TRANSPOSED) {
     const bool lines = col0 * sizeof(T) % kLine == 0 && cols * sizeof(T) % kLine == 0;

@@ -3,7 +3,8 @@
 // depend on the cut, so results are the same on any number of threads.
 #pragma once
 
-#include "abi.h"
+#include "cpu/parallel.h"
+#include "cpu/vec.h"
 
 namespace jitsparse::cpu {
 
@@ -57,5 +58,22 @@ struct StripPlan {
     return low;
   }
 };
+
+// Runs a product that is divided so, and has scratch memory for each thread. `block`: elements of one.
+template <class Product> int run_strips(const SpmmArgs& args, int64 block) {
+  const double work = double(args.nnz) * double(block) * double(args.n) * double(args.batch);
+  const int threads = useful_threads(args.context, work);
+  const Product product(args, threads);
+  const int64 bytes = Scratch::round_up(product.scratch_bytes());
+  const Scratch scratch(threads * bytes);
+  if (!scratch) return kOutOfMemory;
+  parallel(threads, [&](int64 rank, int64 size) {
+    product.plan().for_share(rank, size, [&](int64 batch, int64 first, int64 units, int64 from, int64 to) {
+      product.multiply_strip(batch, first, units, from, to, scratch.at(rank * bytes));
+    });
+    if (product.past_caches()) stream_fence();
+  });
+  return kOk;
+}
 
 }  // namespace jitsparse::cpu
