@@ -39,7 +39,7 @@ _VEC_TILES = {
 with AVX-512, 16 with AVX2 and SSE."""
 
 _ROW_TILES = {
-    "avx512": ((6, 4), (14, 2)),
+    "avx512": ((14, 2),),
     "avx2": ((6, 2),),
 }
 """Register tiles of ``vec`` whose vectors are rows of blocks, the preferred one first. Plain C++ is

@@ -363,6 +363,17 @@ def test_long_sums_in_narrow_strips(op: str, target: str, dtype: str) -> None:
     cases.check_product(multiply(run, sparse, dense), *operands)
 
 
+@pytest.mark.parametrize("extent", [1, 6, 40])
+def test_long_sums_in_low_strips(extent: int) -> None:
+    """The same where rows of blocks are the vectors."""
+    target = native("f32")[0]
+    torch.manual_seed(0)
+    run = kernel("dds", target, "f32", (128, 32), "nn")
+    sparse = blocks(torch.rand(1500, 1) < 0.02, (128, 32), torch.float32)
+    dense = torch.randn(1, extent, sparse.shape[0])
+    cases.check_product(multiply(run, sparse, dense), dense, sparse.dense())
+
+
 @pytest.mark.parametrize("target", ["native", "emulated"])
 @pytest.mark.parametrize("op", ["dsd", "dds", "sdd"])
 def test_nothing_to_sum(op: str, target: str) -> None:

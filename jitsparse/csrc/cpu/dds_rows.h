@@ -16,7 +16,7 @@ namespace jitsparse::cpu {
 
 // T                         element type
 // BLOCK_ROWS, BLOCK_COLS    of a block
-// TILE_ROWS, TILE_COLS      sums held in registers: rows of X x vectors of columns of S
+// TILE_ROWS, TILE_COLS      sums held in registers: rows of X, at most, x vectors of columns of S
 template <class T, int BLOCK_ROWS, int BLOCK_COLS, int TILE_ROWS, int TILE_COLS> class DdsRows {
   using A = Acc<T>;
   using Dense = DenseView<T, /*K_CONTIGUOUS=*/true>;
@@ -31,21 +31,23 @@ template <class T, int BLOCK_ROWS, int BLOCK_COLS, int TILE_ROWS, int TILE_COLS>
   // Strips are as high as leaves their panels in the L2 cache. The blocks of a column pass through it once
   // a strip.
   static constexpr int64 kMostTiles = 192 / TILE_ROWS;
+  // A strip's tiles are as few as there have to be and as high as deals its rows out evenly, in such steps.
+  static constexpr int kStep = (TILE_ROWS + 4) / 5;
 
  public:
   static int run(const SpmmArgs& args) { return run_strips<DdsRows>(args, BLOCK_ROWS * BLOCK_COLS); }
 
-  DdsRows(const SpmmArgs& args, int64 threads)
-      : args_(args), index_(args.index, args.rows, args.cols, args.nnz), panel_(TILE_ROWS * BLOCK_ROWS * index_.R) {
-    const int64 tiles = div_up(args.n, TILE_ROWS), panel_bytes = panel_ * int64(sizeof(A));
-    int64 widest = kMostTiles;
-    while (widest > 1 && widest * panel_bytes > kL2Bytes) --widest;
+  DdsRows(const SpmmArgs& args, int64 threads) : args_(args), index_(args.index, args.rows, args.cols, args.nnz) {
+    const int64 row_bytes = BLOCK_ROWS * index_.R * int64(sizeof(A));
+    int64 highest = kMostTiles * TILE_ROWS;
+    while (highest > TILE_ROWS && highest * row_bytes > kL2Bytes) highest -= TILE_ROWS;
+    while (highest > kStep && highest * row_bytes > kMostPanelBytes) highest -= kStep;
     // Rather a strip for every thread than a cut through one, where both parts pack its panels.
-    const int64 fair = div_up(tiles * args.batch, threads);
-    if (fair < widest) widest = fair;
-    plan_ = {args.batch, tiles, widest, index_.C, index_.ccol(), BLOCK_ROWS};
-    panels_bytes_ = widest * panel_bytes;
-    sums_bytes_ = widest * kTile * int64(sizeof(A));
+    const int64 fair = div_up(div_up(args.n * args.batch, threads), TILE_ROWS) * TILE_ROWS;
+    if (fair < highest) highest = fair;
+    plan_ = {args.batch, args.n, highest, index_.C, index_.ccol(), BLOCK_ROWS};
+    panels_bytes_ = highest * row_bytes;
+    sums_bytes_ = highest * kWidth * int64(sizeof(A));
     past_caches_ = args.batch * args.cols * args.n * int64(sizeof(T)) / threads > kL2Bytes;
   }
 
@@ -53,59 +55,74 @@ template <class T, int BLOCK_ROWS, int BLOCK_COLS, int TILE_ROWS, int TILE_COLS>
   int64 scratch_bytes() const { return panels_bytes_ + sums_bytes_ + index_.R; }
   bool past_caches() const { return past_caches_; }
 
-  // Block columns from .. to of the strip of `tiles` that begins at tile `first`.
-  void multiply_strip(int64 batch, int64 first, int64 tiles, int64 from, int64 to, char* scratch) const {
+  // Block columns from .. to of the strip of `rows` that begins at row `first`.
+  void multiply_strip(int64 batch, int64 first, int64 rows, int64 from, int64 to, char* scratch) const {
+    const Strip strip{first, rows, div_up(rows, TILE_ROWS), from, to};
+    multiply_strip_of<TILE_ROWS>(batch, strip, scratch);
+  }
+
+ private:
+  struct Strip {
+    int64 first, rows, tiles;
+    int64 from, to;  // block columns
+
+    int64 begin_of(int64 tile) const { return first + rows * tile / tiles; }
+    int64 rows_of(int64 tile) const { return begin_of(tile + 1) - begin_of(tile); }
+  };
+
+  // In tiles of HEIGHT rows, or of fewer if that suffices.
+  template <int HEIGHT> void multiply_strip_of(int64 batch, const Strip& strip, char* scratch) const {
+    if constexpr (HEIGHT > kStep) {
+      if (div_up(strip.rows, strip.tiles) <= HEIGHT - kStep) return multiply_strip_of<HEIGHT - kStep>(batch, strip, scratch);
+    }
     A* const panels = reinterpret_cast<A*>(scratch);
     A* const sums = reinterpret_cast<A*>(scratch + panels_bytes_);
     char* const packed = scratch + panels_bytes_ + sums_bytes_;
     __builtin_memset(packed, 0, index_.R);
-    const int64 row = first * TILE_ROWS;
+    const int64 panel = HEIGHT * BLOCK_ROWS * index_.R, tile = HEIGHT * kWidth;  // elements
 
     const Dense dense{static_cast<const T*>(args_.dense) + batch * args_.dense_batch_stride, args_.rows, args_.n,
                       args_.dense_ld};
     const Out out{static_cast<T*>(args_.out) + batch * args_.out_batch_stride, args_.n, args_.cols, args_.out_ld,
                   static_cast<const T*>(args_.bias), args_.activation, past_caches_};
-    for (int64 col = from; col < to; ++col) {
+    for (int64 col = strip.from; col < strip.to; ++col) {
       for (int64 z = begin_of(col); z < begin_of(col + 1); ++z) {
         const int64 part = index_.row_t()[z] / kPart;
         if (packed[part]) continue;
         packed[part] = 1;
-        for (int64 i = 0; i < tiles; ++i) pack_part(dense, part, row + i * TILE_ROWS, panels + i * panel_);
-      }
-      // The next column's new parts are on their way while these are multiplied.
-      for (int64 z = begin_of(col + 1); col + 1 < to && z < begin_of(col + 2); ++z) {
-        const int64 part = index_.row_t()[z] / kPart;
-        if (!packed[part]) {
-          prefetch(dense, part * kPart * BLOCK_ROWS, kPart * BLOCK_ROWS, row, tiles * TILE_ROWS);
+        for (int64 i = 0; i < strip.tiles; ++i) {
+          pack_part<HEIGHT>(dense, part, strip.begin_of(i), strip.rows_of(i), panels + i * panel);
         }
       }
+      // The next column's new parts are on their way while these are multiplied.
+      for (int64 z = begin_of(col + 1); col + 1 < strip.to && z < begin_of(col + 2); ++z) {
+        const int64 part = index_.row_t()[z] / kPart;
+        if (!packed[part]) prefetch(dense, part * kPart * BLOCK_ROWS, kPart * BLOCK_ROWS, strip.first, strip.rows);
+      }
       for (int c = 0; c < BLOCK_COLS; c += kWidth) {
-        for (int64 i = 0; i < tiles; ++i) multiply_tile(col, c, panels + i * panel_, sums + i * kTile);
-        for (int64 i = 0; i < tiles; ++i) {
-          write_tile<TILE_ROWS>(out, row + i * TILE_ROWS, col * BLOCK_COLS + c, sums + i * kTile, kWidth);
+        for (int64 i = 0; i < strip.tiles; ++i) multiply_tile<HEIGHT>(col, c, panels + i * panel, sums + i * tile);
+        for (int64 i = 0; i < strip.tiles; ++i) {
+          write_rows(out, strip.begin_of(i), strip.rows_of(i), col * BLOCK_COLS + c, sums + i * tile, kWidth);
         }
       }
     }
   }
 
- private:
-  static constexpr int64 kTile = TILE_ROWS * kWidth;
-
   int64 begin_of(int64 col) const { return index_.ccol()[col]; }
 
-  // What a part of S multiplies in TILE_ROWS rows of X from `row` on: block after block, row by row. Outside the
-  // matrix they are zeros.
-  void pack_part(const Dense& dense, int64 part, int64 row, A* panel) const {
-    const int64 rows = dense.width - row < TILE_ROWS ? dense.width - row : TILE_ROWS;
+  // What a part of S multiplies in `rows` rows of X from `row` on, HEIGHT or fewer: block after block, row by row.
+  // What is not there is zeros.
+  template <int HEIGHT> void pack_part(const Dense& dense, int64 part, int64 row, int64 rows, A* panel) const {
     for (int64 block = part * kPart; block < (part + 1) * kPart && block < index_.R; ++block) {
       const int64 first = block * BLOCK_ROWS, depth = dense.depth - first;
-      A* const to = panel + first * TILE_ROWS;
-      if (depth >= BLOCK_ROWS && rows == TILE_ROWS) {
-        for (int i = 0; i < TILE_ROWS; ++i) copy<BLOCK_ROWS>(dense.at(first, row + i), to + i * BLOCK_ROWS);
-      } else {
-        __builtin_memset(to, 0, TILE_ROWS * BLOCK_ROWS * sizeof(A));
-        for (int64 i = 0; i < rows; ++i) {
-          for (int64 d = 0; d < depth && d < BLOCK_ROWS; ++d) copy<1>(dense.at(first + d, row + i), to + i * BLOCK_ROWS + d);
+      A* const to = panel + first * HEIGHT;
+      if (depth < BLOCK_ROWS || rows < HEIGHT) __builtin_memset(to, 0, HEIGHT * BLOCK_ROWS * sizeof(A));
+      for (int64 i = 0; i < rows; ++i) {
+        const T* const line = dense.at(first, row + i);
+        if (depth >= BLOCK_ROWS) {
+          copy<BLOCK_ROWS>(line, to + i * BLOCK_ROWS);
+        } else {
+          for (int64 d = 0; d < depth; ++d) copy<1>(line + d, to + i * BLOCK_ROWS + d);
         }
       }
     }
@@ -119,18 +136,19 @@ template <class T, int BLOCK_ROWS, int BLOCK_COLS, int TILE_ROWS, int TILE_COLS>
 
   // All of a tile's sums: a block column's columns from c on. To stop where the blocks fill the L1 cache, and add
   // the rest after all tiles of the strip had that far, takes 0.97 to 1.02 times as long.
+  template <int HEIGHT>
   __attribute__((noinline)) void multiply_tile(int64 col, int c, const A* panel, A* __restrict sums) const {
-    Sum sum[TILE_ROWS][TILE_COLS] = {};
+    Sum sum[HEIGHT][TILE_COLS] = {};
     for (int64 z = begin_of(col), end = begin_of(col + 1); z < end; ++z) {
       const T* const block = static_cast<const T*>(args_.values) + index_.perm()[z] * int64(BLOCK_ROWS * BLOCK_COLS) + c;
-      const A* const x = panel + index_.row_t()[z] * int64(TILE_ROWS * BLOCK_ROWS);
+      const A* const x = panel + index_.row_t()[z] * int64(HEIGHT * BLOCK_ROWS);
 #pragma GCC unroll 4
       for (int d = 0; d < BLOCK_ROWS; ++d) {
         Sum s[TILE_COLS];
         JITSPARSE_UNROLL
         for (int v = 0; v < TILE_COLS; ++v) s[v] = load<kL>(block + d * BLOCK_COLS + v * kL);
         JITSPARSE_UNROLL
-        for (int i = 0; i < TILE_ROWS; ++i) {
+        for (int i = 0; i < HEIGHT; ++i) {
           const A factor = x[i * BLOCK_ROWS + d];
           JITSPARSE_UNROLL
           for (int v = 0; v < TILE_COLS; ++v) add_product<kL>(sum[i][v], factor, s[v]);
@@ -138,7 +156,7 @@ template <class T, int BLOCK_ROWS, int BLOCK_COLS, int TILE_ROWS, int TILE_COLS>
       }
     }
     JITSPARSE_UNROLL
-    for (int i = 0; i < TILE_ROWS; ++i) {
+    for (int i = 0; i < HEIGHT; ++i) {
       JITSPARSE_UNROLL
       for (int v = 0; v < TILE_COLS; ++v) store<kL, A>(sums + i * kWidth + v * kL, sum[i][v]);
     }
@@ -146,7 +164,6 @@ template <class T, int BLOCK_ROWS, int BLOCK_COLS, int TILE_ROWS, int TILE_COLS>
 
   const SpmmArgs& args_;
   const IndexView<BLOCK_ROWS, BLOCK_COLS> index_;
-  const int64 panel_;  // elements of the panel of a tile
   StripPlan plan_;
   int64 panels_bytes_, sums_bytes_;
   bool past_caches_;

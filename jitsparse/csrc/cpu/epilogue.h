@@ -46,27 +46,37 @@ template <class V> JITSPARSE_INLINE void write(void* p, V v, bool past_caches) {
   }
 }
 
+// Writes `rows` x width sums at (row0, col0), of whose columns some may lie outside the output; width fills vectors.
+template <class T>
+inline void write_rows(const OutView<T, false>& to, int64 row0, int64 rows, int64 col0, Acc<T>* tile, int64 width) {
+  constexpr int L = kLanes<Acc<T>>;
+  const int64 cols = to.cols - col0 < width ? to.cols - col0 : width;
+  if (to.bias || to.activation) {
+    apply_epilogue<false>(tile, to.bias ? to.bias + col0 : nullptr, rows, width, cols, to.activation);
+  }
+  const bool lines = col0 * sizeof(T) % kLine == 0 && cols * sizeof(T) % kLine == 0;
+  const bool past = to.past_caches && lines && to.whole_lines();
+  for (int64 r = 0; r < rows; ++r) {
+    T* out = to.data + (row0 + r) * to.ld + col0;
+    int64 c = 0;
+    for (; c + L <= cols; c += L) write(out + c, to_stored<T, L>(load<L>(tile + r * width + c)), past);
+    if (c < cols) store_first<L>(out + c, load<L>(tile + r * width + c), cols - c);
+  }
+}
+
 // Writes the part of a ROWS x width tile at (row0, col0) that lies inside the output; width fills vectors.
 template <int ROWS, class T, bool TRANSPOSED>
 inline void write_tile(const OutView<T, TRANSPOSED>& to, int64 row0, int64 col0, Acc<T>* tile, int64 width) {
   using A = Acc<T>;
   constexpr int L = kLanes<A>;
   const int64 rows = to.rows - row0 < ROWS ? to.rows - row0 : ROWS;
-  const int64 cols = to.cols - col0 < width ? to.cols - col0 : width;
-  if (to.bias || to.activation) {
-    const T* const bias = to.bias ? to.bias + (TRANSPOSED ? row0 : col0) : nullptr;
-    apply_epilogue<TRANSPOSED>(tile, bias, rows, width, cols, to.activation);
-  }
   if constexpr (!TRANSPOSED) {
-    const bool lines = col0 * sizeof(T) % kLine == 0 && cols * sizeof(T) % kLine == 0;
-    const bool past = to.past_caches && lines && to.whole_lines();
-    for (int64 r = 0; r < rows; ++r) {
-      T* out = to.data + (row0 + r) * to.ld + col0;
-      int64 c = 0;
-      for (; c + L <= cols; c += L) write(out + c, to_stored<T, L>(load<L>(tile + r * width + c)), past);
-      if (c < cols) store_first<L>(out + c, load<L>(tile + r * width + c), cols - c);
-    }
+    write_rows(to, row0, rows, col0, tile, width);
   } else {
+    const int64 cols = to.cols - col0 < width ? to.cols - col0 : width;
+    if (to.bias || to.activation) {
+      apply_epilogue<true>(tile, to.bias ? to.bias + row0 : nullptr, rows, width, cols, to.activation);
+    }
     // In squares; of 16-bit elements, of pairs of rows.
     constexpr int kPair = 4 / min(4, sizeof(T)), S = min(L, ROWS / kPair), kRun = kPair * S;
     using Column = Vec<Bits<sizeof(T) * kPair>, S>;

@@ -56,8 +56,6 @@ class Spmm {
   // take 0.90 to 0.97 of the time; those that are not flipped 0.99 to 1.03.)
   static constexpr bool kByChunks = FLIPPED && sizeof(T) == sizeof(A) && kRows > TILE_ROWS;
   static constexpr int64 kChunkBytes = 16 << 10;
-  // A strip of more panels than this is narrower than a register tile.
-  static constexpr int64 kPanelsLimit = 4 << 20;
 
  public:
   static int run(const SpmmArgs& args) { return run_strips<Spmm>(args, BLOCK_ROWS * BLOCK_COLS); }
@@ -73,7 +71,7 @@ class Spmm {
     const int64 vectors = div_up(args.n, kL), vector_bytes = block_cols_ * kPackedDepth * kVecBytes;
     int64 widest = kWidestTiles * TILE_COLS;
     while (widest > TILE_COLS && widest * vector_bytes > kL2Bytes) widest -= TILE_COLS;
-    while (widest > 1 && widest * vector_bytes > kPanelsLimit) --widest;
+    while (widest > 1 && widest * vector_bytes > kMostPanelBytes) --widest;
     // Rather a strip for every thread than a cut through one, where both parts pack its panels.
     const int64 fair = div_up(div_up(vectors * args.batch, threads), TILE_COLS) * TILE_COLS;
     if (fair < widest) widest = fair;

@@ -8,6 +8,9 @@
 
 namespace jitsparse::cpu {
 
+// A strip of more packed data than this is narrower than a register tile.
+constexpr int64 kMostPanelBytes = 4 << 20;
+
 struct StripPlan {
   int64 batch;           // matrices
   int64 units;           // of columns: what a strip is made of
