@@ -47,6 +47,9 @@ no faster with them."""
 
 _VECTOR_BYTES = {"avx512": 64, "avx2": 32}
 
+_AMX_ROW_TILES = ((2, 2),)
+"""Likewise of ``amx``, in tiles of 16 rows and 16 columns."""
+
 _AMX_TILES = ((2, 2), (1, 4), (1, 2))
 """Register tiles of ``amx``, the preferred one first. Eight registers hold four sums, the operands
 and nothing else."""
@@ -74,13 +77,17 @@ def candidates(problem: Problem, target: str) -> list[Candidate]:
 
 
 def _amx(problem: Problem, target: str, height: int) -> Iterator[Candidate]:
+    unknown = None
+    if target != "amx":
+        unknown = f"target {target}: needs AMX tiles for bfloat16"
+    elif problem.dtype != "bf16":
+        unknown = f"dtype {problem.dtype}: AMX tiles multiply bf16"
+    for tile in _AMX_ROW_TILES if problem.op == "dds" else ():
+        refused = unknown or _refusal_of_rows(problem, 16 * tile[1])
+        yield _candidate(problem, "amx", "amx", tile, refused, knob="v")
     for tile in _AMX_TILES:
-        refused = None
-        if target != "amx":
-            refused = f"target {target}: needs AMX tiles for bfloat16"
-        elif problem.dtype != "bf16":
-            refused = f"dtype {problem.dtype}: AMX tiles multiply bf16"
-        elif height % (16 * tile[0]) and tile[0] > 1:
+        refused = unknown
+        if refused is None and height % (16 * tile[0]) and tile[0] > 1:
             refused = f"{tile[0]} tiles of 16 rows do not divide blocks that are {height} high"
         yield _candidate(problem, "amx", "amx", tile, refused)
 
@@ -151,7 +158,8 @@ def default_variants(target: str) -> Iterator[Variant]:
 def template(variant: Variant) -> Template:
     """What a variant is rendered from."""
     kernel = "sdd" if variant.op == "sdd" else "spmm"
-    name = "dds_rows" if _tile_knob(variant) == "v" else f"{kernel}_{variant.family}"
+    kernel = "dds_rows" if _tile_knob(variant) == "v" else kernel
+    name = f"{kernel}_{variant.family}"
     return Template(
         name=name,
         source=_ROOT / "templates" / f"{name}.cpp.jinja",

@@ -184,5 +184,7 @@ def test_tiles_of_amx_lie_inside_a_block_as_the_kernel_reads_it(
 ) -> None:
     problem = typical_problem(op, "cpu", "bf16", (16, 64), layout)
     amx = [each for each in registry.candidates(problem, "amx") if each.variant.family == "amx"]
-    tall = {each.refused is None for each in amx if each.variant.ints("r")[0] == 2}
+    tall = {each.refused is None for each in amx if ("r", "2x2") in each.variant.knobs}
     assert tall == {height == 64}
+    rows = {each.refused is None for each in amx if ("v", "2x2") in each.variant.knobs}
+    assert rows == ({layout == "nn"} if op == "dds" else set())

@@ -271,12 +271,13 @@ def covering(target: str) -> Iterator[tuple[str, str, tuple[int, int], str, str]
             yield op, dtypes[(count + shift) % len(dtypes)], block, layout, f"r{rows}x{cols}"
             count += 1
     # Those whose vectors are rows of blocks, in blocks of one tile and of several.
-    for rows, cols in cpu._ROW_TILES.get(target, ()):
+    for rows, cols in cpu._AMX_ROW_TILES if tiles_only else cpu._ROW_TILES.get(target, ()):
         for position, dtype in enumerate(dtypes):
-            width = cols * cpu._lanes(target, dtype)
+            width = cols * (16 if tiles_only else cpu._lanes(target, dtype))
             fitting = [edge for edge in BLOCKS if edge % width == 0]
             for edge in (fitting[0], fitting[-1]):
-                yield "dds", dtype, (BLOCKS[position], edge), "nn", f"v{rows}x{cols}"
+                for height in BLOCKS if tiles_only else BLOCKS[position : position + 1]:
+                    yield "dds", dtype, (height, edge), "nn", f"v{rows}x{cols}"
 
 
 @pytest.mark.parametrize("target", [*TARGETS, "emulated"])

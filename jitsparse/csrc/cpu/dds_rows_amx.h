@@ -1,0 +1,194 @@
+// dds in bfloat16 on AMX tiles: D = X S as in dds_rows.h, with X and D row by row and S as it is stored.
+//
+// Rows of X are left tiles but for the order of their lines, and blocks right tiles once two rows of them are
+// interleaved, which is done once a call: nothing is transposed. A thread takes strips of X and walks the block
+// columns of S, whose blocks are in the L1 cache for all but the strip's first tiles.
+#pragma once
+
+#include "cpu/epilogue.h"
+#include "cpu/pairs.h"
+#include "cpu/strips.h"
+#include "cpu/tiles.h"
+
+namespace jitsparse::cpu {
+
+// BLOCK_ROWS, BLOCK_COLS    of a block
+// TILE_ROWS, TILE_COLS      sums held in tile registers, in tiles of 16 x 16
+template <int BLOCK_ROWS, int BLOCK_COLS, int TILE_ROWS, int TILE_COLS> class DdsRowsAmx {
+  using Dense = DenseView<BFloat16, /*K_CONTIGUOUS=*/true>;
+  using Out = OutView<BFloat16, /*TRANSPOSED=*/false>;
+  static constexpr int kBlock = BLOCK_ROWS * BLOCK_COLS;
+  static constexpr int kM = 16, kN = 16;           // rows of a left tile, columns of a right one
+  static constexpr int kK = min(32, BLOCK_ROWS);   // depth of both
+  static constexpr int kSteps = BLOCK_ROWS / kK;
+  static constexpr int kLeftTile = kM * kK;        // elements
+  static constexpr int kRightTile = kK / 2 * kN;   // pairs
+  static constexpr int kTiles = BLOCK_COLS / kN;   // in a row of a block
+  static constexpr int kTileRows = TILE_ROWS * kM;
+  static_assert(BLOCK_COLS % (TILE_COLS * kN) == 0, "the tiles must not cross block columns");
+  using Registers = TileRegisters<TILE_ROWS, TILE_COLS>;
+
+  // As in dds_rows.h, in units of kTileRows.
+  static constexpr int64 kPart = max(1, 128 / BLOCK_ROWS);
+  static constexpr int64 kHighest = 192 / kTileRows;
+  // Block columns that are written together, so that rows are written two cache lines at a time.
+  static constexpr int64 kGroup = max(1, 64 / BLOCK_COLS);
+
+ public:
+  static int run(const SpmmArgs& args) {
+    if (!request_tiles()) return kNoTileRegisters;
+    const double work = double(args.nnz) * kBlock * double(args.n) * double(args.batch);
+    const int threads = useful_threads(args.context, work / 16);  // 16 times the rate of vectors
+    const DdsRowsAmx product(args, threads);
+    const Scratch scratch(product.values_bytes_ + threads * product.scratch_bytes_);
+    if (!scratch) return kOutOfMemory;
+    Pair* const values = reinterpret_cast<Pair*>(scratch.at(0));
+    parallel(threads, [&](int64 rank, int64 size) {
+      product.pair_values(rank, size, values);
+      barrier(size);
+      char* const mine = scratch.at(product.values_bytes_ + rank * product.scratch_bytes_);
+      tile_configure(Registers::config(kM, kN, kK));
+      product.plan_.for_share(rank, size, [&](int64 batch, int64 first, int64 units, int64 from, int64 to) {
+        product.multiply_strip(batch, first * kTileRows, units, from, to, values, mine);
+      });
+      tile_release();
+      if (product.past_caches_) stream_fence();
+    });
+    return kOk;
+  }
+
+ private:
+  DdsRowsAmx(const SpmmArgs& args, int64 threads)
+      : args_(args),
+        index_(args.index, args.rows, args.cols, args.nnz),
+        panel_(kTileRows * BLOCK_ROWS * index_.R) {
+    const int64 units = div_up(args.n, kTileRows), panel_bytes = panel_ * int64(sizeof(BFloat16));
+    int64 highest = kHighest;
+    while (highest > 1 && highest * panel_bytes > kL2Bytes) --highest;
+    // Rather a strip for every thread than a cut through one, where both parts pack its panels.
+    const int64 fair = div_up(units * args.batch, threads);
+    if (fair < highest) highest = fair;
+    plan_ = {args.batch, units, highest, index_.C, index_.ccol(), BLOCK_ROWS};
+    values_bytes_ = Scratch::round_up(args.nnz * kBlock * sizeof(BFloat16));
+    panels_bytes_ = highest * panel_bytes;
+    sums_bytes_ = highest * kTileRows * kGroup * BLOCK_COLS * int64(sizeof(float));
+    scratch_bytes_ = Scratch::round_up(panels_bytes_ + sums_bytes_ + index_.R);
+    past_caches_ = args.batch * args.cols * args.n * int64(sizeof(BFloat16)) / threads > kL2Bytes;
+  }
+
+  int64 begin_of(int64 col) const { return index_.ccol()[col]; }
+
+  // This thread's share of the blocks, in column order, as right tiles: [step][tile][pair of rows][column].
+  void pair_values(int64 rank, int64 size, Pair* to) const {
+    for (int64 z = args_.nnz * rank / size; z < args_.nnz * (rank + 1) / size; ++z) {
+      const BFloat16* const block = static_cast<const BFloat16*>(args_.values) + index_.perm()[z] * int64(kBlock);
+      for (int p = 0; p < BLOCK_ROWS / 2; ++p) {
+        const BFloat16 *even = block + 2 * p * BLOCK_COLS, *odd = even + BLOCK_COLS;
+        Pair* const row = to + z * (kBlock / 2) + p / (kK / 2) * (kTiles * kRightTile) + p % (kK / 2) * kN;
+        if constexpr (kTiles == 1) {
+          interleave<kN>(even, odd, row);
+        } else {
+          for (int t = 0; t < kTiles; t += 2) {
+            interleave_two<kN>(even + t * kN, odd + t * kN, row + t * kRightTile, row + (t + 1) * kRightTile);
+          }
+        }
+      }
+    }
+  }
+
+  // Block columns from .. to of the strip of `units` that begins at row `first`.
+  void multiply_strip(int64 batch, int64 first, int64 units, int64 from, int64 to, const Pair* values,
+                      char* scratch) const {
+    BFloat16* const panels = reinterpret_cast<BFloat16*>(scratch);
+    float* const sums = reinterpret_cast<float*>(scratch + panels_bytes_);
+    char* const packed = scratch + panels_bytes_ + sums_bytes_;
+    __builtin_memset(packed, 0, index_.R);
+    const int64 rows = args_.n - first < units * kTileRows ? args_.n - first : units * kTileRows;
+
+    const Dense dense{static_cast<const BFloat16*>(args_.dense) + batch * args_.dense_batch_stride, args_.rows, args_.n,
+                      args_.dense_ld};
+    const Out out{static_cast<BFloat16*>(args_.out) + batch * args_.out_batch_stride, args_.n, args_.cols, args_.out_ld,
+                  static_cast<const BFloat16*>(args_.bias), args_.activation, past_caches_};
+    for (int64 col = from, end; col < to; col = end) {
+      end = col + kGroup < to ? col + kGroup : to;
+      const int64 after = end + kGroup < to ? end + kGroup : to, width = (end - col) * BLOCK_COLS;
+      for (int64 z = begin_of(col); z < begin_of(end); ++z) {
+        const int64 part = index_.row_t()[z] / kPart;
+        if (packed[part]) continue;
+        packed[part] = 1;
+        for (int64 i = 0; i < units; ++i) pack_part(dense, part, first + i * kTileRows, panels + i * panel_);
+      }
+      // The next columns' new parts are on their way while these are multiplied.
+      for (int64 z = begin_of(end); z < begin_of(after); ++z) {
+        const int64 part = index_.row_t()[z] / kPart;
+        if (!packed[part]) prefetch(dense, part * kPart * BLOCK_ROWS, kPart * BLOCK_ROWS, first, rows);
+      }
+      for (int64 each = col; each < end; ++each) {
+        for (int tile = 0; tile < kTiles; tile += TILE_COLS) {
+          float* const to_tile = sums + (each - col) * BLOCK_COLS + tile * kN;
+          for (int64 i = 0; i < units; ++i) {
+            multiply_tiles(each, panels + i * panel_, values + tile * kRightTile, to_tile + i * kTileRows * width, width);
+          }
+        }
+      }
+      write_rows(out, first, rows, col * BLOCK_COLS, sums, width);
+    }
+  }
+
+  // What a part of S multiplies in kTileRows rows of X from `row` on, as left tiles: [block][step][tile][row][k]. What
+  // is not there is zeros.
+  void pack_part(const Dense& dense, int64 part, int64 row, BFloat16* panel) const {
+    const int64 rows = dense.width - row < kTileRows ? dense.width - row : kTileRows;
+    for (int64 block = part * kPart; block < (part + 1) * kPart && block < index_.R; ++block) {
+      const int64 first = block * BLOCK_ROWS;
+      const int64 depth = dense.depth - first < BLOCK_ROWS ? dense.depth - first : BLOCK_ROWS;
+      BFloat16* const to = panel + first * kTileRows;
+      if (depth < BLOCK_ROWS || rows < kTileRows) __builtin_memset(to, 0, BLOCK_ROWS * kTileRows * sizeof(BFloat16));
+      for (int64 r = 0; r < rows; ++r) {
+        const BFloat16* const line = dense.at(first, row + r);
+        BFloat16* const at = to + r * kK;
+        for (int step = 0; step < kSteps; ++step) {
+          BFloat16* const piece = at + step * (TILE_ROWS * kLeftTile);
+          if (depth == BLOCK_ROWS) {
+            __builtin_memcpy(piece, line + step * kK, kK * sizeof(BFloat16));
+          } else {
+            for (int64 d = step * kK; d < depth && d < (step + 1) * kK; ++d) piece[d - step * kK] = line[d];
+          }
+        }
+      }
+    }
+  }
+
+  // kTileRows rows of a block column times TILE_COLS tiles of its columns. `values`: those tiles of the first block.
+  void multiply_tiles(int64 col, const BFloat16* panel, const Pair* values, float* sums, int64 width) const {
+    for_constants<TILE_ROWS * TILE_COLS>([](auto t) { tile_zero<Registers::sum(t / TILE_COLS, t % TILE_COLS)>(); });
+    for (int64 z = begin_of(col), end = begin_of(col + 1); z < end; ++z) {
+      const BFloat16* left = panel + index_.row_t()[z] * int64(BLOCK_ROWS * kTileRows);
+      const Pair* right = values + z * (kBlock / 2);
+      for (int step = 0; step < kSteps; ++step, left += TILE_ROWS * kLeftTile, right += kTiles * kRightTile) {
+        for_constants<TILE_ROWS>([&](auto i) {
+          tile_load<Registers::left(i)>(left + i * kLeftTile, kK * sizeof(BFloat16));
+        });
+        for_constants<TILE_COLS>([&](auto j) {
+          tile_load<Registers::right(j)>(right + j * kRightTile, kN * sizeof(Pair));
+          for_constants<TILE_ROWS>([&](auto i) {
+            tile_multiply_bf16<Registers::sum(i, j), Registers::left(i), Registers::right(j)>();
+          });
+        });
+      }
+    }
+    for_constants<TILE_ROWS * TILE_COLS>([&](auto t) {
+      float* const to = sums + t / TILE_COLS * kM * width + t % TILE_COLS * kN;
+      tile_store<Registers::sum(t / TILE_COLS, t % TILE_COLS)>(to, width * sizeof(float));
+    });
+  }
+
+  const SpmmArgs& args_;
+  const IndexView<BLOCK_ROWS, BLOCK_COLS> index_;
+  const int64 panel_;  // elements of the panel of kTileRows rows
+  StripPlan plan_;
+  int64 values_bytes_, panels_bytes_, sums_bytes_, scratch_bytes_;
+  bool past_caches_;
+};
+
+}  // namespace jitsparse::cpu
