@@ -51,9 +51,9 @@ class Spmm {
   static constexpr bool kAsStored = sizeof(T) == sizeof(A) || (kTogether<T> == 2 && !FLIPPED);
   static constexpr bool kPackRows = kTogether<T> == 2 && FLIPPED;
   static constexpr int64 kSeveralTiles = 3;
-  // Of a flipped block a register tile takes a part of every cache line. So that the rest is still in the L1 cache when
-  // its turn comes, all tiles of a block row multiply so much of the panels before the next. (Blocks of 16 and more
-  // take 0.90 to 0.97 of the time; those that are not flipped 0.99 to 1.03.)
+  // Of a flipped block a register tile takes a part of every cache line. So that the rest of the line is still in the
+  // L1 cache when the next tile wants it, all tiles of a block row are through with so many bytes of panels before
+  // any goes on. (Blocks of 16 and more take 0.90 to 0.98 of the time; those that are not flipped 0.99 to 1.03.)
   static constexpr bool kByChunks = FLIPPED && sizeof(T) == sizeof(A) && kRows > TILE_ROWS;
   static constexpr int64 kChunkBytes = 16 << 10;
 
@@ -249,9 +249,9 @@ class Spmm {
     return static_cast<const T*>(args_.values) + block * (BLOCK_ROWS * BLOCK_COLS) + (FLIPPED ? r : r * BLOCK_COLS);
   }
 
-  // Asks for the rows that a tile will need of a later block; where blocks are multiplied by chunks, for as much of it
-  // as makes all of it with what other tiles ask for. Hardware sees no stream in the order in
-  // which blocks are read, and a few columns of B are bound by it.
+  // Asks for the rows that a tile will need of a later block; where blocks are multiplied by chunks, for a share of the
+  // block, of which other tiles ask for the rest. Hardware sees no stream in the order in which blocks are read, and a
+  // few columns of B are bound by it.
   JITSPARSE_INLINE void prefetch_rows(int64 z, int r) const {
     constexpr int kPerLine = kLine / sizeof(T);
     if constexpr (!FLIPPED || kByChunks) {
