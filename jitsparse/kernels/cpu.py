@@ -38,16 +38,12 @@ _VEC_TILES = {
 """Register tiles of ``vec``, the preferred one first (docs/performance.md). There are 32 registers
 with AVX-512, 16 with AVX2 and SSE."""
 
-_ROW_TILES = {
-    "avx512": ((14, 2),),
-    "avx2": ((6, 2),),
-}
-"""Register tiles of ``vec`` whose vectors are rows of blocks, the preferred one first. Plain C++ is
-no faster with them."""
+_ROW_TILE = {"avx512": (14, 2), "avx2": (6, 2)}
+"""The register tile of ``vec`` whose vectors are rows of blocks; plain C++ is no faster so."""
 
 _VECTOR_BYTES = {"avx512": 64, "avx2": 32}
 
-_AMX_ROW_TILES = ((2, 2),)
+_AMX_ROW_TILE = (2, 2)
 """Likewise of ``amx``, in tiles of 16 rows and 16 columns."""
 
 _AMX_TILES = ((2, 2), (1, 4), (1, 2))
@@ -82,9 +78,9 @@ def _amx(problem: Problem, target: str, height: int) -> Iterator[Candidate]:
         unknown = f"target {target}: needs AMX tiles for bfloat16"
     elif problem.dtype != "bf16":
         unknown = f"dtype {problem.dtype}: AMX tiles multiply bf16"
-    for tile in _AMX_ROW_TILES if problem.op == "dds" else ():
-        refused = unknown or _refusal_of_rows(problem, 16 * tile[1])
-        yield _candidate(problem, "amx", "amx", tile, refused, knob="v")
+    if problem.op == "dds":
+        refused = unknown or _refusal_of_rows(problem, 16 * _AMX_ROW_TILE[1])
+        yield _candidate(problem, "amx", "amx", _AMX_ROW_TILE, refused, knob="v")
     for tile in _AMX_TILES:
         refused = unknown
         if refused is None and height % (16 * tile[0]) and tile[0] > 1:
@@ -98,9 +94,9 @@ def _vec(problem: Problem, target: str, height: int) -> Iterator[Candidate]:
     for each in _VEC_TARGETS[_VEC_TARGETS.index(best) :]:
         if each == "avx512bf16" and problem.dtype != "bf16":
             continue
-        for tile in _ROW_TILES.get(each, ()) if problem.op == "dds" else ():
-            refused = _refusal_of_rows(problem, tile[1] * _lanes(each, problem.dtype))
-            yield _candidate(problem, "vec", each, tile, refused, knob="v")
+        if problem.op == "dds" and each in _ROW_TILE:
+            refused = _refusal_of_rows(problem, _ROW_TILE[each][1] * _lanes(each, problem.dtype))
+            yield _candidate(problem, "vec", each, _ROW_TILE[each], refused, knob="v")
         for tile in _VEC_TILES[each]:
             refused = None
             if height % tile[0]:

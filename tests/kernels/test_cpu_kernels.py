@@ -270,14 +270,14 @@ def covering(target: str) -> Iterator[tuple[str, str, tuple[int, int], str, str]
             block = edges[count % len(edges)], edges[(2 * count + 1) % len(edges)]
             yield op, dtypes[(count + shift) % len(dtypes)], block, layout, f"r{rows}x{cols}"
             count += 1
-    # Those whose vectors are rows of blocks, in blocks of one tile and of several.
-    for rows, cols in cpu._AMX_ROW_TILES if tiles_only else cpu._ROW_TILES.get(target, ()):
-        for position, dtype in enumerate(dtypes):
-            width = cols * (16 if tiles_only else cpu._lanes(target, dtype))
-            fitting = [edge for edge in BLOCKS if edge % width == 0]
-            for edge in (fitting[0], fitting[-1]):
-                for height in BLOCKS if tiles_only else BLOCKS[position : position + 1]:
-                    yield "dds", dtype, (height, edge), "nn", f"v{rows}x{cols}"
+    # The one whose vectors are rows of blocks, in blocks of one tile and of several.
+    tile = cpu._AMX_ROW_TILE if tiles_only else cpu._ROW_TILE.get(target)
+    for position, dtype in enumerate(dtypes) if tile else ():
+        width = tile[1] * (16 if tiles_only else cpu._lanes(target, dtype))
+        fitting = [edge for edge in BLOCKS if edge % width == 0]
+        for edge in (fitting[0], fitting[-1]):
+            for height in BLOCKS if tiles_only else BLOCKS[position : position + 1]:
+                yield "dds", dtype, (height, edge), "nn", "v{}x{}".format(*tile)
 
 
 @pytest.mark.parametrize("target", [*TARGETS, "emulated"])
@@ -326,8 +326,8 @@ def both_ways() -> Iterator[tuple[str, str, str]]:
     for target in native("f32"):
         for op in ("dsd", "dds"):
             yield op, target, "r{}x{}".format(*cpu._VEC_TILES[target][0])
-        for tile in cpu._ROW_TILES.get(target, ()):
-            yield "dds", target, "v{}x{}".format(*tile)
+        if target in cpu._ROW_TILE:
+            yield "dds", target, "v{}x{}".format(*cpu._ROW_TILE[target])
 
 
 @pytest.mark.parametrize(("op", "target", "tile"), [*both_ways()])
