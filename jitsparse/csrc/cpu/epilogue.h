@@ -31,7 +31,7 @@ __attribute__((noinline)) void apply_epilogue(Acc<T>* tile, const T* bias, int64
     Vec<A, L> shift = {};
     if (!OF_ROWS && bias && c < biased) shift = load_first<L>(bias + c, biased - c);
     for (int64 r = 0; r < rows; ++r) {
-      if (OF_ROWS && bias) shift = Vec<A, L>{} + load_first<L>(bias + r, 1)[0];
+      if (OF_ROWS && bias) shift = Vec<A, L>{} + load<1>(bias + r)[0];
       A* at = tile + r * cols + c;
       store<L, A>(at, activate<A, L>(load<L>(at) + shift, activation));
     }
