@@ -81,18 +81,9 @@ template <int BLOCK_ROWS, int BLOCK_COLS, int TILE_ROWS, int TILE_COLS> class Dd
   // This thread's share of the blocks, in column order, as right tiles: [step][tile][pair of rows][column].
   void pair_values(int64 rank, int64 size, Pair* to) const {
     for (int64 z = args_.nnz * rank / size; z < args_.nnz * (rank + 1) / size; ++z) {
-      const BFloat16* const block = static_cast<const BFloat16*>(args_.values) + index_.perm()[z] * int64(kBlock);
-      for (int p = 0; p < BLOCK_ROWS / 2; ++p) {
-        const BFloat16 *even = block + 2 * p * BLOCK_COLS, *odd = even + BLOCK_COLS;
-        Pair* const row = to + z * (kBlock / 2) + p / (kK / 2) * (kTiles * kRightTile) + p % (kK / 2) * kN;
-        if constexpr (kTiles == 1) {
-          interleave<kN>(even, odd, row);
-        } else {
-          for (int t = 0; t < kTiles; t += 2) {
-            interleave_two<kN>(even + t * kN, odd + t * kN, row + t * kRightTile, row + (t + 1) * kRightTile);
-          }
-        }
-      }
+      const BFloat16* const stored = static_cast<const BFloat16*>(args_.values) + index_.perm()[z] * int64(kBlock);
+      const DenseView<BFloat16, /*K_CONTIGUOUS=*/false> block{stored, BLOCK_ROWS, BLOCK_COLS, BLOCK_COLS};
+      pack_right<kN, kK>(block, 0, kSteps, 0, kTiles, to + z * (kBlock / 2), {kRightTile, kTiles * kRightTile});
     }
   }
 
