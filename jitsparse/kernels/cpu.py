@@ -153,8 +153,8 @@ def default_variants(target: str) -> Iterator[Variant]:
 
 def template(variant: Variant) -> Template:
     """What a variant is rendered from."""
-    kernel = "sdd" if variant.op == "sdd" else "spmm"
-    kernel = "dds_rows" if _tile_knob(variant) == "v" else kernel
+    product = "sdd" if variant.op == "sdd" else "spmm"
+    kernel = "dds_rows" if _tile_knob(variant) == "v" else product
     name = f"{kernel}_{variant.family}"
     return Template(
         name=name,

@@ -127,7 +127,7 @@ template <int BLOCK_ROWS, int BLOCK_COLS, int TILE_ROWS, int TILE_COLS> class Dd
   }
 
   // What a part of S multiplies in kTileRows rows of X from `row` on, as left tiles: [block][step][tile][row][k]. What
-  // is not there is zeros.
+  // is not there is zeros. (By pack_left, which takes squares, products took 0.97 to 1.29 times as long.)
   void pack_part(const Dense& dense, int64 part, int64 row, BFloat16* panel) const {
     const int64 rows = dense.width - row < kTileRows ? dense.width - row : kTileRows;
     for (int64 block = part * kPart; block < (part + 1) * kPart && block < index_.R; ++block) {
