@@ -205,7 +205,7 @@ def test_products_replay_in_a_graph(dtype: torch.dtype) -> None:
 
 @pytest.fixture
 def freed() -> Iterator[None]:
-    """A graphed module holds itself: freed by chance, its graph would end a later test's capture."""
+    """A graphed module holds itself: freed by chance, its graph would end a later capture."""
     yield
     gc.collect()
 
