@@ -37,8 +37,9 @@ Blocks of 16 and more have parts for the Hopper kernels too, 16-byte aligned but
 row_panels_sorted    20 P        (first rows, first step, end, second rows), panels with most steps
 col_panels_sorted    20 Q        first, and after each its first four steps once more; 64 rows each,
                                  counted in 64s. Absent where steps are less than 32 deep.
-row_gather_steps     4 G         like row_steps, of panels of 64 rows (128 if blocks are so high)
-row_gather_tiles     4 + 4 T     (tiles, most steps of one, 0, 0); (panel, first step, end, 0)
+row_gather_steps     4 G         like row_steps, of panels of 64 rows (128 if blocks are so high);
+                                 a panel's in the order of :mod:`jitsparse.sharing`
+row_gather_tiles     8 + 8 T     what an sdd computes at a time, see :mod:`jitsparse.gathers`
 col_gather_steps                 likewise of panels of columns
 col_gather_tiles
 row_slab_panels      20 P        as row_panels_sorted, where a step is a slab of 64 columns:
@@ -49,7 +50,7 @@ row_gather_blocks    Z           positions in ``values``, in the order of row_ga
 col_gather_blocks    Z
 row_slab_blocks      Z
 col_slab_blocks      Z
-row_wide_tiles       4 + 4 T     as row_gather_tiles, all as wide as can be
+row_wide_tiles       8 + 8 T     as row_gather_tiles, all as wide as can be
 col_wide_tiles
 row_tall_panels      20 U        as the slab parts, of panels of 192 rows. Absent, with the other
 col_tall_panels      20 U        tall parts, where blocks are not 64 high and 16 to 64 deep.
@@ -239,13 +240,13 @@ class IndexLayout:
             most = {side: min(z, gather.panels * gather.minors) for side, gather in gathers.items()}
             for side, gather in gathers.items():
                 lengths[f"{side}_gather_steps"] = 4 * most[side]
-                lengths[f"{side}_gather_tiles"] = 4 * gather.tiles(most[side], gather.fewest)
+                lengths[f"{side}_gather_tiles"] = 8 * gather.tiles(most[side], gather.fewest)
             lengths |= self._panels_and_steps("slab")
             lengths |= {f"{side}_gather_blocks": z for side in gathers}
             lengths |= {f"{side}_slab_blocks": z for side in self.slabs("slab")}
             lengths["wide_padding"] = -sum(lengths.values()) % 4
             for side, gather in gathers.items():
-                lengths[f"{side}_wide_tiles"] = 4 * gather.tiles(most[side], gather.most)
+                lengths[f"{side}_wide_tiles"] = 8 * gather.tiles(most[side], gather.most)
             lengths |= self._panels_and_steps("tall")
             lengths |= {f"{side}_tall_blocks": z for side in self.slabs("tall")}
             lengths["picked_padding"] = -sum(lengths.values()) % 4

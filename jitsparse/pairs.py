@@ -21,16 +21,15 @@ from torch import Tensor
 from jitsparse.layout import div_up
 from jitsparse.panels import PAIRED_AMONG
 
-__all__ = ["pair_rows"]
+__all__ = ["NO_PAIR", "in_no_order", "match", "pair_rows"]
 
 _ROUNDS = 8
-"""Each matches half of the rows that are left or more. What is left after them is paired in its
-order."""
+"""Of a matching."""
 
 _MOST_COMPARISONS = 1 << 27
 """Patterns that ask for more, a byte each, keep their order of rows."""
 
-_NOBODY, _TAKEN = -(1 << 42), -(1 << 60)
+_NOBODY, NO_PAIR = -(1 << 42), -(1 << 60)
 """Weights of pairs with rows that are none, and of those that are no pairs."""
 
 
@@ -58,7 +57,7 @@ def pair_rows(major: Tensor, minor: Tensor, majors: int, minors: int) -> Tensor:
     stored.scatter_(0, major * minors + minor, True)
     stored = stored.view(windows, PAIRED_AMONG, minors)
     shared = (stored.unsqueeze(2) & stored.unsqueeze(1)).sum(3)
-    partner = _matched(_weights(shared, majors, major.numel(), majors * minors))
+    partner = match(_weights(shared, majors, major.numel(), majors * minors), _ROUNDS)
     row = torch.arange(PAIRED_AMONG, device=major.device)
     # A pair is where the first of its rows was, so rows that are none come last.
     order = torch.argsort(torch.minimum(row, partner) * PAIRED_AMONG + row, dim=1)
@@ -76,31 +75,41 @@ def _weights(shared: Tensor, majors: int, nnz: int, blocks: int) -> Tensor:
     windows, device = shared.shape[0], shared.device
     stored = shared.diagonal(dim1=1, dim2=2)
     more = shared * blocks - nnz * (stored.unsqueeze(2) + stored.unsqueeze(1))
-    row = torch.arange(PAIRED_AMONG, device=device)
-    number = torch.minimum(row, row.unsqueeze(1)) * PAIRED_AMONG + torch.maximum(
-        row, row.unsqueeze(1)
-    )
-    # Among equals in no order that rows have: each would prefer the same one otherwise.
-    scattered = number * 2654435769 % PAIRED_AMONG**2
     real = (torch.arange(windows * PAIRED_AMONG, device=device) < majors).view(
         windows, PAIRED_AMONG
     )
     both = real.unsqueeze(2) & real.unsqueeze(1)
-    weights = torch.where(both, more, _NOBODY) * PAIRED_AMONG**2 + scattered
-    weights.diagonal(dim1=1, dim2=2).fill_(_TAKEN)
+    weights = torch.where(both, more, _NOBODY) * PAIRED_AMONG**2
+    weights += in_no_order(PAIRED_AMONG, device)
+    weights.diagonal(dim1=1, dim2=2).fill_(NO_PAIR)
     return weights
 
 
-def _matched(weights: Tensor) -> Tensor:
-    """The partner of each row, ``(windows, 128)``; ``weights`` are used up."""
-    windows = weights.shape[0]
-    row = torch.arange(PAIRED_AMONG, device=weights.device).expand(windows, PAIRED_AMONG)
+def in_no_order(rows: int, device: torch.device) -> Tensor:
+    """``(rows, rows)``: below ``rows`` squared, symmetric, for pairs of equal weight. By the order
+    of the rows each would prefer the same one."""
+    row = torch.arange(rows, device=device)
+    number = torch.minimum(row, row.unsqueeze(1)) * rows + torch.maximum(row, row.unsqueeze(1))
+    return number * 2654435769 % rows**2
+
+
+def match(weights: Tensor, rounds: int) -> Tensor:
+    """The partner of each row, ``(windows, rows)``; what is left after the rounds is paired as it
+    comes.
+
+    Args:
+        weights: ``(windows, rows, rows)``, symmetric, the diagonal :data:`NO_PAIR`. They are used
+            up.
+        rounds: each matches half of the rows that are left or more.
+    """
+    windows, rows, _ = weights.shape
+    row = torch.arange(rows, device=weights.device).expand(windows, rows)
     partner = torch.full_like(row, -1)
-    for _ in range(_ROUNDS):
+    for _ in range(rounds):
         best = weights.argmax(2)
         mutual = (best.gather(1, best) == row) & (partner < 0)
         partner = torch.where(mutual, best, partner)
-        weights.masked_fill_(mutual.unsqueeze(2) | mutual.unsqueeze(1), _TAKEN)
+        weights.masked_fill_(mutual.unsqueeze(2) | mutual.unsqueeze(1), NO_PAIR)
     left = partner < 0
     rank = left.cumsum(1) - 1
     in_order = torch.argsort(left.logical_not().long(), dim=1, stable=True)

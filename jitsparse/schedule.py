@@ -9,26 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from jitsparse.layout import FIRST_STEPS, PANEL_WORDS, Gather, IndexLayout, div_up
+from jitsparse.gathers import gather_tiles
+from jitsparse.layout import FIRST_STEPS, PANEL_WORDS, IndexLayout, div_up
 from jitsparse.pace import Steps, keep_pace
 from jitsparse.pairs import pair_rows
-from jitsparse.panels import PAIRED, PANEL, SMS, TALL_PANEL
+from jitsparse.panels import PAIRED, PANEL, TALL_PANEL
 
 __all__ = ["build_index"]
-
-_FIXED_COLUMNS = 400
-"""Tuned for Hopper: what an sdd's tile costs beside its columns, in columns."""
-
-_ROUNDS_OF_A_GROUP = 2
-_SORTED_ROUNDS = 4
-"""Rounds of CTAs in which the panels of a group are done, and of which an sdd's tiles are sorted by
-their width. In the mean of 48 products 1.046 times as fast as groups of 32 panels with all sorted
-where there are few; groups of one round 1.025, of four 1.036 (docs/performance.md)."""
-
-_GROUP = 32
-_TILES_OF_A_PANEL = 16
-"""Panels of a group where all are done in fewer rounds than that; tiles of a panel, if it has 128
-rows, up to which they run side by side instead."""
 
 
 def build_index(
@@ -137,11 +124,16 @@ def build_index(
             put(f"{side}_picked_panels", _rows_of_panels(found).flatten())
         gather = layout.gathers()[side]
         steps, pointers, blocks = _panels(major, minor, majors, gather.down, 1)
-        put_prefix(f"{side}_gather_steps", steps)
         put(f"{side}_gather_blocks", blocks)
-        for tiles, fewest in (("gather", gather.fewest), ("wide", gather.most)):
-            room = parts[f"{side}_{tiles}_tiles"][1] // 4 - 1
-            put(f"{side}_{tiles}_tiles", _gathers(pointers, gather, fewest, room).flatten())
+        # Of blocks of 64 only TF32 gathers rows.
+        may_share = gather.height == 64 and (side == "row" or block_size[0] < 64)
+        room = [parts[f"{side}_{kind}_tiles"][1] // 8 - 1 for kind in ("gather", "wide")]
+        gathered = gather_tiles(
+            steps[:, 0], pointers, gather, (room[0], room[1]), may_share=may_share
+        )
+        put_prefix(f"{side}_gather_steps", steps[gathered.order])
+        put(f"{side}_gather_tiles", gathered.tiles.flatten())
+        put(f"{side}_wide_tiles", gathered.wide.flatten())
     keep_pace([*walked.values()])
     for part, each in walked.items():
         put(part, _rows_of_panels(each).flatten())
@@ -229,68 +221,3 @@ def _rows_of_panels(each: Steps) -> Tensor:
     there = (step < end[:, None])[:, :, None]
     first = torch.where(there, steps[step.clamp(max=steps.shape[0] - 1)], 0)
     return torch.cat([words, first.flatten(1)], 1)
-
-
-def _gathers(pointers: Tensor, gather: Gather, fewest: int, capacity: int) -> Tensor:
-    """``(1 + capacity, 4)``: the tiles that an sdd computes, each some steps of a panel.
-
-    The first row is (tiles, most steps of one, 0, 0). Each other is (panel, first step, end, 0).
-    A panel's steps are dealt out evenly to as few tiles of a width as can hold them; the width, of
-    ``fewest`` steps at least, is the one whose tiles, a CTA each, are done first. A width may end
-    with half a step, as a mean of tiles.
-    """
-    device = pointers.device
-    count = pointers[1:] - pointers[:-1]
-    if not capacity:
-        return torch.zeros(1, 4, dtype=torch.int64, device=device)
-    halves = torch.arange(2 * fewest, 2 * gather.most + 1, device=device)  # of a step, in a width
-    rounds = (_div_up(2 * count, halves[:, None]).sum(1) + (SMS - 1)) // SMS
-    best = torch.argmin(rounds * (halves * gather.block + 2 * _FIXED_COLUMNS))
-    width = halves.take(best)  # halves[best] would read `best` on the host
-    parts = _div_up(2 * count, width)
-    ends = torch.cumsum(parts, 0)
-    tile = torch.arange(capacity, device=device)
-    panel = torch.searchsorted(ends, tile, right=True).clamp_(max=parts.numel() - 1)
-    part = tile - (ends - parts)[panel]
-    many = parts[panel].clamp_(min=1)
-    first = pointers[panel] + count[panel] * part // many
-    end = pointers[panel] + count[panel] * (part + 1) // many
-    tiles = torch.stack([panel, first, end, torch.zeros_like(end)], 1)
-    return torch.cat([_head(tiles, ends[-1]), tiles[_order(tiles, part, ends[-1], gather)]])
-
-
-def _head(tiles: Tensor, count: Tensor) -> Tensor:
-    """``(1, 4)``: (tiles, most steps of one, 0, 0)."""
-    there = torch.arange(tiles.shape[0], device=tiles.device) < count
-    most = torch.where(there, tiles[:, 2] - tiles[:, 1], 0).amax()
-    return torch.stack([count, most, torch.zeros_like(count), torch.zeros_like(count)])[None]
-
-
-def _order(tiles: Tensor, part: Tensor, count: Tensor, gather: Gather) -> Tensor:
-    """In which order an sdd computes its ``count`` first tiles, each the ``part``-th of its panel.
-
-    All tiles go through k at the same pace, and L2 answers neighbours that want the same data at
-    the same time with one read: of columns where the panels of a group go through their parts
-    together; of a panel where its tiles are side by side, which is 1.01 to 1.3 times as fast if it
-    is half or a third of what they load, and up to 1.1 times if all tiles run at once.
-    """
-    panel, number = tiles[:, 0], torch.arange(tiles.shape[0], device=tiles.device)
-    side_by_side = SMS
-    if gather.height > 64:
-        side_by_side = max(SMS, _TILES_OF_A_PANEL * gather.panels)
-    of_group, of_run = _ROUNDS_OF_A_GROUP * SMS, _SORTED_ROUNDS * SMS  # tiles
-    filling = ((of_group * gather.panels + count // 2) // count.clamp(min=1)).clamp(min=1)
-    group = torch.where(count > of_group, filling, _GROUP)
-    group = torch.where(count > side_by_side, group, 1)
-    key = (panel // group * tiles.shape[0] + part) * group + panel % group
-    key = torch.where(number < count, key, torch.iinfo(key.dtype).max)
-    order = torch.argsort(key, stable=True)
-    # In a run of a few rounds the widest tiles come first: a CTA that has one of them has a narrow
-    # one next (tile_of_round of order.cuh). To sort all at once would tear apart what shares data.
-    width = (tiles[:, 2] - tiles[:, 1])[order]
-    narrowness = torch.where((number < count) & (count > SMS), gather.most - width, gather.most)
-    # Less than half a run that is left over belongs to the last: all should end with narrow tiles
-    # (8192, blocks of 128, 0.25, 4.02 rounds: 382 -> 370 us).
-    runs = (count + of_run // 2) // of_run
-    run = torch.minimum(number // of_run, (runs - 1).clamp(min=0))
-    return order[torch.argsort(run * (gather.most + 1) + narrowness, stable=True)]

@@ -62,8 +62,8 @@ struct GatherShape {
   static constexpr int64 kMost = (kPanel > 64 ? 256 : 512) / GATHERED_BLOCK;
   static JITSPARSE_HD int64 panels(int64 majors) { return div_up(majors, kDown); }
   static JITSPARSE_HD int64 tiles(int64 majors, int64 steps) { return panels(majors) + steps / kFewest; }  // at most
-  static JITSPARSE_HD int64 tiles_size(int64 majors, int64 steps) { return 4 + 4 * tiles(majors, steps); }
-  static JITSPARSE_HD int64 wide_size(int64 majors, int64 steps) { return 4 + 4 * (panels(majors) + steps / kMost); }
+  static JITSPARSE_HD int64 tiles_size(int64 majors, int64 steps) { return 8 + 8 * tiles(majors, steps); }
+  static JITSPARSE_HD int64 wide_size(int64 majors, int64 steps) { return 8 + 8 * (panels(majors) + steps / kMost); }
 };
 
 // Block rows of a panel of 192 rows whose steps are slabs of 64, or 0 if there is no such panel.

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 import jitsparse as js
+from jitsparse import gathers, schedule
 from jitsparse.bench.cases import DTYPES
 from jitsparse.jit import Variant
 from jitsparse.jit.template import render
@@ -99,6 +100,18 @@ NAMED = (
     "dds.wgmma.sm90a.tf32.b64x128.ltn.t128x128x32.oturned",
 )
 """Of those that no call chooses by itself, each way through the code once."""
+
+SHARING = (
+    "sdd.wgmma.sm90a.bf16.b64x64.lnt.gcols",
+    "sdd.wgmma.sm90a.f16.b64x64.ltn.gcols",
+    "sdd.wgmma.sm90a.bf16.b64x32.lnt.grows",
+    "sdd.wgmma.sm90a.f16.b32x32.lnn.grows",
+    "sdd.wgmma.sm90a.bf16.b16x16.lnt.gcols",
+    "sdd.wgmma.sm90a.bf16.b32x16.ltn.gcols.oturned",
+    "sdd.wgmma.sm90a.tf32.b32x64.lnt.gcols",
+    "sdd.wgmma.sm90a.tf32.b64x64.ltt.gcols",
+)
+"""Panels of 64 rows, two of which may have a tile."""
 
 WIDE = (
     # its rows across k and along it, slabs of either depth, a block in two parts, and several
@@ -335,6 +348,29 @@ def test_tiles_of_which_each_warpgroup_has_half(
     """The last tile ends in the second half."""
     resize(EXTENT=456)
     check(Variant.parse(name), sources)
+
+
+@pytest.mark.parametrize("name", SHARING)
+def test_panels_that_share_columns(
+    name: str, sources: Path, resize: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One multiprocessor is assumed, for which it pays as soon as less is loaded."""
+    tiles = []
+
+    def gather(*args: Any, may_share: bool) -> gathers.Gathered:
+        found = gathers.gather_tiles(*args, may_share=True)
+        tiles.append(found.tiles[1 : 1 + found.tiles[0, 0]])
+        return found
+
+    monkeypatch.setattr(gathers, "SMS", 1)
+    monkeypatch.setattr(schedule, "gather_tiles", gather)
+    along, across = ("COLS", "ROWS") if "rows" in name else ("ROWS", "COLS")
+    resize(**{along: 456, across: 1176})
+    check(Variant.parse(name), sources)
+    tile = tiles["rows" in name]
+    two = tile[:, 0] != tile[:, 4]
+    assert two.any(), "some share columns"
+    assert not two.all(), "and some do not"
 
 
 @pytest.mark.parametrize("extent", [1, 7, 333])

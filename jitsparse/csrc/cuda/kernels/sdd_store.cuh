@@ -55,18 +55,21 @@ struct SddStore {
   }
 
   // Makes zero what lies past the edges of the matrix: infinity times the zeros that are copied there is not. `first_row`: of the
-  // tile; `last`: of the warpgroup's gathered columns, the only one that an edge can cut.
-  __device__ __forceinline__ void keep_inside(Accumulators& c, int first_row, int columns, int last) const {
+  // tile; `column`: the lane's of the warpgroup's gathered columns, of which an edge can cut one.
+  __device__ __forceinline__ void keep_inside(Accumulators& c, int first_row, int columns, int column) const {
     const int warp = row / 16 % 4;
     const int64 rows = (GATHER_ROWS ? args.cols : args.rows) - (first_row + row / 64 * 64);
-    const int64 cut = int64(last + 1) * kBlockG - (GATHER_ROWS ? args.rows : args.cols);
-    const int64 inside = columns * kBlockG - (cut > 0 ? cut : 0);
-    if (rows >= 64 && cut <= 0) return;
+    const int64 cols = (GATHER_ROWS ? args.rows : args.cols) - int64(column) * kBlockG;
+    const unsigned cut = __ballot_sync(~0u, lane < columns && cols < kBlockG);
+    if (rows >= 64 && !cut) return;
+    const int at = cut ? __popc(cut - 1) : 0, end = cut ? (at + 1) * kBlockG : 0;
+    const int inside = at * kBlockG + int(__shfl_sync(~0u, cols, at));
 #pragma unroll
     for (int j = 0; j < kGroupN / 8; ++j) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        if (Order::element(warp, lane, 0, e / 2) >= rows || j * 8 + lane % 4 * 2 + e % 2 >= inside) c[j][e] = 0.0f;
+        const int n = j * 8 + lane % 4 * 2 + e % 2;
+        if (Order::element(warp, lane, 0, e / 2) >= rows || (n >= inside && n < end)) c[j][e] = 0.0f;
       }
     }
   }

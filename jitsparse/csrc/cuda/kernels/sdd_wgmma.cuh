@@ -2,7 +2,8 @@
 // CTAs.
 //
 // A tile is a panel of 64 or 128 rows and some of the block columns that any row of the panel stores, gathered side by side:
-// each is copied on its own, and in shared memory they are one wide operand. The list of tiles is part of the index.
+// each is copied on its own, and in shared memory they are one wide operand. Two panels of 64 rows that store the same columns may
+// have a tile of both. The list of tiles is part of the index.
 //
 // With GATHER_ROWS it is the other way round, and the product is computed transposed: a panel of columns, and block rows
 // gathered. The copy engine takes as long for a row of 32 bytes as for one of 128, so blocks of 16 and 32 want the operand that
@@ -71,7 +72,7 @@ struct SddWgmma {
 
   // The pattern as the kernel walks it; the host says where its lists begin, as in spmm_walk.cuh.
   struct Lists {
-    const int4* tiles;     // (tiles, columns of the widest, 0, 0), then of each (panel, first step, end, 0)
+    const int4* tiles;     // see Tiles; two words each
     const int4* steps;     // (block column, mask of the panel's rows, first position, position of the first block)
     const int* positions;  // where a step's blocks lie in the output
 
@@ -96,31 +97,52 @@ struct SddWgmma {
     return GATHER_ROWS ? index.col_gather_tiles() : index.row_gather_tiles();
   }
 
-  // Block columns of a tile that the first warpgroup multiplies; the second has the rest.
-  static __device__ __forceinline__ int first_half(int columns) { return kGroupsN > 1 ? (columns + 1) / 2 : columns; }
+  // Of each warpgroup a panel, its first step, and the end of its steps. Both have one panel, of 64 rows, and each its columns; or each
+  // has a panel and both the same columns; or they have a panel of 128 rows with all of its columns.
+  struct Tile {
+    int4 first, second;
 
-  // Block columns for which a stage needs room: wgmma reads kHalf or kGroupN columns, past the last one too.
+    __device__ __forceinline__ bool two_panels() const { return kGroupsM == 1 && first.x != second.x; }
+    __device__ __forceinline__ bool same_columns() const { return kGroupsM > 1 || two_panels(); }
+    // How many are gathered, from the step first.y on.
+    __device__ __forceinline__ int columns() const { return (same_columns() ? first.z : second.z) - first.y; }
+    __device__ __forceinline__ int4 of(int group) const { return group == 0 ? first : second; }
+    // Where in a stage that is which a warpgroup multiplies: its rows of a panel, its columns.
+    __device__ __forceinline__ int panel_at(int group) const { return kGroupsM > 1 || two_panels() ? group * 64 * 128 : 0; }
+    __device__ __forceinline__ int columns_at(int group) const {
+      const int before = same_columns() ? 0 : of(group).y - first.y;
+      return (two_panels() ? 2 : 1) * kPanelBytes + before * kColumnBytes;
+    }
+  };
+
+  static __device__ __forceinline__ int larger(int a, int b) { return a > b ? a : b; }
+
+  // Block columns for which a stage needs room if a warpgroup multiplies so many, or if each has half of them: wgmma reads kHalf or
+  // kGroupN columns, past the last one too.
   static __device__ __forceinline__ int room(int columns) {
     constexpr int kRead = kHalf / kBlockG;
-    const int first = first_half(columns), rest = columns - first;
-    const int first_end = (first + kRead - 1) / kRead * kRead, rest_end = first + (rest + kRead - 1) / kRead * kRead;
-    return first_end > rest_end ? first_end : rest_end;
+    return (columns + kRead - 1) / kRead * kRead;
+  }
+  static __device__ __forceinline__ int room_side_by_side(int columns) {
+    const int half = (columns + 1) / 2;
+    return larger(room(half), half + room(columns - half));
   }
 
   struct Tiles {
     const Lists& lists;
-    int4 first;  // of the CTA, if it has any
+    Tile first;  // of the CTA, if it has any
     int count;
     int stages, stage_bytes;  // of the ring
     int slabs_of_batch, slabs;  // of a sum
     int parts;                  // that it is divided into
 
     __device__ __forceinline__ explicit Tiles(const Params& params) : lists(params.lists), slabs_of_batch(params.slabs_of_batch) {
-      const int4 head = __ldg(lists.tiles);
+      const int4 head = __ldg(lists.tiles);  // (tiles, most columns of one with one panel, of one with two, 0)
       // The list has room for a tile a CTA, so this does not have to wait until it is known how many there are.
-      if (!SPLIT) first = __ldg(lists.tiles + 1 + blockIdx.x);
+      if (!SPLIT) first = read(blockIdx.x);
       count = head.x;
-      stage_bytes = kPanelBytes + room(head.y) * kColumnBytes;
+      stage_bytes = kGroupsM > 1 ? kPanelBytes + room(head.y) * kColumnBytes
+                                 : larger(kPanelBytes + room_side_by_side(head.y) * kColumnBytes, 2 * kPanelBytes + room(head.z) * kColumnBytes);
       stages = 0;  // as many as fit; without a division, which would come before the first copy
 #pragma unroll
       for (int n = 1; n <= kMostStages; ++n) stages += n * stage_bytes <= kRingBytes;
@@ -129,14 +151,14 @@ struct SddWgmma {
       if (SPLIT) first = tile(blockIdx.x);
     }
 
+    __device__ __forceinline__ Tile read(int n) const { return {__ldg(lists.tiles + 2 + 2 * n), __ldg(lists.tiles + 3 + 2 * n)}; }
+
     // Of what is past the last one, nothing.
-    __device__ __forceinline__ int4 tile(int item) const {
-      return item < count * parts ? __ldg(lists.tiles + 1 + item / parts) : make_int4(0, 0, 0, 0);
-    }
+    __device__ __forceinline__ Tile tile(int item) const { return item < count * parts ? read(item / parts) : Tile{}; }
 
     // Its n-th block column.
-    __device__ __forceinline__ int column(const int4& tile, int n) const {
-      return tile.y + n < tile.z ? __ldg(&lists.steps[tile.y + n].x) : 0;
+    __device__ __forceinline__ int column(const Tile& tile, int n) const {
+      return n < tile.columns() ? __ldg(&lists.steps[tile.first.y + n].x) : 0;
     }
 
     // The slabs of a part: the first, and the end.
@@ -174,14 +196,15 @@ struct SddWgmma {
     // What is needed of a tile is read while the one before it is copied.
     int item = int(tile_of_round(0));
     const int items = tiles.count * tiles.parts;
-    int4 tile = tiles.first;
+    Tile tile = tiles.first;
     int column = item < items ? tiles.column(tile, mine) : 0;
     for (int round = 1; item < items; ++round) {
       const int next_item = int(tile_of_round(round));
-      const int4 next = tiles.tile(next_item);
+      const Tile next = tiles.tile(next_item);
       const int2 slabs = tiles.slabs_of(item % tiles.parts);
-      const int columns = tile.z - tile.y;
-      const int bytes = (warp == 0 ? kPanelBytes : 0) + (columns - warp + kProducers - 1) / kProducers * kColumnBytes;
+      const int columns = tile.columns(), panels = tile.two_panels() ? 2 : 1, columns_at = panels * kPanelBytes;
+      const int bytes = (warp == 0 ? panels * kPanelBytes : 0) + (columns - warp + kProducers - 1) / kProducers * kColumnBytes;
+      const int panel = tile.of(lane).x * kTileM;
       int batch = slabs.x / tiles.slabs_of_batch, in_batch = slabs.x % tiles.slabs_of_batch;
       for (int slab = slabs.x; slab < slabs.y; ++slab) {
         const unsigned stage = base + ring.stage * tiles.stage_bytes, copies = barriers.copies(ring.stage);
@@ -191,11 +214,12 @@ struct SddWgmma {
         // Every warp arrives, even with nothing to copy: so none falls behind by two rounds.
         if (lane == 0) ptx::mbarrier_arrive_expect(copies, bytes);
         __syncwarp();
-        if (warp == 0 && lane == 0) {
-          load_operand<kPanelAlongK, kTileM, kRowItems, kRowItems * 128>(stage, &params.panel, copies, tile.x * kTileM, k, batch);
+        if (warp == 0 && lane < panels) {
+          const unsigned to = stage + lane * kPanelBytes;
+          load_operand<kPanelAlongK, kTileM, kRowItems, kRowItems * 128>(to, &params.panel, copies, panel, k, batch);
         }
         if (mine < columns) {
-          const unsigned to = stage + kPanelBytes + mine * kColumnBytes;
+          const unsigned to = stage + columns_at + mine * kColumnBytes;
           load_operand<kGatheredAlongK, kBlockG, kSpan, kSpanBytes>(to, &params.gathered, copies, first, k, batch);
         }
         ring.next(tiles.stages);
@@ -213,8 +237,8 @@ struct SddWgmma {
 
   static __device__ __forceinline__ void consume(const Params& params, const Tiles& tiles, unsigned char* shared, unsigned base,
                                                  const StageBarriers& barriers, int warp, int lane) {
-    const int group = warp / 4, group_m = group / kGroupsN, group_n = group % kGroupsN;
-    const int row = group_m * 64 + warp % 4 * 16, down = row / kBlockP;  // the warp's first
+    const int group = warp / 4;
+    const int row = group / kGroupsN * 64 + warp % 4 * 16, down = row / kBlockP;  // the warp's first
     Store way_out = {params.args, &params.out, shared + kStagedAt + warp * Store::kBytes, row, lane};
     typename Store::Finished finished;
     const auto meanwhile = [&] {
@@ -224,34 +248,32 @@ struct SddWgmma {
     // What is needed of a tile is read while the one before it is computed.
     const int items = tiles.count * tiles.parts;
     int next_item = int(tile_of_round(0));
-    int4 next = tiles.first;
+    Tile next = tiles.first;
     for (int round = 1; next_item < items; ++round) {
-      const int4 tile = next;
+      const Tile tile = next;
       const int part = next_item % tiles.parts;
       const int2 slabs = tiles.slabs_of(part);
       next_item = int(tile_of_round(round));
       next = tiles.tile(next_item);
-      // The warpgroup's steps.
-      const int middle = tile.y + first_half(tile.z - tile.y);
-      const int begin = group_n == 0 ? tile.y : middle, columns = (group_n == 0 ? middle : tile.z) - begin;
+      const int4 mine = tile.of(group);
+      const int columns = mine.z - mine.y, panel_at = tile.panel_at(group), columns_at = tile.columns_at(group);
       // Where the block that the warp has a part of lies in values, in each gathered column; a lane knows one.
       int position = -1;
       int4 column = make_int4(0, 0, 0, 0);
       if (lane < columns) {
-        column = __ldg(tiles.lists.steps + begin + lane);
+        column = __ldg(tiles.lists.steps + mine.y + lane);
         if (column.y >> down & 1) position = __ldg(tiles.lists.positions + column.z + __popc(column.y & ((1 << down) - 1)));
       }
       Accumulators c = {};
       if (columns * kBlockG > kHalf) {
-        accumulate<kGroupN>(c, tiles, base, barriers, ring, slabs.y - slabs.x, group_m, begin - tile.y, warp % 4, lane, meanwhile);
+        accumulate<kGroupN>(c, tiles, base, barriers, ring, slabs.y - slabs.x, panel_at, columns_at, warp % 4, lane, meanwhile);
       } else if (columns > 0) {
-        accumulate<kHalf>(c, tiles, base, barriers, ring, slabs.y - slabs.x, group_m, begin - tile.y, warp % 4, lane, meanwhile);
+        accumulate<kHalf>(c, tiles, base, barriers, ring, slabs.y - slabs.x, panel_at, columns_at, warp % 4, lane, meanwhile);
       } else {
-        accumulate<0>(c, tiles, base, barriers, ring, slabs.y - slabs.x, group_m, 0, warp % 4, lane, meanwhile);
+        accumulate<0>(c, tiles, base, barriers, ring, slabs.y - slabs.x, panel_at, columns_at, warp % 4, lane, meanwhile);
       }
       ptx::keep_in_order(c);
-      const int last = __shfl_sync(~0u, column.x, columns > 0 ? columns - 1 : 0);
-      way_out.keep_inside(c, tile.x * kTileM, columns, last);
+      way_out.keep_inside(c, mine.x * kTileM, columns, column.x);
       if constexpr (SPLIT) {
         if (tiles.parts > 1) {
           float* sums = static_cast<float*>(params.args.workspace) + part * params.args.nnz * (BLOCK_ROWS * BLOCK_COLS);
@@ -272,12 +294,13 @@ struct SddWgmma {
     way_out.finish();
   }
 
-  // c += panel x gathered over all of k, for the first COLUMNS of the warpgroup's columns; `meanwhile` is done once a stage of 16-bit
+  // c += panel x gathered over all of k, for the first COLUMNS of the warpgroup's columns, which lie at `panel_at` and `columns_at` in a stage;
+  // `meanwhile` is done once a stage of 16-bit
   // elements. A loop for each width, since a branch in it would be where ptxas ends a batch of wgmma: waiting for the batch before
   // would then wait for this one too.
   template <int COLUMNS, typename Meanwhile>
   static __device__ __forceinline__ void accumulate(Accumulators& c, const Tiles& tiles, unsigned base, const StageBarriers& barriers,
-                                                    RingPosition& ring, int slabs, int group_m, int first, int warp, int lane,
+                                                    RingPosition& ring, int slabs, int panel_at, int columns_at, int warp, int lane,
                                                     const Meanwhile& meanwhile) {
     int previous = -1;
     for (int i = 0; i < slabs; ++i) {
@@ -285,10 +308,10 @@ struct SddWgmma {
       const unsigned stage = base + ring.stage * tiles.stage_bytes;
       if constexpr (kTf32) {
         // The other warpgroup multiplies while this one loads fragments and waits.
-        multiply_tf32<COLUMNS>(c, stage, group_m, first, warp, lane);
+        multiply_tf32<COLUMNS>(c, stage + panel_at, stage + columns_at, warp, lane);
         barriers.release(ring.stage, lane);
       } else {
-        multiply<COLUMNS>(c, stage, group_m, first);
+        multiply<COLUMNS>(c, stage + panel_at, stage + columns_at);
         ptx::wgmma_wait<1>();
         if (previous >= 0) barriers.release(previous, lane);
         previous = ring.stage;
@@ -303,10 +326,9 @@ struct SddWgmma {
   }
 
   template <int COLUMNS>
-  static __device__ __forceinline__ void multiply(Accumulators& c, unsigned stage, int group_m, int first) {
-    const uint64 panel = ptx::wgmma_descriptor<128>(stage + group_m * 64 * 128, 64 * 128, 1024);
-    const uint64 gathered = ptx::wgmma_descriptor<kGatheredRowBytes>(stage + kPanelBytes + first * kColumnBytes, kSpanBytes,
-                                                                     8 * kGatheredRowBytes);
+  static __device__ __forceinline__ void multiply(Accumulators& c, unsigned panel_at, unsigned columns_at) {
+    const uint64 panel = ptx::wgmma_descriptor<128>(panel_at, 64 * 128, 1024);
+    const uint64 gathered = ptx::wgmma_descriptor<kGatheredRowBytes>(columns_at, kSpanBytes, 8 * kGatheredRowBytes);
     ptx::wgmma_fence();
     if constexpr (COLUMNS > 0) {
 #pragma unroll
@@ -320,11 +342,11 @@ struct SddWgmma {
   }
 
   template <int COLUMNS>
-  static __device__ __forceinline__ void multiply_tf32(Accumulators& c, unsigned stage, int group_m, int first, int warp, int lane) {
+  static __device__ __forceinline__ void multiply_tf32(Accumulators& c, unsigned panel_at, unsigned columns_at, int warp, int lane) {
     if constexpr (COLUMNS > 0) {
-      const uint64 gathered = ptx::wgmma_descriptor<128>(stage + kPanelBytes + first * kColumnBytes, 0, 1024);
+      const uint64 gathered = ptx::wgmma_descriptor<128>(columns_at, 0, 1024);
       typename Panel::Fragments panel;
-      Panel::load(panel, stage + group_m * 64 * 128, warp, lane);
+      Panel::load(panel, panel_at, warp, lane);
       ptx::wgmma_fence();
 #pragma unroll
       for (int k = 0; k < kSlab; k += 8) {

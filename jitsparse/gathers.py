@@ -1,0 +1,272 @@
+"""The tiles of an sdd on Hopper: of each of two warpgroups a panel and some of its steps.
+
+A list of tiles is ``(1 + capacity, 8)``. The first row is (tiles, most steps of a tile of one
+panel, of a tile of two, 0, ...). Each other is (panel, first step, end, 0) of the first warpgroup,
+then of the second. A panel of 64 rows is dealt out to both, half of a tile's steps each; or two
+panels of which :mod:`jitsparse.sharing` says that they store the same columns have a warpgroup
+each; or both have a panel of 128 rows and all of a tile's steps.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from jitsparse.layout import Gather
+from jitsparse.panels import SMS
+from jitsparse.sharing import PAIRINGS, nothing_shared, share
+
+__all__ = ["Gathered", "gather_tiles"]
+
+_FIXED = 100
+_FIXED_OF_TWO = 160
+"""Tuned for Hopper: what a tile of one panel costs beside the rows and columns that it loads, and
+one of two, in columns."""
+
+_ROUNDS_OF_A_GROUP = 2
+_SORTED_ROUNDS = 4
+"""Rounds of CTAs in which the panels of a group are done, and of which tiles are sorted by what
+they load. In the mean of 48 products 1.046 times as fast as groups of 32 panels with all sorted where
+there are few; groups of one round 1.025, of four 1.036 (docs/performance.md)."""
+
+_LAST = torch.iinfo(torch.int64).max
+_TILES_OF_A_PANEL = 16
+"""Of a panel of 128 rows, up to which they run side by side."""
+
+
+class Gathered(NamedTuple):
+    """What the index says of an sdd's tiles along one side.
+
+    Attributes:
+        order: ``(Z,)``: the steps in the order that the tiles count on.
+        tiles: as wide as suits the pattern.
+        wide: as wide as can be, of one panel each.
+    """
+
+    order: Tensor
+    tiles: Tensor
+    wide: Tensor
+
+
+class _Runs(NamedTuple):
+    """The steps of a panel in one pairing, which lie side by side: ``(..., P, 1 + PAIRINGS)`` each,
+    the first of those that are in none.
+
+    Attributes:
+        first: the first of them.
+        steps: how many there are.
+        parts: tiles that they are dealt out to evenly; 0 where the partner's are.
+    """
+
+    first: Tensor
+    steps: Tensor
+    parts: Tensor
+
+
+def gather_tiles(
+    column: Tensor,
+    pointers: Tensor,
+    gather: Gather,
+    capacities: tuple[int, int],
+    *,
+    may_share: bool,
+) -> Gathered:
+    """The tiles of all steps of a pattern.
+
+    Args:
+        column: ``(Z,)``: of each step, of which those before ``pointers[-1]`` are steps.
+        pointers: ``(P + 1,)``: where the steps of each panel begin.
+        gather: shape of a tile.
+        capacities: of the two lists.
+        may_share: whether two panels may have a tile.
+    """
+    number = torch.arange(column.numel(), device=column.device)
+    if not column.numel():
+        tiles, wide = (column.new_zeros(1 + capacity, 8) for capacity in capacities)
+        return Gathered(number, tiles, wide)
+    panel = torch.searchsorted(pointers, number, right=True) - 1
+    panel = torch.where(number < pointers[-1], panel, gather.panels)
+    ways = [nothing_shared(panel, gather.panels)]
+    if may_share:
+        ways.append(share(column, panel, gather))
+    pairing, partner = map(torch.stack, zip(*ways, strict=True))
+    key = panel * (1 + PAIRINGS) + pairing
+    runs, way = _planned(key, partner, gather, capacities[0])
+    order = torch.argsort(key.index_select(0, way)[0], stable=True)
+    tiles, width, two = _listed(runs, partner.index_select(0, way)[0], gather, capacities[0])
+    count = runs.parts.sum()
+    middle = _middle_columns(column[order], tiles)
+    load = width + two * gather.height // gather.block
+    key = _key(tiles[:, 0], middle, two, count, gather).masked_fill_(width == 0, _LAST)
+    tiles = tiles[_order(key, load, count)]
+    steps = pointers.diff()[:, None]
+    runs = _Runs(pointers[:-1, None], steps, (steps + gather.most - 1) // gather.most)
+    # Sums are divided where these tiles are few, for which there is no better order.
+    wide, wide_width, _ = _listed(runs, partner[0, :, :1], gather, capacities[1])
+    return Gathered(
+        order,
+        torch.cat([_head(count, width, two), tiles]),
+        torch.cat([_head(runs.parts.sum(), wide_width, None), wide]),
+    )
+
+
+def _planned(key: Tensor, partner: Tensor, gather: Gather, capacity: int) -> tuple[_Runs, Tensor]:
+    """The runs with which the CTA that has most to do is done first, and the way to share that they
+    belong to, ``(1,)``.
+
+    Steps that are shared have tiles as wide as can be. Those of one panel have the width that suits
+    the pattern; it may end with half a step, as a mean of tiles.
+
+    Args:
+        key: ``(ways, Z)``: the run of each step, ``panel * (1 + PAIRINGS) + pairing``.
+        partner: ``(ways, P, 1 + PAIRINGS)``.
+        gather: shape of a tile.
+        capacity: tiles there can be.
+    """
+    ways, device = key.shape[0], key.device
+    bounds = torch.arange(partner[0].numel() + 1, device=device).expand(ways, -1).contiguous()
+    ends = torch.searchsorted(key.sort(1).values, bounds)
+    first, steps = (each.view_as(partner) for each in (ends[:, :-1], ends.diff(dim=1)))
+    most = gather.most // 2
+    parts = (steps + most - 1) // most * (partner > bounds[0, : gather.panels, None])
+    two = _widths(steps.flatten(1), parts.flatten(1), capacity)
+    two = (2 * gather.height + _FIXED_OF_TWO + two * gather.block) * (two > 0)
+    halves = torch.arange(2 * gather.fewest, 2 * gather.most + 1, device=device)
+    alone = steps[:, None, :, 0].expand(-1, halves.numel(), -1)
+    parts_alone = (2 * alone + halves[:, None] - 1) // halves[:, None]
+    one = _widths(alone.flatten(0, 1), parts_alone.flatten(0, 1), capacity)
+    one = (gather.height + _FIXED + one * gather.block) * (one > 0)
+    done = _busiest(torch.cat([one, two.repeat_interleave(halves.numel(), 0)], 1))
+    best = done.argmin().view(1)
+    way = best // halves.numel()
+    first, steps, parts = (each.index_select(0, way)[0] for each in (first, steps, parts))
+    parts[:, 0] = parts_alone.flatten(0, 1).index_select(0, best)[0]
+    return _Runs(first, steps, parts), way
+
+
+def _widths(count: Tensor, parts: Tensor, capacity: int) -> Tensor:
+    """``(n, capacity)``: the steps of each tile, 0 of those that there are not.
+
+    Args:
+        count: ``(n, runs)``: steps of runs that are dealt out to tiles.
+        parts: ``(n, runs)``: tiles of each.
+    """
+    run, part, there = _tile_of_runs(parts, capacity)
+    many = parts.gather(1, run).clamp_(min=1)
+    steps = count.gather(1, run)
+    return (steps * (part + 1) // many - steps * part // many) * there
+
+
+def _tile_of_runs(parts: Tensor, capacity: int) -> tuple[Tensor, Tensor, Tensor]:
+    """``(n, capacity)`` each: the run of a tile, which of its tiles it is, and whether there is."""
+    ends = torch.cumsum(parts, 1)
+    tile = torch.arange(capacity, device=parts.device).expand(parts.shape[0], -1).contiguous()
+    run = torch.searchsorted(ends, tile, right=True)
+    there = run < parts.shape[1]
+    run = run.clamp_(max=parts.shape[1] - 1)
+    return run, tile - (ends - parts).gather(1, run), there
+
+
+def _busiest(costs: Tensor) -> Tensor:
+    """``(n,)``: what the CTA that has most to do does of ``(n, tiles)``, if they are dealt out the
+    longest first and every other round backwards, as tile_of_round of order.cuh does."""
+    sorted_costs = costs.sort(1, descending=True).values
+    missing = -costs.shape[1] % (2 * SMS)
+    rounds = torch.nn.functional.pad(sorted_costs, (0, missing)).view(costs.shape[0], -1, 2, SMS)
+    return (rounds[:, :, 0] + rounds[:, :, 1].flip(2)).sum(1).amax(1)
+
+
+def _listed(
+    runs: _Runs, partner: Tensor, gather: Gather, capacity: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The tiles of runs, ``(capacity, 8)``; how many columns each has; whether it has two panels.
+
+    Args:
+        runs: ``(P, n)`` each.
+        partner: ``(P, n)``.
+        gather: shape of a tile.
+        capacity: tiles there can be.
+    """
+    first, steps, parts = (each.reshape(-1) for each in runs)
+    each_panel = partner.shape[1]
+    run, part, there = (each[0] for each in _tile_of_runs(parts[None], capacity))
+    many, first, steps = parts[run].clamp(min=1), first[run], steps[run]
+    begin = first + steps * part // many
+    end = first + steps * (part + 1) // many
+    panel, other = run // each_panel, partner.reshape(-1)[run]
+    two, width = other != panel, (end - begin) * there
+    if gather.height > 64:
+        halves = ((panel, begin, end), (panel, begin, end))
+    else:
+        middle = (begin + end + 1) // 2
+        # Its partner's steps of the same columns lie as far behind the first of their run.
+        ahead = runs.first.reshape(-1)[other * each_panel + run % each_panel] - first
+        halves = (
+            (panel, begin, torch.where(two, end, middle)),
+            (other, torch.where(two, begin + ahead, middle), end + ahead),
+        )
+    nothing = torch.zeros_like(panel)
+    words = [word for half in halves for word in (*half, nothing)]
+    return torch.stack(words, 1), width, two
+
+
+def _head(count: Tensor, width: Tensor, two: Tensor | None) -> Tensor:
+    """``(1, 8)``: of a list of tiles."""
+    head = count.new_zeros(1, 8)
+    head[0, 0] = count
+    if two is None:
+        head[0, 1] = width.amax()
+    else:
+        head[0, 1], head[0, 2] = (width * ~two).amax(), (width * two).amax()
+    return head
+
+
+def _middle_columns(column: Tensor, tiles: Tensor) -> Tensor:
+    """The sum of a tile's first and last column; those of its second half are no others."""
+    begin, end = tiles[:, 1], tiles[:, 6]
+    last = column.numel() - 1
+    return column[begin.clamp(max=last)] + column[(end - 1).clamp(max=last)]
+
+
+def _key(panel: Tensor, middle: Tensor, two: Tensor, count: Tensor, gather: Gather) -> Tensor:
+    """By which an sdd's tiles are in order.
+
+    All tiles go through k at the same pace, and L2 answers neighbours that want the same data at
+    the same time with one read. Tiles of two panels come first, those of the same two side by
+    side: they are a third of what is loaded. (Mixed with others, which are longer or shorter, they are at
+    another pace: 0.81 to 1.0 times as fast.) Of the rest those are side by side that have the same
+    columns, of a group of panels; of panels of 128 rows their tiles, which is 1.01 to 1.3 times as
+    fast if a panel is half or a third of what they load, and up to 1.1 times if all tiles run at
+    once.
+
+    Args:
+        panel: ``(n,)``: of each tile, like the others.
+        middle: the sum of its first and last column.
+        two: whether it has two panels.
+        count: how many are tiles.
+    """
+    side_by_side = SMS
+    if gather.height > 64:
+        side_by_side = max(SMS, _TILES_OF_A_PANEL * gather.panels)
+    tiles_of_group = _ROUNDS_OF_A_GROUP * SMS
+    group = (tiles_of_group * gather.panels + count // 2) // count.clamp(min=1)
+    group = torch.where(count > side_by_side, group.clamp(min=1), 1)
+    return torch.where(two, -1, panel // group * (2 * gather.minors) + middle)
+
+
+def _order(key: Tensor, load: Tensor, count: Tensor) -> Tensor:
+    """In which order an sdd computes its ``count`` first tiles: by their key, but in a run of a few
+    rounds those first that load most, so that a CTA that has one of them has a narrow one next
+    (tile_of_round of order.cuh). To sort all at once would tear apart what shares data."""
+    number = torch.arange(key.numel(), device=key.device)
+    order = torch.argsort(key, stable=True)
+    most = int(torch.iinfo(torch.int32).max)
+    narrowness = torch.where((number < count) & (count > SMS), most - load[order], most)
+    # Less than half a run that is left over belongs to the last: all should end with narrow tiles
+    # (8192, blocks of 128, 0.25, 4.02 rounds: 382 -> 370 us).
+    tiles_of_run = _SORTED_ROUNDS * SMS
+    runs = (count + tiles_of_run // 2) // tiles_of_run
+    run = torch.minimum(number // tiles_of_run, (runs - 1).clamp(min=0))
+    return order[torch.argsort(run * (most + 1) + narrowness, stable=True)]
