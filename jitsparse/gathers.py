@@ -20,20 +20,28 @@ from jitsparse.sharing import PAIRINGS, nothing_shared, share
 
 __all__ = ["Gathered", "gather_tiles"]
 
-_FIXED = 100
-_FIXED_OF_TWO = 160
-"""Tuned for Hopper: what a tile of one panel costs beside the rows and columns that it loads, and
-one of two, in columns."""
+_FEWEST_LOADED = 300
+_FIXED = 60
+_FIXED_OF_TWO = 110
+"""Tuned for Hopper, in rows and columns loaded: below what a tile takes no less time, and what one
+of one panel and one of two panels cost besides. Of 54 products at 132 SMs 0.998 to 1.13 times as
+fast as by rows and columns and 100 or 160 besides, in the mean 1.015; without the 300 0.95 of those
+whose CTAs have two tiles each, a wide one and a narrow one."""
 
 _ROUNDS_OF_A_GROUP = 2
 _SORTED_ROUNDS = 4
 """Rounds of CTAs in which the panels of a group are done, and of which tiles are sorted by what
-they load. In the mean of 48 products 1.046 times as fast as groups of 32 panels with all sorted where
-there are few; groups of one round 1.025, of four 1.036 (docs/performance.md)."""
+they load. In the mean of 48 products 1.046 times as fast as groups of 32 panels with all sorted
+where there are few; groups of one round 1.025, of four 1.036 (docs/performance.md)."""
 
-_LAST = torch.iinfo(torch.int64).max
 _TILES_OF_A_PANEL = 16
 """Of a panel of 128 rows, up to which they run side by side."""
+
+_MOST_BALANCED = 1 << 14
+"""Tiles that there may be, above which all are as wide as can be: each width takes a list of 8
+bytes a tile, a few times."""
+
+_LAST = torch.iinfo(torch.int64).max
 
 
 class Gathered(NamedTuple):
@@ -104,11 +112,11 @@ def gather_tiles(
     steps = pointers.diff()[:, None]
     runs = _Runs(pointers[:-1, None], steps, (steps + gather.most - 1) // gather.most)
     # Sums are divided where these tiles are few, for which there is no better order.
-    wide, wide_width, _ = _listed(runs, partner[0, :, :1], gather, capacities[1])
+    wide, *facts = _listed(runs, partner[0, :, :1], gather, capacities[1])
     return Gathered(
         order,
         torch.cat([_head(count, width, two), tiles]),
-        torch.cat([_head(runs.parts.sum(), wide_width, None), wide]),
+        torch.cat([_head(runs.parts.sum(), *facts), wide]),
     )
 
 
@@ -132,18 +140,26 @@ def _planned(key: Tensor, partner: Tensor, gather: Gather, capacity: int) -> tup
     most = gather.most // 2
     parts = (steps + most - 1) // most * (partner > bounds[0, : gather.panels, None])
     two = _widths(steps.flatten(1), parts.flatten(1), capacity)
-    two = (2 * gather.height + _FIXED_OF_TWO + two * gather.block) * (two > 0)
-    halves = torch.arange(2 * gather.fewest, 2 * gather.most + 1, device=device)
+    two = _cost(2 * gather.height, two, gather, _FIXED_OF_TWO)
+    # Many tiles are balanced however wide they are.
+    fewest = gather.fewest if capacity <= _MOST_BALANCED else gather.most
+    halves = torch.arange(2 * fewest, 2 * gather.most + 1, device=device)  # of a step, in a width
     alone = steps[:, None, :, 0].expand(-1, halves.numel(), -1)
     parts_alone = (2 * alone + halves[:, None] - 1) // halves[:, None]
     one = _widths(alone.flatten(0, 1), parts_alone.flatten(0, 1), capacity)
-    one = (gather.height + _FIXED + one * gather.block) * (one > 0)
+    one = _cost(gather.height, one, gather, _FIXED)
     done = _busiest(torch.cat([one, two.repeat_interleave(halves.numel(), 0)], 1))
     best = done.argmin().view(1)
     way = best // halves.numel()
     first, steps, parts = (each.index_select(0, way)[0] for each in (first, steps, parts))
     parts[:, 0] = parts_alone.flatten(0, 1).index_select(0, best)[0]
     return _Runs(first, steps, parts), way
+
+
+def _cost(rows: int, width: Tensor, gather: Gather, fixed: int) -> Tensor:
+    """Of tiles of so many steps each, none of 0."""
+    loaded = rows + width * gather.block
+    return (loaded.clamp(min=_FEWEST_LOADED) + fixed) * (width > 0)
 
 
 def _widths(count: Tensor, parts: Tensor, capacity: int) -> Tensor:
@@ -212,15 +228,10 @@ def _listed(
     return torch.stack(words, 1), width, two
 
 
-def _head(count: Tensor, width: Tensor, two: Tensor | None) -> Tensor:
+def _head(count: Tensor, width: Tensor, two: Tensor) -> Tensor:
     """``(1, 8)``: of a list of tiles."""
-    head = count.new_zeros(1, 8)
-    head[0, 0] = count
-    if two is None:
-        head[0, 1] = width.amax()
-    else:
-        head[0, 1], head[0, 2] = (width * ~two).amax(), (width * two).amax()
-    return head
+    facts = torch.stack([count, (width * ~two).amax(), (width * two).amax()])
+    return torch.nn.functional.pad(facts, (0, 5))[None]
 
 
 def _middle_columns(column: Tensor, tiles: Tensor) -> Tensor:
@@ -235,11 +246,11 @@ def _key(panel: Tensor, middle: Tensor, two: Tensor, count: Tensor, gather: Gath
 
     All tiles go through k at the same pace, and L2 answers neighbours that want the same data at
     the same time with one read. Tiles of two panels come first, those of the same two side by
-    side: they are a third of what is loaded. (Mixed with others, which are longer or shorter, they are at
-    another pace: 0.81 to 1.0 times as fast.) Of the rest those are side by side that have the same
-    columns, of a group of panels; of panels of 128 rows their tiles, which is 1.01 to 1.3 times as
-    fast if a panel is half or a third of what they load, and up to 1.1 times if all tiles run at
-    once.
+    side: they are a third of what is loaded. (Mixed with others, which are longer or shorter, they
+    are at another pace: 0.81 to 1.0 times as fast.) Of the rest those are side by side that have
+    the same columns, of a group of panels; of panels of 128 rows their tiles, which is 1.01 to 1.3
+    times as fast if a panel is half or a third of what they load, and up to 1.1 times if all tiles
+    run at once.
 
     Args:
         panel: ``(n,)``: of each tile, like the others.

@@ -20,18 +20,20 @@ from jitsparse.pairs import NO_PAIR, in_no_order, match
 __all__ = ["PAIRINGS", "Shares", "nothing_shared", "share"]
 
 PAIRINGS = 4
-"""How often panels are paired. One time gains half as much, two three quarters."""
+"""How often panels are paired. By a model random patterns in blocks of 64 at 8192 and density
+0.1/0.25/0.5 are 1.11/1.12/1.25 times as fast after one pairing, 1.11/1.22/1.34 after two,
+1.14/1.35/1.42 after four."""
 
 _WINDOW = 64
 """Panels that follow on one another and may be paired. Those of a window are computed at about the
 same time, and half as many are wanted at once as in windows of 128: products are 0.95 to 1.05 times
-as fast, those of skewed patterns up to 1.12."""
+as fast, those of skewed patterns up to 1.12 times."""
 
 _MOST_CELLS = 1 << 24
 """Panels times columns above which nothing is shared: they are compared as a dense matrix."""
 
 _MATCHINGS = 4
-"""Rounds of a pairing."""
+"""Rounds of a pairing; by the model three lose 1 %."""
 
 
 class Shares(NamedTuple):
@@ -78,7 +80,7 @@ def share(column: Tensor, panel: Tensor, gather: Gather) -> Shares:
     order = in_no_order(_WINDOW, panel.device)
     most, fewest = gather.most // 2, gather.fewest
     for number in range(1, 1 + PAIRINGS):
-        dense = left.float()
+        dense = left.double()  # which autocast leaves alone
         shared = (dense @ dense.mT).long()
         taken = torch.where(shared < most, shared * (shared >= fewest), shared // most * most)
         weights = taken * _WINDOW**2 + order

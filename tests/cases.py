@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 import jitsparse as js
-from jitsparse import jit
+from jitsparse import gathers, jit
 from jitsparse.compilation import compile_variants
 from jitsparse.kernels import dispatch, registry
 from jitsparse.kernels.choice import Key, choose, problem_of
@@ -299,6 +299,13 @@ def check_sdd_variants(
                 first, second = (js.sdd(left, right, pattern) for _ in range(2))
             check_sdd(first, left, right, products=products)
             assert torch.equal(first.values, second.values)
+
+
+def share_columns(patch: pytest.MonkeyPatch) -> None:
+    """Give an sdd tiles of two panels wherever two store the same columns. By their cost only far
+    larger patterns have them."""
+    patch.setattr(gathers, "SMS", 1)
+    patch.setattr(gathers, "_FIXED_OF_TWO", -(1 << 20))
 
 
 def check_past_edge(got: js.BlockSparse) -> None:

@@ -73,7 +73,7 @@ def test_all_is_whole_numbers() -> None:
     for nnz in (1, blocks):
         weights = pairs._weights(full, majors, nnz, blocks)
         exact = (cols * blocks - nnz * 2 * cols) * PAIRED_AMONG**2
-        assert pairs._TAKEN < pairs._NOBODY * PAIRED_AMONG**2 < -abs(exact)
+        assert pairs.NO_PAIR < pairs._NOBODY * PAIRED_AMONG**2 < -abs(exact)
         assert int(weights[0, 0, 1]) // PAIRED_AMONG**2 == exact // PAIRED_AMONG**2
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 from graphlib import TopologicalSorter
 
+import cases
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jitsparse as js
-from jitsparse.layout import IndexLayout
+from jitsparse import gathers
+from jitsparse.layout import Gather, IndexLayout
 from jitsparse.pairs import pair_rows
 from jitsparse.panels import HOPPER_BLOCK, PAIRED, PANEL, SHALLOWEST, SLAB, TALL_PANEL
 from jitsparse.schedule import build_index
@@ -115,45 +117,90 @@ def rows_of_four(layout: IndexLayout, index: torch.Tensor, part: str) -> list[li
     return layout.view(index, part).view(-1, 4).tolist()
 
 
+Half = tuple[int, int, int]
+"""Of a warpgroup: a panel, its first step, and the end of its steps."""
+
+
+def halves_of_tiles(
+    layout: IndexLayout, index: torch.Tensor, part: str
+) -> tuple[list[int], list[tuple[Half, Half]]]:
+    offset, _ = layout.parts()[part]
+    assert offset % 4 == 0, "read as 16-byte words"
+    head, *tiles = layout.view(index, part).view(-1, 8).tolist()
+    assert not any(each[3] or each[7] for each in [head, *tiles])
+    return head[:3], [((a, b, c), (d, e, f)) for a, b, c, _, d, e, f, _ in tiles[: head[0]]]
+
+
 def check_gathers(layout: IndexLayout, index: torch.Tensor, side: str, blocks: Blocks) -> None:
-    """The tiles of an sdd hold every step once, of one panel each and no more than allowed."""
+    """The tiles of an sdd hold every step once, of one panel or of two that store the same columns,
+    and no more than allowed."""
     gather = layout.gathers()[side]
     majors = layout.rows if side == "row" else layout.cols
-    steps, pointers, order = naive_panels(blocks, majors, gather.down)
-    assert rows_of_four(layout, index, f"{side}_gather_steps")[: len(steps)] == steps
+    expected, pointers, order = naive_panels(blocks, majors, gather.down)
+    steps = rows_of_four(layout, index, f"{side}_gather_steps")[: len(expected)]
+    for begin, end in itertools.pairwise(pointers):
+        assert sorted(steps[begin:end]) == expected[begin:end]
     assert layout.view(index, f"{side}_gather_blocks").tolist() == order
     for kind in ("gather", "wide"):
-        (count, widest, *_), *tiles = rows_of_four(layout, index, f"{side}_{kind}_tiles")
-        seen = sorted((first, end, panel) for panel, first, end, _ in tiles[:count])
-        every = [step for first, end, _ in seen for step in range(first, end)]
-        assert every == list(range(len(steps)))
-        for first, end, panel in seen:
-            assert first < end <= first + widest
-            assert pointers[panel] <= first
-            assert end <= pointers[panel + 1]
-        assert widest == max((end - first for first, end, _ in seen), default=0) <= gather.most
-        if count <= 132 or (gather.height == 128 and count <= 16 * gather.panels):
-            group = 1
+        (_, most_of_one, most_of_two), tiles = halves_of_tiles(
+            layout, index, f"{side}_{kind}_tiles"
+        )
+        seen: list[int] = []
+        widths: dict[bool, list[int]] = {False: [0], True: [0]}
+        for first, second in tiles:
+            two = first[0] != second[0]
+            halves = [first] if first == second else [first, second]
+            for panel, begin, end in halves:
+                assert pointers[panel] <= begin <= end <= pointers[panel + 1]
+                seen += range(begin, end)
+            if gather.height == 128:
+                assert first == second
+                width = first[2] - first[1]
+            elif two:
+                columns = [[steps[n][0] for n in range(*half[1:])] for half in halves]
+                assert columns[0] == columns[1]
+                assert first[0] < second[0]
+                width = first[2] - first[1]
+                assert gather.fewest <= width <= gather.most // 2
+            else:
+                assert first[2] == second[1]
+                width = second[2] - first[1]
+                assert first[2] - first[1] == -(-width // 2)
+            assert 0 < width <= gather.most
+            widths[two].append(width)
+        assert sorted(seen) == list(range(len(steps)))
+        assert [most_of_one, most_of_two] == [max(widths[False]), max(widths[True])]
+        if kind == "wide":
+            assert most_of_two == 0
+            assert tiles == sorted(tiles)
         else:
-            two_rounds = (264 * gather.panels + count // 2) // count
-            group = max(1, two_rounds) if count > 264 else 32
-        check_order(tiles[:count], group)
+            check_order(gather, steps, tiles)
 
 
-def check_order(tiles: list[list[int]], group: int) -> None:
-    """The panels of a group part after part; of two to six rounds, the widest tiles first."""
-    parts: dict[int, list[int]] = {}
-    for panel, first, *_ in sorted(tiles):
-        parts.setdefault(panel, []).append(first)
-    expected = sorted(
-        tiles, key=lambda tile: (tile[0] // group, parts[tile[0]].index(tile[1]), tile[0] % group)
-    )
-    if len(tiles) > 132:
-        starts = [528 * n for n in range(max(1, (len(tiles) + 264) // 528))]
+def check_order(gather: Gather, steps: list[list[int]], tiles: list[tuple[Half, Half]]) -> None:
+    """Tiles of two panels, then the panels of a group by their columns; of two to six rounds those
+    first that load most."""
+    count, group, sms = len(tiles), 1, gathers.SMS
+    if count > max(sms, 16 * gather.panels if gather.height == 128 else 0):
+        group = max(1, (2 * sms * gather.panels + count // 2) // count)
+
+    def place(tile: tuple[Half, Half]) -> tuple[int, ...]:
+        (panel, begin, _), (other, _, end) = tile
+        columns = steps[begin][0] + steps[end - 1][0]
+        key = (0,) if panel != other else (1, panel // group, columns)
+        return (*key, panel, begin)
+
+    def load(tile: tuple[Half, Half]) -> int:
+        (panel, begin, _), (other, start, end) = tile
+        if panel != other:
+            return end - start + gather.height // gather.block
+        return end - begin
+
+    expected = sorted(tiles, key=place)
+    if count > sms:
+        starts = [4 * sms * n for n in range(max(1, (count + 2 * sms) // (4 * sms)))]
         runs = [expected[start:end] for start, end in zip(starts, [*starts[1:], None], strict=True)]
-        expected = [
-            tile for run in runs for tile in sorted(run, key=lambda tile: tile[1] - tile[2])
-        ]
+        expected = [tile for run in runs for tile in sorted(run, key=load, reverse=True)]
     assert tiles == expected
 
 
@@ -226,17 +273,21 @@ def check(mask: torch.Tensor, block_size: tuple[int, int]) -> None:
     cols=st.integers(0, 40),
     block=st.tuples(st.sampled_from(js.checks.BLOCK_SIZES), st.sampled_from(js.checks.BLOCK_SIZES)),
     density=st.sampled_from([0.0, 0.05, 0.3, 0.9, 1.0]),
+    sharing=st.booleans(),
     seed=st.integers(0, 2**32),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_index_is_what_loops_would_build(
-    rows: int, cols: int, block: tuple[int, int], density: float, seed: int
+    rows: int, cols: int, block: tuple[int, int], density: float, sharing: bool, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
-    check(torch.rand((rows, cols), generator=generator) < density, block)
+    with pytest.MonkeyPatch.context() as patch:
+        if sharing:
+            cases.share_columns(patch)
+        check(torch.rand((rows, cols), generator=generator) < density, block)
 
 
-@pytest.mark.parametrize("block", [(64, 64), (128, 64), (128, 16)])
+@pytest.mark.parametrize("block", [(64, 64), (128, 64), (128, 16), (32, 32)])
 def test_order_of_many_tiles(block: tuple[int, int]) -> None:
     """More than run at once, and more than a few times as many."""
     generator = torch.Generator().manual_seed(0)
@@ -278,20 +329,20 @@ def test_parts_lie_where_the_header_says() -> None:
         "row_panels_sorted": (120, 20),
         "col_panels_sorted": (140, 100),
         "row_gather_steps": (240, 28),
-        "row_gather_tiles": (268, 40),
-        "col_gather_steps": (308, 28),
-        "col_gather_tiles": (336, 28),
-        "col_slab_panels": (364, 100),
-        "col_slab_steps": (464, 28),
-        "row_gather_blocks": (492, 7),
-        "col_gather_blocks": (499, 7),
-        "col_slab_blocks": (506, 7),
-        "wide_padding": (513, 3),
-        "row_wide_tiles": (516, 16),
-        "col_wide_tiles": (532, 24),
-        "picked_padding": (556, 0),
+        "row_gather_tiles": (268, 80),
+        "col_gather_steps": (348, 28),
+        "col_gather_tiles": (376, 56),
+        "col_slab_panels": (432, 100),
+        "col_slab_steps": (532, 28),
+        "row_gather_blocks": (560, 7),
+        "col_gather_blocks": (567, 7),
+        "col_slab_blocks": (574, 7),
+        "wide_padding": (581, 3),
+        "row_wide_tiles": (584, 32),
+        "col_wide_tiles": (616, 48),
+        "picked_padding": (664, 0),
     }
-    assert layout.size == 556
+    assert layout.size == 664
 
 
 @pytest.mark.parametrize("panels", [False, True])

@@ -9,13 +9,15 @@ compilers are not watched::
     compute-sanitizer --tool memcheck --kernel-name kns=kernel_entry python sanitize.py
     compute-sanitizer --tool racecheck --kernel-name kns=kernel_entry python sanitize.py wgmma thin
 
-Arguments are the families to run, by default all.
+Arguments are the families and operations to run, by default all.
 """
 
 from __future__ import annotations
 
 import sys
 
+import cases
+import pytest
 import torch
 from test_cuda_kernels import DTYPES, grid, problem
 
@@ -26,18 +28,27 @@ from jitsparse.kernels.float32 import float32_as
 from jitsparse.kernels.roles import LAYOUTS
 from jitsparse.kernels.split import splits
 
-ROWS, COLS, EXTENT, LONG = 200, 328, 136, 1032
+ROWS, COLS, EXTENT, LONG = 200, 648, 136, 1032
 """Sizes; sums of the last are divided by kernels that can."""
 
 
+def wanted(name: str) -> bool:
+    """Whether the arguments leave it in: they may name families, operations, or both."""
+    of_its_kind = {
+        each for each in sys.argv[1:] if (each in registry.OPS) == (name in registry.OPS)
+    }
+    return not of_its_kind or name in of_its_kind
+
+
 def main() -> None:
+    cases.share_columns(pytest.MonkeyPatch())  # which is undone by the end of the program
     calls = [
         (op, dtype, block, layout, candidate.variant)
         for op, dtype, block in grid()
         for layout in LAYOUTS
         for candidate in registry.candidates(problem(op, dtype, block, layout))
         if candidate.refused is None
-        if len(sys.argv) == 1 or candidate.variant.family in sys.argv[1:]
+        if wanted(candidate.variant.family) and wanted(op)
     ]
     outcomes = compile_variants(dict.fromkeys(variant for *_, variant in calls))
     failed = [outcome for outcome in outcomes if outcome.error is not None]

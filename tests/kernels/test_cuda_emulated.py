@@ -354,7 +354,6 @@ def test_tiles_of_which_each_warpgroup_has_half(
 def test_panels_that_share_columns(
     name: str, sources: Path, resize: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One multiprocessor is assumed, for which it pays as soon as less is loaded."""
     tiles = []
 
     def gather(*args: Any, may_share: bool) -> gathers.Gathered:
@@ -362,7 +361,7 @@ def test_panels_that_share_columns(
         tiles.append(found.tiles[1 : 1 + found.tiles[0, 0]])
         return found
 
-    monkeypatch.setattr(gathers, "SMS", 1)
+    cases.share_columns(monkeypatch)
     monkeypatch.setattr(schedule, "gather_tiles", gather)
     along, across = ("COLS", "ROWS") if "rows" in name else ("ROWS", "COLS")
     resize(**{along: 456, across: 1176})
