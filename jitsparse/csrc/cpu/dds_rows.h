@@ -17,7 +17,8 @@ namespace jitsparse::cpu {
 // T                         element type
 // BLOCK_ROWS, BLOCK_COLS    of a block
 // TILE_ROWS, TILE_COLS      sums held in registers: rows of X, at most, x vectors of columns of S
-template <class T, int BLOCK_ROWS, int BLOCK_COLS, int TILE_ROWS, int TILE_COLS> class DdsRows {
+template <class T, int BLOCK_ROWS, int BLOCK_COLS, int TILE_ROWS, int TILE_COLS>
+class DdsRows : public StripProduct {
   using A = Acc<T>;
   using Dense = DenseView<T, /*K_CONTIGUOUS=*/true>;
   using Out = OutView<T, /*TRANSPOSED=*/false>;
@@ -39,26 +40,19 @@ template <class T, int BLOCK_ROWS, int BLOCK_COLS, int TILE_ROWS, int TILE_COLS>
 
   DdsRows(const SpmmArgs& args, int64 threads) : args_(args), index_(args.index, args.rows, args.cols, args.nnz) {
     const int64 row_bytes = BLOCK_ROWS * index_.R * int64(sizeof(A));
-    int64 highest = kMostTiles * TILE_ROWS;
-    while (highest > TILE_ROWS && highest * row_bytes > kL2Bytes) highest -= TILE_ROWS;
-    while (highest > kStep && highest * row_bytes > kMostPanelBytes) highest -= kStep;
-    // Rather a strip for every thread than a cut through one, where both parts pack its panels.
-    const int64 fair = div_up(div_up(args.n * args.batch, threads), TILE_ROWS) * TILE_ROWS;
-    if (fair < highest) highest = fair;
-    plan_ = {args.batch, args.n, highest, index_.C, index_.ccol(), BLOCK_ROWS};
+    const StripWidth strip = {kMostTiles * TILE_ROWS, TILE_ROWS, kStep, row_bytes};
+    const int64 highest = strip.widest(args.n * args.batch, threads);
+    plan = {args.batch, args.n, highest, index_.C, index_.ccol(), BLOCK_ROWS};
     panels_bytes_ = highest * row_bytes;
     sums_bytes_ = highest * kWidth * int64(sizeof(A));
-    past_caches_ = args.batch * args.cols * args.n * int64(sizeof(T)) / threads > kL2Bytes;
+    own_bytes = panels_bytes_ + sums_bytes_ + index_.R;
+    past_caches = exceeds_caches(args, args.cols, sizeof(T), threads);
   }
 
-  const StripPlan& plan() const { return plan_; }
-  int64 scratch_bytes() const { return panels_bytes_ + sums_bytes_ + index_.R; }
-  bool past_caches() const { return past_caches_; }
-
   // Block columns from .. to of the strip of `rows` that begins at row `first`.
-  void multiply_strip(int64 batch, int64 first, int64 rows, int64 from, int64 to, char* scratch) const {
+  void multiply_strip(int64 batch, int64 first, int64 rows, int64 from, int64 to, Memory memory) const {
     const Strip strip{first, rows, div_up(rows, TILE_ROWS), from, to};
-    multiply_strip_of<TILE_ROWS>(batch, strip, scratch);
+    multiply_strip_of<TILE_ROWS>(batch, strip, memory.own);
   }
 
  private:
@@ -77,28 +71,24 @@ template <class T, int BLOCK_ROWS, int BLOCK_COLS, int TILE_ROWS, int TILE_COLS>
     }
     A* const panels = reinterpret_cast<A*>(scratch);
     A* const sums = reinterpret_cast<A*>(scratch + panels_bytes_);
-    char* const packed = scratch + panels_bytes_ + sums_bytes_;
-    __builtin_memset(packed, 0, index_.R);
+    PackedParts<kPart> parts(scratch + panels_bytes_ + sums_bytes_, index_.row_t(), index_.R);
     const int64 panel = HEIGHT * BLOCK_ROWS * index_.R, tile = HEIGHT * kWidth;  // elements
 
     const Dense dense{static_cast<const T*>(args_.dense) + batch * args_.dense_batch_stride, args_.rows, args_.n,
                       args_.dense_ld};
     const Out out{static_cast<T*>(args_.out) + batch * args_.out_batch_stride, args_.n, args_.cols, args_.out_ld,
-                  static_cast<const T*>(args_.bias), args_.activation, past_caches_};
+                  static_cast<const T*>(args_.bias), args_.activation, past_caches};
     for (int64 col = strip.from; col < strip.to; ++col) {
-      for (int64 z = begin_of(col); z < begin_of(col + 1); ++z) {
-        const int64 part = index_.row_t()[z] / kPart;
-        if (packed[part]) continue;
-        packed[part] = 1;
+      parts.complete(begin_of(col), begin_of(col + 1), [&](int64 part) {
         for (int64 i = 0; i < strip.tiles; ++i) {
           pack_part<HEIGHT>(dense, part, strip.begin_of(i), strip.rows_of(i), panels + i * panel);
         }
-      }
+      });
       // The next column's new parts are on their way while these are multiplied.
-      for (int64 z = begin_of(col + 1); col + 1 < strip.to && z < begin_of(col + 2); ++z) {
-        const int64 part = index_.row_t()[z] / kPart;
-        if (!packed[part]) prefetch(dense, part * kPart * BLOCK_ROWS, kPart * BLOCK_ROWS, strip.first, strip.rows);
-      }
+      const int64 next = col + 1, after = next < strip.to ? next + 1 : next;
+      parts.expect(begin_of(next), begin_of(after), [&](int64 part) {
+        prefetch(dense, part * kPart * BLOCK_ROWS, kPart * BLOCK_ROWS, strip.first, strip.rows);
+      });
       for (int c = 0; c < BLOCK_COLS; c += kWidth) {
         for (int64 i = 0; i < strip.tiles; ++i) multiply_tile<HEIGHT>(col, c, panels + i * panel, sums + i * tile);
         for (int64 i = 0; i < strip.tiles; ++i) {
@@ -164,9 +154,7 @@ template <class T, int BLOCK_ROWS, int BLOCK_COLS, int TILE_ROWS, int TILE_COLS>
 
   const SpmmArgs& args_;
   const IndexView<BLOCK_ROWS, BLOCK_COLS> index_;
-  StripPlan plan_;
   int64 panels_bytes_, sums_bytes_;
-  bool past_caches_;
 };
 
 }  // namespace jitsparse::cpu

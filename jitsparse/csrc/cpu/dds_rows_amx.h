@@ -14,7 +14,8 @@ namespace jitsparse::cpu {
 
 // BLOCK_ROWS, BLOCK_COLS    of a block
 // TILE_ROWS, TILE_COLS      sums held in tile registers, in tiles of 16 x 16
-template <int BLOCK_ROWS, int BLOCK_COLS, int TILE_ROWS, int TILE_COLS> class DdsRowsAmx {
+template <int BLOCK_ROWS, int BLOCK_COLS, int TILE_ROWS, int TILE_COLS>
+class DdsRowsAmx : public StripProduct {
   using Dense = DenseView<BFloat16, /*K_CONTIGUOUS=*/true>;
   using Out = OutView<BFloat16, /*TRANSPOSED=*/false>;
   static constexpr int kBlock = BLOCK_ROWS * BLOCK_COLS;
@@ -36,84 +37,54 @@ template <int BLOCK_ROWS, int BLOCK_COLS, int TILE_ROWS, int TILE_COLS> class Dd
 
  public:
   static int run(const SpmmArgs& args) {
-    if (!request_tiles()) return kNoTileRegisters;
-    const double work = double(args.nnz) * kBlock * double(args.n) * double(args.batch);
-    const int threads = useful_threads(args.context, work / 16);  // 16 times the rate of vectors
-    const DdsRowsAmx product(args, threads);
-    const Scratch scratch(product.values_bytes_ + threads * product.scratch_bytes_);
-    if (!scratch) return kOutOfMemory;
-    Pair* const values = reinterpret_cast<Pair*>(scratch.at(0));
-    parallel(threads, [&](int64 rank, int64 size) {
-      product.pair_values(rank, size, values);
-      barrier(size);
-      char* const mine = scratch.at(product.values_bytes_ + rank * product.scratch_bytes_);
-      tile_configure(Registers::config(kM, kN, kK));
-      product.plan_.for_share(rank, size, [&](int64 batch, int64 first, int64 units, int64 from, int64 to) {
-        product.multiply_strip(batch, first * kTileRows, units, from, to, values, mine);
-      });
-      tile_release();
-      if (product.past_caches_) stream_fence();
-    });
-    return kOk;
+    return request_tiles() ? run_strips<DdsRowsAmx>(args, kBlock, kAmxRate) : kNoTileRegisters;
   }
 
- private:
   DdsRowsAmx(const SpmmArgs& args, int64 threads)
       : args_(args),
         index_(args.index, args.rows, args.cols, args.nnz),
         panel_(kTileRows * BLOCK_ROWS * index_.R) {
     const int64 units = div_up(args.n, kTileRows), panel_bytes = panel_ * int64(sizeof(BFloat16));
-    int64 highest = kHighest;
-    while (highest > 1 && highest * panel_bytes > kL2Bytes) --highest;
-    // Rather a strip for every thread than a cut through one, where both parts pack its panels.
-    const int64 fair = div_up(units * args.batch, threads);
-    if (fair < highest) highest = fair;
-    plan_ = {args.batch, units, highest, index_.C, index_.ccol(), BLOCK_ROWS};
-    values_bytes_ = Scratch::round_up(args.nnz * kBlock * sizeof(BFloat16));
+    const StripWidth strip = {kHighest, 1, 1, panel_bytes};
+    const int64 highest = strip.widest(units * args.batch, threads);
+    plan = {args.batch, units, highest, index_.C, index_.ccol(), BLOCK_ROWS};
     panels_bytes_ = highest * panel_bytes;
     sums_bytes_ = highest * kTileRows * kGroup * BLOCK_COLS * int64(sizeof(float));
-    scratch_bytes_ = Scratch::round_up(panels_bytes_ + sums_bytes_ + index_.R);
-    past_caches_ = args.batch * args.cols * args.n * int64(sizeof(BFloat16)) / threads > kL2Bytes;
+    shared_bytes = args.nnz * kBlock * sizeof(BFloat16);
+    own_bytes = panels_bytes_ + sums_bytes_ + index_.R;
+    past_caches = exceeds_caches(args, args.cols, sizeof(BFloat16), threads);
   }
 
-  int64 begin_of(int64 col) const { return index_.ccol()[col]; }
-
-  // This thread's share of the blocks, in column order, as right tiles: [step][tile][pair of rows][column].
-  void pair_values(int64 rank, int64 size, Pair* to) const {
-    for (int64 z = args_.nnz * rank / size; z < args_.nnz * (rank + 1) / size; ++z) {
-      const BFloat16* const stored = static_cast<const BFloat16*>(args_.values) + index_.perm()[z] * int64(kBlock);
-      const DenseView<BFloat16, /*K_CONTIGUOUS=*/false> block{stored, BLOCK_ROWS, BLOCK_COLS, BLOCK_COLS};
-      pack_right<kN, kK>(block, 0, kSteps, 0, kTiles, to + z * (kBlock / 2), {kRightTile, kTiles * kRightTile});
-    }
+  void begin(int64 rank, int64 size, char* shared) const {
+    pair_values(rank, size, reinterpret_cast<Pair*>(shared));
+    barrier(size);
+    tile_configure(Registers::config(kM, kN, kK));
   }
+  void end() const { tile_release(); }
 
-  // Block columns from .. to of the strip of `units` that begins at row `first`.
-  void multiply_strip(int64 batch, int64 first, int64 units, int64 from, int64 to, const Pair* values,
-                      char* scratch) const {
-    BFloat16* const panels = reinterpret_cast<BFloat16*>(scratch);
-    float* const sums = reinterpret_cast<float*>(scratch + panels_bytes_);
-    char* const packed = scratch + panels_bytes_ + sums_bytes_;
-    __builtin_memset(packed, 0, index_.R);
+  // Block columns from .. to of the strip of `units` that begins at unit `unit`.
+  void multiply_strip(int64 batch, int64 unit, int64 units, int64 from, int64 to, Memory memory) const {
+    const Pair* const values = reinterpret_cast<const Pair*>(memory.shared);
+    BFloat16* const panels = reinterpret_cast<BFloat16*>(memory.own);
+    float* const sums = reinterpret_cast<float*>(memory.own + panels_bytes_);
+    PackedParts<kPart> parts(memory.own + panels_bytes_ + sums_bytes_, index_.row_t(), index_.R);
+    const int64 first = unit * kTileRows;
     const int64 rows = args_.n - first < units * kTileRows ? args_.n - first : units * kTileRows;
 
     const Dense dense{static_cast<const BFloat16*>(args_.dense) + batch * args_.dense_batch_stride, args_.rows, args_.n,
                       args_.dense_ld};
     const Out out{static_cast<BFloat16*>(args_.out) + batch * args_.out_batch_stride, args_.n, args_.cols, args_.out_ld,
-                  static_cast<const BFloat16*>(args_.bias), args_.activation, past_caches_};
+                  static_cast<const BFloat16*>(args_.bias), args_.activation, past_caches};
     for (int64 col = from, end; col < to; col = end) {
       end = col + kGroup < to ? col + kGroup : to;
       const int64 after = end + kGroup < to ? end + kGroup : to, width = (end - col) * BLOCK_COLS;
-      for (int64 z = begin_of(col); z < begin_of(end); ++z) {
-        const int64 part = index_.row_t()[z] / kPart;
-        if (packed[part]) continue;
-        packed[part] = 1;
+      parts.complete(begin_of(col), begin_of(end), [&](int64 part) {
         for (int64 i = 0; i < units; ++i) pack_part(dense, part, first + i * kTileRows, panels + i * panel_);
-      }
+      });
       // The next columns' new parts are on their way while these are multiplied.
-      for (int64 z = begin_of(end); z < begin_of(after); ++z) {
-        const int64 part = index_.row_t()[z] / kPart;
-        if (!packed[part]) prefetch(dense, part * kPart * BLOCK_ROWS, kPart * BLOCK_ROWS, first, rows);
-      }
+      parts.expect(begin_of(end), begin_of(after), [&](int64 part) {
+        prefetch(dense, part * kPart * BLOCK_ROWS, kPart * BLOCK_ROWS, first, rows);
+      });
       for (int64 each = col; each < end; ++each) {
         for (int tile = 0; tile < kTiles; tile += TILE_COLS) {
           float* const to_tile = sums + (each - col) * BLOCK_COLS + tile * kN;
@@ -123,6 +94,18 @@ template <int BLOCK_ROWS, int BLOCK_COLS, int TILE_ROWS, int TILE_COLS> class Dd
         }
       }
       write_rows(out, first, rows, col * BLOCK_COLS, sums, width);
+    }
+  }
+
+ private:
+  int64 begin_of(int64 col) const { return index_.ccol()[col]; }
+
+  // This thread's share of the blocks, in column order, as right tiles: [step][tile][pair of rows][column].
+  void pair_values(int64 rank, int64 size, Pair* to) const {
+    for (int64 z = args_.nnz * rank / size; z < args_.nnz * (rank + 1) / size; ++z) {
+      const BFloat16* const stored = static_cast<const BFloat16*>(args_.values) + index_.perm()[z] * int64(kBlock);
+      const DenseView<BFloat16, /*K_CONTIGUOUS=*/false> block{stored, BLOCK_ROWS, BLOCK_COLS, BLOCK_COLS};
+      pack_right<kN, kK>(block, 0, kSteps, 0, kTiles, to + z * (kBlock / 2), {kRightTile, kTiles * kRightTile});
     }
   }
 
@@ -177,9 +160,7 @@ template <int BLOCK_ROWS, int BLOCK_COLS, int TILE_ROWS, int TILE_COLS> class Dd
   const SpmmArgs& args_;
   const IndexView<BLOCK_ROWS, BLOCK_COLS> index_;
   const int64 panel_;  // elements of the panel of kTileRows rows
-  StripPlan plan_;
-  int64 values_bytes_, panels_bytes_, sums_bytes_, scratch_bytes_;
-  bool past_caches_;
+  int64 panels_bytes_, sums_bytes_;
 };
 
 }  // namespace jitsparse::cpu

@@ -36,7 +36,7 @@ class SddAmx {
   static int run(const SddArgs& args) {
     if (!request_tiles()) return kNoTileRegisters;
     const double work = double(args.nnz) * kBlock * double(args.k) * double(args.batch);
-    const int threads = useful_threads(args.context, work / 16);  // 16 times the rate of vectors
+    const int threads = useful_threads(args.context, work / kAmxRate);
     const SddAmx product(args);
     const Scratch scratch(product.shared_bytes_ + threads * product.left_bytes_);
     if (!scratch) return kOutOfMemory;

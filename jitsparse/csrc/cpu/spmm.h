@@ -24,7 +24,7 @@ namespace jitsparse::cpu {
 // TILE_ROWS, TILE_COLS      sums held in registers: rows x vectors of columns
 template <class T, int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CONTIGUOUS, bool OUT_TRANSPOSED,
           int TILE_ROWS, int TILE_COLS>
-class Spmm {
+class Spmm : public StripProduct {
   using A = Acc<T>;
   using P = Packed<T>;
   using Dense = DenseView<T, DENSE_K_CONTIGUOUS>;
@@ -69,56 +69,44 @@ class Spmm {
         col_(FLIPPED ? index_.row_t() : index_.col()),
         block_cols_(FLIPPED ? index_.R : index_.C) {
     const int64 vectors = div_up(args.n, kL), vector_bytes = block_cols_ * kPackedDepth * kVecBytes;
-    int64 widest = kWidestTiles * TILE_COLS;
-    while (widest > TILE_COLS && widest * vector_bytes > kL2Bytes) widest -= TILE_COLS;
-    while (widest > 1 && widest * vector_bytes > kMostPanelBytes) --widest;
-    // Rather a strip for every thread than a cut through one, where both parts pack its panels.
-    const int64 fair = div_up(div_up(vectors * args.batch, threads), TILE_COLS) * TILE_COLS;
-    if (fair < widest) widest = fair;
+    const StripWidth strip = {kWidestTiles * TILE_COLS, TILE_COLS, /*finest=*/1, vector_bytes};
+    int64 widest = strip.widest(vectors * args.batch, threads);
     if (vectors < widest) widest = vectors;
-    plan_ = {args.batch, vectors, widest, FLIPPED ? index_.C : index_.R, row_ptr_, kDepth};
+    plan = {args.batch, vectors, widest, FLIPPED ? index_.C : index_.R, row_ptr_, kDepth};
     panels_bytes_ = widest * vector_bytes;
     tile_bytes_ = kGroup * kRows * TILE_COLS * kVecBytes;
     if (kPackRows && widest > (kSeveralTiles - 1) * TILE_COLS) {
       const int64 bytes = most_blocks() * kRows * kPackedDepth * int64(sizeof(P));
       rows_bytes_ = bytes <= kL2Bytes ? bytes : 0;
     }
-    past_caches_ = args.batch * m_ * args.n * int64(sizeof(T)) / threads > kL2Bytes;
+    own_bytes = panels_bytes_ + tile_bytes_ + rows_bytes_ + block_cols_;
+    past_caches = exceeds_caches(args, m_, sizeof(T), threads);
   }
 
-  const StripPlan& plan() const { return plan_; }
-  int64 scratch_bytes() const { return panels_bytes_ + tile_bytes_ + rows_bytes_ + block_cols_; }
-  bool past_caches() const { return past_caches_; }
-
   // Block rows from .. to of the strip of `width` vectors of columns that begins at vector `first`.
-  void multiply_strip(int64 batch, int64 first, int64 width, int64 from, int64 to, char* scratch) const {
-    P* const panels = reinterpret_cast<P*>(scratch);
-    A* const tile = reinterpret_cast<A*>(scratch + panels_bytes_);
-    char* const after_tile = scratch + panels_bytes_ + tile_bytes_;
+  void multiply_strip(int64 batch, int64 first, int64 width, int64 from, int64 to, Memory memory) const {
+    P* const panels = reinterpret_cast<P*>(memory.own);
+    A* const tile = reinterpret_cast<A*>(memory.own + panels_bytes_);
+    char* const after_tile = memory.own + panels_bytes_ + tile_bytes_;
     P* const rows = rows_bytes_ ? reinterpret_cast<P*>(after_tile) : nullptr;
-    char* const packed = after_tile + rows_bytes_;
-    __builtin_memset(packed, 0, block_cols_);
+    PackedParts<kPart> parts(after_tile + rows_bytes_, col_, block_cols_);
     const auto panels_at = [&](int64 v) { return panels + v * kL * block_cols_ * kPackedDepth; };
 
     const Dense dense{static_cast<const T*>(args_.dense) + batch * args_.dense_batch_stride, k_, args_.n,
                       args_.dense_ld};
     const Out out{static_cast<T*>(args_.out) + batch * args_.out_batch_stride, m_, args_.n, args_.out_ld,
-                  static_cast<const T*>(args_.bias), args_.activation, past_caches_};
+                  static_cast<const T*>(args_.bias), args_.activation, past_caches};
     for (int64 row = from, end; row < to; row = end) {
       end = end_of_group(row, to);
-      for (int64 z = row_ptr_[row]; z < row_ptr_[end]; ++z) {
-        const int64 part = col_[z] / kPart;
-        if (packed[part]) continue;
-        packed[part] = 1;
+      parts.complete(row_ptr_[row], row_ptr_[end], [&](int64 part) {
         for_tiles(width, [&](int64 v, int64 count) {
           pack_part<TILE_COLS>(count, dense, part, first + v, panels_at(v));
         });
-      }
+      });
       // The next rows' new parts are on their way while these are multiplied.
-      for (int64 z = row_ptr_[end]; end < to && z < row_ptr_[end_of_group(end, to)]; ++z) {
-        const int64 part = col_[z] / kPart;
-        if (!packed[part]) prefetch(dense, part * kPart * kDepth, blocks_of(part) * kDepth, first * kL, width * kL);
-      }
+      parts.expect(row_ptr_[end], row_ptr_[end_of_group(end, to)], [&](int64 part) {
+        prefetch(dense, part * kPart * kDepth, blocks_of(part) * kDepth, first * kL, width * kL);
+      });
       if constexpr (kPackRows) {
         if (rows) pack_blocks(row, end, rows);
       }
@@ -138,8 +126,8 @@ class Spmm {
   // Of a group.
   int64 most_blocks() const {
     int64 most = 0;
-    for (int64 row = 0, end; row < plan_.block_rows; row = end) {
-      end = end_of_group(row, plan_.block_rows);
+    for (int64 row = 0, end; row < plan.block_rows; row = end) {
+      end = end_of_group(row, plan.block_rows);
       const int64 blocks = row_ptr_[end] - row_ptr_[row];
       if (blocks > most) most = blocks;
     }
@@ -315,9 +303,7 @@ class Spmm {
   const int64 m_, k_;
   const int32 *const row_ptr_, *const col_;
   const int64 block_cols_;
-  StripPlan plan_;
   int64 panels_bytes_, tile_bytes_, rows_bytes_ = 0;
-  bool past_caches_;
 };
 
 }  // namespace jitsparse::cpu

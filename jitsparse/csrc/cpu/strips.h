@@ -8,8 +8,26 @@
 
 namespace jitsparse::cpu {
 
-// A strip of more packed data than this is narrower than a register tile.
-constexpr int64 kMostPanelBytes = 4 << 20;
+// How wide a strip may be, in units of columns (or rows, where they are what is divided).
+struct StripWidth {
+  int64 most;
+  int64 step;    // of what a register tile has
+  int64 finest;  // of what a narrower one can have
+  int64 bytes;   // of packed data, a unit
+
+  // A strip of more packed data than this is narrower than a register tile.
+  static constexpr int64 kMostBytes = 4 << 20;
+
+  // As leaves its packed data in the L2 cache, a register tile at least.
+  int64 widest(int64 units, int64 threads) const {
+    int64 width = most;
+    while (width > step && width * bytes > kL2Bytes) width -= step;
+    while (width > finest && width * bytes > kMostBytes) width -= finest;
+    // Rather a strip for every thread than a cut through one, where both parts pack its panels.
+    const int64 fair = div_up(div_up(units, threads), step) * step;
+    return fair < width ? fair : width;
+  }
+};
 
 struct StripPlan {
   int64 batch;           // matrices
@@ -62,19 +80,76 @@ struct StripPlan {
   }
 };
 
-// Runs a product that is divided so, and has scratch memory for each thread. `block`: elements of one.
-template <class Product> int run_strips(const SpmmArgs& args, int64 block) {
+// Which parts of a strip's operand are packed: a part is what PART neighbouring blocks of a row multiply.
+template <int64 PART> class PackedParts {
+ public:
+  // `flags`: memory, of a byte for each part at least.
+  PackedParts(char* flags, const int32* col, int64 block_cols) : flags_(flags), col_(col) {
+    __builtin_memset(flags, 0, block_cols);
+  }
+
+  // Calls pack(part) for each that the blocks begin .. end need first.
+  template <class Pack> JITSPARSE_INLINE void complete(int64 begin, int64 end, const Pack& pack) {
+    for (int64 z = begin; z < end; ++z) {
+      const int64 part = col_[z] / PART;
+      if (flags_[part]) continue;
+      flags_[part] = 1;
+      pack(part);
+    }
+  }
+
+  // Calls fetch(part) for each block that needs one which is not packed.
+  template <class Fetch> JITSPARSE_INLINE void expect(int64 begin, int64 end, const Fetch& fetch) const {
+    for (int64 z = begin; z < end; ++z) {
+      const int64 part = col_[z] / PART;
+      if (!flags_[part]) fetch(part);
+    }
+  }
+
+ private:
+  char* const flags_;
+  const int32* const col_;
+};
+
+// The base of a product that run_strips runs. Its constructor, from arguments and threads, sets the members, and
+//   void multiply_strip(int64 batch, int64 first, int64 units, int64 from, int64 to, Memory memory) const
+// computes the block rows from .. to of the strip that begins at unit `first`.
+struct StripProduct {
+  struct Memory {
+    char* shared;
+    char* own;
+  };
+
+  StripPlan plan;
+  int64 shared_bytes = 0;  // of scratch memory for all threads together
+  int64 own_bytes;         // and for each
+  bool past_caches;        // whether the output is written past the caches, in which it would not stay
+
+  static bool exceeds_caches(const SpmmArgs& args, int64 rows, int64 itemsize, int64 threads) {
+    return args.batch * rows * args.n * itemsize / threads > kL2Bytes;
+  }
+
+  // What a thread does before its first strip and after its last; a product may have its own.
+  void begin(int64 /*rank*/, int64 /*size*/, char* /*shared*/) const {}
+  void end() const {}
+};
+
+// Runs one. `block`: elements of a block; `rate`: of its multiply-adds, in those of vectors.
+template <class Product> int run_strips(const SpmmArgs& args, int64 block, double rate = 1) {
   const double work = double(args.nnz) * double(block) * double(args.n) * double(args.batch);
-  const int threads = useful_threads(args.context, work);
+  const int threads = useful_threads(args.context, work / rate);
   const Product product(args, threads);
-  const int64 bytes = Scratch::round_up(product.scratch_bytes());
-  const Scratch scratch(threads * bytes);
+  const int64 shared_bytes = Scratch::round_up(product.shared_bytes), own_bytes = Scratch::round_up(product.own_bytes);
+  const Scratch scratch(shared_bytes + threads * own_bytes);
   if (!scratch) return kOutOfMemory;
   parallel(threads, [&](int64 rank, int64 size) {
-    product.plan().for_share(rank, size, [&](int64 batch, int64 first, int64 units, int64 from, int64 to) {
-      product.multiply_strip(batch, first, units, from, to, scratch.at(rank * bytes));
+    const StripProduct::Memory memory = {scratch.at(0), scratch.at(shared_bytes + rank * own_bytes)};
+    product.begin(rank, size, memory.shared);
+    product.plan.for_share(rank, size, [&](int64 batch, int64 first, int64 units, int64 from, int64 to) {
+      product.multiply_strip(batch, first, units, from, to, memory);
     });
-    if (product.past_caches()) stream_fence();
+    product.end();
+    if (product.past_caches) stream_fence();
   });
   return kOk;
 }

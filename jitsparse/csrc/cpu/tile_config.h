@@ -5,6 +5,8 @@
 
 namespace jitsparse::cpu {
 
+constexpr double kAmxRate = 16;  // of multiply-adds, in those of vectors
+
 // The operand of ldtilecfg: for each register its rows, at most 16, and their bytes, at most 64.
 struct alignas(64) TileConfig {
   unsigned char palette = 1, start_row = 0, reserved[14] = {};
