@@ -375,6 +375,28 @@ def test_long_sums_in_low_strips(extent: int) -> None:
     cases.check_product(multiply(run, sparse, dense), dense, sparse.dense())
 
 
+@pytest.mark.parametrize("target", ["amx", "emulated"])
+@pytest.mark.parametrize(
+    ("op", "block", "layout"),
+    [
+        ("sdd", (64, 32), "nt"),
+        ("sdd", (128, 16), "nn"),
+        ("dds", (32, 32), "nn"),
+        ("dds", (128, 64), "nn"),
+    ],
+)
+def test_tiles_are_read_where_they_lie(
+    op: str, block: tuple[int, int], layout: str, target: str
+) -> None:
+    """Where no edge cuts them; also where one cuts the last rows, or a sum is added up in two."""
+    if target not in (*runnable(), "emulated"):
+        pytest.skip(f"this processor does not run {target}")
+    torch.manual_seed(0)
+    run = kernel(op, target, "bf16", block, layout)
+    for cut, extent in (((0, 0), 64), ((5, 0), 64), ((0, 3), 2080)):
+        check(run, cut, extent)
+
+
 @pytest.mark.parametrize("target", ["native", "emulated"])
 @pytest.mark.parametrize("op", ["dsd", "dds", "sdd"])
 def test_nothing_to_sum(op: str, target: str) -> None:

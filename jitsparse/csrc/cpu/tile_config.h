@@ -1,7 +1,7 @@
-// What AMX tile registers hold, and how kernels count them.
+// What AMX tile registers hold, where it comes from, and how kernels count them.
 #pragma once
 
-#include "abi.h"
+#include "cpu/vec.h"
 
 namespace jitsparse::cpu {
 
@@ -39,6 +39,14 @@ template <int ROWS, int COLS> struct TileRegisters {
     for (int j = 0; j < COLS; ++j) config.set(right(j), k / 2, 4 * n);
     return config;
   }
+};
+
+// Where left tiles of bfloat16 lie, packed or in a matrix as it is stored; in elements.
+struct LeftTiles {
+  const BFloat16* first;
+  int64 line;   // from a row of a tile to the next
+  int64 step;   // from a tile to the next along k
+  int64 below;  // from a tile to that of the next rows
 };
 
 // Calls body(0), body(1) .. body(COUNT - 1) with arguments that are constant expressions: the numbers
