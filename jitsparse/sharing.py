@@ -91,7 +91,6 @@ def share(column: Tensor, panel: Tensor, gather: Gather) -> Shares:
         chosen = common & (common.cumsum(2) <= here)
         pairings.masked_fill_(chosen, number)
         left = left & ~chosen
-        first = own[:, :1]
-        partners.append(torch.where(here[:, :, 0] > 0, first + partner[:, :, 0], own))
+        partners.append(torch.where(here[:, :, 0] > 0, own[:, :1] + partner[:, :, 0], own))
     of_panels = torch.stack(partners, 2).view(-1, 1 + PAIRINGS)[: gather.panels]
     return Shares(pairing[cell], of_panels)

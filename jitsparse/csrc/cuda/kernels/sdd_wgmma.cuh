@@ -141,8 +141,8 @@ struct SddWgmma {
       // The list has room for a tile a CTA, so this does not have to wait until it is known how many there are.
       if (!SPLIT) first = read(blockIdx.x);
       count = head.x;
-      stage_bytes = kGroupsM > 1 ? kPanelBytes + room(head.y) * kColumnBytes
-                                 : larger(kPanelBytes + room_side_by_side(head.y) * kColumnBytes, 2 * kPanelBytes + room(head.z) * kColumnBytes);
+      const int most = kGroupsM > 1 ? room(head.y) : room_side_by_side(head.y);
+      stage_bytes = larger(kPanelBytes + most * kColumnBytes, head.z ? 2 * kPanelBytes + room(head.z) * kColumnBytes : 0);
       stages = 0;  // as many as fit; without a division, which would come before the first copy
 #pragma unroll
       for (int n = 1; n <= kMostStages; ++n) stages += n * stage_bytes <= kRingBytes;
@@ -294,10 +294,9 @@ struct SddWgmma {
     way_out.finish();
   }
 
-  // c += panel x gathered over all of k, for the first COLUMNS of the warpgroup's columns, which lie at `panel_at` and `columns_at` in a stage;
-  // `meanwhile` is done once a stage of 16-bit
-  // elements. A loop for each width, since a branch in it would be where ptxas ends a batch of wgmma: waiting for the batch before
-  // would then wait for this one too.
+  // c += panel x gathered over all of k, for the first COLUMNS of the warpgroup's columns, which lie at `panel_at` and `columns_at`
+  // in a stage; `meanwhile` is done once a stage of 16-bit elements. A loop for each width, since a branch in it would be where
+  // ptxas ends a batch of wgmma: waiting for the batch before would then wait for this one too.
   template <int COLUMNS, typename Meanwhile>
   static __device__ __forceinline__ void accumulate(Accumulators& c, const Tiles& tiles, unsigned base, const StageBarriers& barriers,
                                                     RingPosition& ring, int slabs, int panel_at, int columns_at, int warp, int lane,
