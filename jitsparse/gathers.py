@@ -97,7 +97,8 @@ def gather_tiles(
     panel = torch.searchsorted(pointers, number, right=True) - 1
     panel = torch.where(number < pointers[-1], panel, gather.panels)
     ways = [nothing_shared(panel, gather.panels)]
-    if may_share:
+    # If all tiles of one panel run at once though half as wide as can be, none of two is as quick.
+    if may_share and gather.panels + column.numel() // (gather.most // 2) > SMS:
         ways.append(share(column, panel, gather))
     pairing, partner = map(torch.stack, zip(*ways, strict=True))
     key = panel * (1 + PAIRINGS) + pairing

@@ -81,6 +81,24 @@ def test_nothing_is_shared_where_all_tiles_run_at_once() -> None:
     assert all(tile[0] == tile[4] for tile in tiles_of(random_mask(64, 64, 0.1), 64))
 
 
+@pytest.mark.parametrize(("cols", "density"), [(70, 0.25), (40, 0.5), (29, 1.0)])
+def test_small_patterns_are_not_compared(
+    cols: int, density: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes hundreds of operations to find out, and by the costs they would share nothing."""
+    mask = random_mask(16, cols, density)
+    mask[:] = mask[0]
+    panel, column = mask.nonzero().unbind(1)
+    gather = Gather.of(*mask.shape, 64, 64)
+    ways = sharing.nothing_shared(panel, 16), sharing.share(column, panel, gather)
+    assert bool(ways[1].pairing.any())
+    pairing, partner = map(torch.stack, zip(*ways, strict=True))
+    key = panel * (1 + sharing.PAIRINGS) + pairing
+    assert int(gathers._planned(key, partner, gather, gather.tiles(len(panel), 2))[1]) == 0
+    monkeypatch.setattr(gathers, "share", None)
+    assert tiles_of(mask, 64)
+
+
 def test_panels_that_are_alike_share_everything() -> None:
     half = random_mask(32, 64, 0.5)
     half[:, :4] = True
