@@ -188,11 +188,6 @@ def _ranks_in_panels(steps: Tensor, pointers: Tensor, order: Tensor, panel: Tens
     return torch.empty_like(order).scatter_(0, order, step) - pointers[panel]
 
 
-def _div_up(a: Tensor, b: Tensor) -> Tensor:
-    """Elementwise ``a / b`` rounded up, of positive integers."""
-    return (a + b - 1) // b
-
-
 def _longest_first(pointers: Tensor) -> Tensor:
     """The panels, those with most steps first."""
     return torch.argsort(pointers[:-1] - pointers[1:], stable=True)
