@@ -77,7 +77,6 @@ def gather_tiles(
     column: Tensor,
     pointers: Tensor,
     gather: Gather,
-    capacities: tuple[int, int],
     *,
     may_share: bool,
 ) -> Gathered:
@@ -87,13 +86,17 @@ def gather_tiles(
         column: ``(Z,)``: of each step, of which those before ``pointers[-1]`` are steps.
         pointers: ``(P + 1,)``: where the steps of each panel begin.
         gather: shape of a tile.
-        capacities: of the two lists.
         may_share: whether two panels may have a tile.
     """
     number = torch.arange(column.numel(), device=column.device)
-    if not column.numel():
-        tiles, wide = (column.new_zeros(1 + capacity, 8) for capacity in capacities)
-        return Gathered(number, tiles, wide)
+    most_steps = min(column.numel(), gather.panels * gather.minors)
+    capacity, wide_capacity = (
+        gather.tiles(most_steps, width) for width in (gather.fewest, gather.most)
+    )
+    if not most_steps:
+        return Gathered(
+            number, column.new_zeros(1 + capacity, 8), column.new_zeros(1 + wide_capacity, 8)
+        )
     panel = torch.searchsorted(pointers, number, right=True) - 1
     panel = torch.where(number < pointers[-1], panel, gather.panels)
     ways = [nothing_shared(panel, gather.panels)]
@@ -101,10 +104,10 @@ def gather_tiles(
     if may_share and gather.panels + column.numel() // (gather.most // 2) > SMS:
         ways.append(share(column, panel, gather))
     pairing, partner = map(torch.stack, zip(*ways, strict=True))
-    key = panel * (1 + PAIRINGS) + pairing
-    runs, way = _planned(key, partner, gather, capacities[0])
-    order = torch.argsort(key.index_select(0, way)[0], stable=True)
-    tiles, width, two = _listed(runs, partner.index_select(0, way)[0], gather, capacities[0])
+    key, orders = (panel * (1 + PAIRINGS) + pairing).sort(dim=1, stable=True)
+    runs, way = _planned(key, partner, gather, capacity)
+    order = orders.index_select(0, way)[0]
+    tiles, width, two = _listed(runs, partner.index_select(0, way)[0], gather, capacity)
     count = runs.parts.sum()
     middle = _middle_columns(column[order], tiles)
     load = width + two * gather.height // gather.block
@@ -113,7 +116,7 @@ def gather_tiles(
     steps = pointers.diff()[:, None]
     runs = _Runs(pointers[:-1, None], steps, (steps + gather.most - 1) // gather.most)
     # Sums are divided where these tiles are few, for which there is no better order.
-    wide, *facts = _listed(runs, partner[0, :, :1], gather, capacities[1])
+    wide, *facts = _listed(runs, partner[0, :, :1], gather, wide_capacity)
     return Gathered(
         order,
         torch.cat([_head(count, width, two), tiles]),
@@ -129,17 +132,18 @@ def _planned(key: Tensor, partner: Tensor, gather: Gather, capacity: int) -> tup
     the pattern; it may end with half a step, as a mean of tiles.
 
     Args:
-        key: ``(ways, Z)``: the run of each step, ``panel * (1 + PAIRINGS) + pairing``.
+        key: ``(ways, Z)``: the run of each step, ``panel * (1 + PAIRINGS) + pairing``, in order.
         partner: ``(ways, P, 1 + PAIRINGS)``.
         gather: shape of a tile.
         capacity: tiles there can be.
     """
     ways, device = key.shape[0], key.device
-    bounds = torch.arange(partner[0].numel() + 1, device=device).expand(ways, -1).contiguous()
-    ends = torch.searchsorted(key.sort(1).values, bounds)
+    run = torch.arange(partner[0].numel() + 1, device=device).expand(ways, -1).contiguous()
+    ends = torch.searchsorted(key, run)
     first, steps = (each.view_as(partner) for each in (ends[:, :-1], ends.diff(dim=1)))
     most = gather.most // 2
-    parts = (steps + most - 1) // most * (partner > bounds[0, : gather.panels, None])
+    own = torch.arange(gather.panels, device=device)[:, None]
+    parts = (steps + most - 1) // most * (partner > own)
     two = _widths(steps.flatten(1), parts.flatten(1), capacity)
     two = _cost(2 * gather.height, two, gather, _FIXED_OF_TWO)
     # Many tiles are balanced however wide they are.

@@ -38,7 +38,8 @@ row_panels_sorted    20 P        (first rows, first step, end, second rows), pan
 col_panels_sorted    20 Q        first, and after each its first four steps once more; 64 rows each,
                                  counted in 64s. Absent where steps are less than 32 deep.
 row_gather_steps     4 G         like row_steps, of panels of 64 rows (128 if blocks are so high);
-                                 a panel's in the order of :mod:`jitsparse.sharing`
+                                 a panel's first those that it shares with no other panel, then
+                                 those of each pairing, see :mod:`jitsparse.sharing`
 row_gather_tiles     8 + 8 T     what an sdd computes at a time, see :mod:`jitsparse.gathers`
 col_gather_steps                 likewise of panels of columns
 col_gather_tiles
@@ -46,11 +47,11 @@ row_slab_panels      20 P        as row_panels_sorted, where a step is a slab of
 col_slab_panels      20 Q        bit g * s + c of its mask says that row g stores the c-th of
 row_slab_steps       4 min(Z,.)  its s block columns. Absent, with the other slab parts, where
 col_slab_steps       4 min(Z,.)  blocks are 64 or deeper: steps are slabs there.
-row_gather_blocks    Z           positions in ``values``, in the order of row_gather_steps
+row_gather_blocks    Z           positions in ``values``, ordered by (panel, column, row)
 col_gather_blocks    Z
 row_slab_blocks      Z
 col_slab_blocks      Z
-row_wide_tiles       8 + 8 T     as row_gather_tiles, all as wide as can be
+row_wide_tiles       8 + 8 T     as row_gather_tiles, of one panel each and as wide as can be
 col_wide_tiles
 row_tall_panels      20 U        as the slab parts, of panels of 192 rows. Absent, with the other
 col_tall_panels      20 U        tall parts, where blocks are not 64 high and 16 to 64 deep.
@@ -134,8 +135,8 @@ class Gather:
         return Gather(down, div_up(majors, down), minors, fewest, most, minor_block, height)
 
     def tiles(self, steps: int, width: int) -> int:
-        """Length of a list of tiles of at least so many steps, its head included."""
-        return 1 + self.panels + steps // width
+        """Tiles there can be, of at least so many steps each, but for one a panel."""
+        return self.panels + steps // width
 
 
 @dataclass(frozen=True)
@@ -240,13 +241,13 @@ class IndexLayout:
             most = {side: min(z, gather.panels * gather.minors) for side, gather in gathers.items()}
             for side, gather in gathers.items():
                 lengths[f"{side}_gather_steps"] = 4 * most[side]
-                lengths[f"{side}_gather_tiles"] = 8 * gather.tiles(most[side], gather.fewest)
+                lengths[f"{side}_gather_tiles"] = 8 + 8 * gather.tiles(most[side], gather.fewest)
             lengths |= self._panels_and_steps("slab")
             lengths |= {f"{side}_gather_blocks": z for side in gathers}
             lengths |= {f"{side}_slab_blocks": z for side in self.slabs("slab")}
             lengths["wide_padding"] = -sum(lengths.values()) % 4
             for side, gather in gathers.items():
-                lengths[f"{side}_wide_tiles"] = 8 * gather.tiles(most[side], gather.most)
+                lengths[f"{side}_wide_tiles"] = 8 + 8 * gather.tiles(most[side], gather.most)
             lengths |= self._panels_and_steps("tall")
             lengths |= {f"{side}_tall_blocks": z for side in self.slabs("tall")}
             lengths["picked_padding"] = -sum(lengths.values()) % 4

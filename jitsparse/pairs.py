@@ -10,7 +10,8 @@ The matching is the greedy one: of all pairs that are left the best comes next. 
 each other's best are what it would match sooner or later, so all of those are matched at once
 (Preis, "Linear Time 1/2-Approximation Algorithm for Maximum Weighted Matching in General Graphs",
 1999). The best is what shares most above what it would by chance: long rows share much with
-everybody, and as the choice of all of them, would be matched one by one.
+everybody, and as the choice of all of them, would be matched one by one. :mod:`jitsparse.sharing`
+matches the panels of an sdd so, too, in windows of its own.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def match(weights: Tensor, rounds: int) -> Tensor:
     Args:
         weights: ``(windows, rows, rows)``, symmetric, the diagonal :data:`NO_PAIR`. They are used
             up.
-        rounds: each matches half of the rows that are left or more.
+        rounds: each usually matches about half of the rows that are left.
     """
     windows, rows, _ = weights.shape
     row = torch.arange(rows, device=weights.device).expand(windows, rows)

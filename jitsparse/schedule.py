@@ -125,12 +125,10 @@ def build_index(
         gather = layout.gathers()[side]
         steps, pointers, blocks = _panels(major, minor, majors, gather.down, 1)
         put(f"{side}_gather_blocks", blocks)
-        # Of blocks of 64 only TF32 gathers rows.
+        # Blocks 64 high and more are gathered along rows in TF32 alone: too seldom to compare
+        # panels for it in every pattern.
         may_share = gather.height == 64 and (side == "row" or block_size[0] < 64)
-        room = [parts[f"{side}_{kind}_tiles"][1] // 8 - 1 for kind in ("gather", "wide")]
-        gathered = gather_tiles(
-            steps[:, 0], pointers, gather, (room[0], room[1]), may_share=may_share
-        )
+        gathered = gather_tiles(steps[:, 0], pointers, gather, may_share=may_share)
         put_prefix(f"{side}_gather_steps", steps[gathered.order])
         put(f"{side}_gather_tiles", gathered.tiles.flatten())
         put(f"{side}_wide_tiles", gathered.wide.flatten())

@@ -29,11 +29,11 @@ _WINDOW = 64
 same time, and half as many are wanted at once as in windows of 128: products are 0.95 to 1.05 times
 as fast, those of skewed patterns up to 1.12 times."""
 
-_MOST_CELLS = 1 << 24
-"""Panels times columns above which nothing is shared: they are compared as a dense matrix."""
+_MOST_COMPARISONS = 1 << 28
+"""Patterns that ask for more, a byte each, share nothing."""
 
-_MATCHINGS = 4
-"""Rounds of a pairing; by the model three lose 1 %."""
+_ROUNDS = 4
+"""Of a matching; by the model three lose 1 %."""
 
 
 class Shares(NamedTuple):
@@ -68,7 +68,10 @@ def share(column: Tensor, panel: Tensor, gather: Gather) -> Shares:
     """
     windows = div_up(gather.panels, _WINDOW)
     cells = windows * _WINDOW * gather.minors
-    if gather.panels < 2 or cells > _MOST_CELLS or torch.compiler.is_compiling():
+    # Each pair of panels has a few weights of 8 bytes, too, however few columns there are.
+    many = windows * _WINDOW**2 * max(gather.minors, 64) > _MOST_COMPARISONS
+    none = gather.panels < 2 or gather.minors < gather.fewest
+    if none or many or torch.compiler.is_compiling():
         return nothing_shared(panel, gather.panels)
     cell = torch.where(panel < gather.panels, panel * gather.minors + column, cells)
     left = torch.zeros(cells + 1, dtype=torch.bool, device=panel.device).scatter_(0, cell, True)
@@ -80,12 +83,11 @@ def share(column: Tensor, panel: Tensor, gather: Gather) -> Shares:
     order = in_no_order(_WINDOW, panel.device)
     most, fewest = gather.most // 2, gather.fewest
     for number in range(1, 1 + PAIRINGS):
-        dense = left.double()  # which autocast leaves alone
-        shared = (dense @ dense.mT).long()
+        shared = (left.unsqueeze(2) & left.unsqueeze(1)).sum(3)
         taken = torch.where(shared < most, shared * (shared >= fewest), shared // most * most)
         weights = taken * _WINDOW**2 + order
         weights.diagonal(dim1=1, dim2=2).fill_(NO_PAIR)
-        partner = match(weights, _MATCHINGS)[:, :, None]
+        partner = match(weights, _ROUNDS)[:, :, None]
         common = left & left.gather(1, partner.expand_as(left))
         here = taken.gather(2, partner)
         chosen = common & (common.cumsum(2) <= here)

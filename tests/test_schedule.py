@@ -296,6 +296,16 @@ def test_order_of_many_tiles(block: tuple[int, int]) -> None:
     check(torch.rand((600, 64), generator=generator) < 0.4, block)
 
 
+@pytest.mark.parametrize("block", [(64, 64), (16, 16), (32, 64)])
+def test_panels_share_columns_in_several_windows(
+    block: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 64 panels each, the last one not whole."""
+    cases.share_columns(monkeypatch)
+    generator = torch.Generator().manual_seed(0)
+    check(torch.rand((150 * 64 // block[0], 40), generator=generator) < 0.5, block)
+
+
 def test_order_of_many_tiles_in_a_panel() -> None:
     """More than neighbours share a panel for."""
     check(torch.ones((10, 40), dtype=torch.bool), (128, 128))

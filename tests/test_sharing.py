@@ -94,7 +94,8 @@ def test_small_patterns_are_not_compared(
     assert bool(ways[1].pairing.any())
     pairing, partner = map(torch.stack, zip(*ways, strict=True))
     key = panel * (1 + sharing.PAIRINGS) + pairing
-    assert int(gathers._planned(key, partner, gather, gather.tiles(len(panel), 2))[1]) == 0
+    capacity = gather.tiles(len(panel), gather.fewest)
+    assert int(gathers._planned(key.sort(1).values, partner, gather, capacity)[1]) == 0
     monkeypatch.setattr(gathers, "share", None)
     assert tiles_of(mask, 64)
 
@@ -109,28 +110,25 @@ def test_panels_that_are_alike_share_everything() -> None:
     assert torch.equal((pairing == 1).sum(1), mask.sum(1) // 4 * 4)
 
 
-def test_columns_are_counted_exactly_under_autocast() -> None:
-    """bfloat16 does not know 257."""
-    mask = random_mask(8, 700, 0.9)
-    expected = shared(mask)[0]
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(shared(mask)[0], expected)
-
-
 def test_patterns_too_large_to_compare_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     mask = random_mask(64, 64, 0.9)
     assert shared(mask)[0].any()
-    monkeypatch.setattr(sharing, "_MOST_CELLS", 64 * 64 - 1)
+    monkeypatch.setattr(sharing, "_MOST_COMPARISONS", 64**3 - 1)
     pairing, partner, _ = shared(mask)
     assert not pairing.any()
     assert torch.equal(partner, torch.arange(64)[:, None].expand_as(partner))
 
 
 def test_many_tiles_are_all_as_wide_as_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    mask = random_mask(64, 64, 0.05)
-    assert max(tile[6] - tile[1] for tile in tiles_of(mask, 64)) < 8
+    """Those of one panel; those of two are anyway."""
+    few, many = random_mask(64, 64, 0.05), random_mask(64, 64, 0.5)
+    assert max(tile[6] - tile[1] for tile in tiles_of(few, 64)) < 8
     monkeypatch.setattr(gathers, "_MOST_BALANCED", 0)
-    monkeypatch.setattr(
-        gathers, "share", lambda c, panel, g: gathers.nothing_shared(panel, g.panels)
-    )
-    assert len(tiles_of(mask, 64)) == int(((mask.sum(1) + 7) // 8).sum())
+    assert len(tiles_of(few, 64)) == int(((few.sum(1) + 7) // 8).sum())
+    alone: dict[int, list[int]] = {}
+    tiles = tiles_of(many, 64)
+    for panel, begin, _, _, other, _, end, _ in tiles:
+        if panel == other:
+            alone.setdefault(panel, []).append(end - begin)
+    assert 0 < sum(map(len, alone.values())) < len(tiles), "of both kinds"
+    assert all(len(widths) == -(-sum(widths) // 8) for widths in alone.values())

@@ -55,7 +55,7 @@ struct SddStore {
   }
 
   // Makes zero what lies past the edges of the matrix: infinity times the zeros that are copied there is not. `first_row`: of the
-  // tile; `column`: the lane's of the warpgroup's gathered columns, of which an edge can cut one.
+  // panel; `column`: the lane's of the warpgroup's gathered columns, of which an edge can cut one.
   __device__ __forceinline__ void keep_inside(Accumulators& c, int first_row, int columns, int column) const {
     const int warp = row / 16 % 4;
     const int64 rows = (GATHER_ROWS ? args.cols : args.rows) - (first_row + row / 64 * 64);

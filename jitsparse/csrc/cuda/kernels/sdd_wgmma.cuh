@@ -51,7 +51,7 @@ struct SddWgmma {
   using Sum = SddSum<Element>;
   using Store = SddStore<Element, BLOCK_ROWS, BLOCK_COLS, GATHER_ROWS, Order>;
 
-  // Two warpgroups, of 64 rows and up to 256 columns each: one below the other if blocks are 128 high, else side by side.
+  // Two warpgroups, of 64 rows and up to 256 columns each: one below the other if they have the same columns, else side by side.
   static constexpr int kConsumers = 2, kGroupsM = kTileM / 64, kGroupsN = kConsumers / kGroupsM;
   static constexpr int kGroupN = Store::kGroupN, kHalf = 128;  // a wgmma has kHalf columns, or kGroupN
   static constexpr int kProducers = 4;  // warps, each with its share of the block columns
@@ -204,7 +204,7 @@ struct SddWgmma {
       const int2 slabs = tiles.slabs_of(item % tiles.parts);
       const int columns = tile.columns(), panels = tile.two_panels() ? 2 : 1, columns_at = panels * kPanelBytes;
       const int bytes = (warp == 0 ? panels * kPanelBytes : 0) + (columns - warp + kProducers - 1) / kProducers * kColumnBytes;
-      const int panel = tile.of(lane).x * kTileM;
+      const int panel = tile.of(lane).x * kTileM;  // that the lane copies, if it does
       int batch = slabs.x / tiles.slabs_of_batch, in_batch = slabs.x % tiles.slabs_of_batch;
       for (int slab = slabs.x; slab < slabs.y; ++slab) {
         const unsigned stage = base + ring.stage * tiles.stage_bytes, copies = barriers.copies(ring.stage);
