@@ -111,8 +111,8 @@ def gather_tiles(
     count = runs.parts.sum()
     middle = _middle_columns(column[order], tiles)
     load = width + two * gather.height // gather.block
-    key = _key(tiles[:, 0], middle, two, count, gather).masked_fill_(width == 0, _LAST)
-    tiles = tiles[_order(key, load, count)]
+    place = _place(tiles[:, 0], middle, two, count, gather).masked_fill_(width == 0, _LAST)
+    tiles = tiles[_order(place, load, count)]
     steps = pointers.diff()[:, None]
     runs = _Runs(pointers[:-1, None], steps, (steps + gather.most - 1) // gather.most)
     # Sums are divided where these tiles are few, for which there is no better order.
@@ -144,15 +144,15 @@ def _planned(key: Tensor, partner: Tensor, gather: Gather, capacity: int) -> tup
     most = gather.most // 2
     own = torch.arange(gather.panels, device=device)[:, None]
     parts = (steps + most - 1) // most * (partner > own)
-    two = _widths(steps.flatten(1), parts.flatten(1), capacity)
-    two = _cost(2 * gather.height, two, gather, _FIXED_OF_TWO)
+    _, begin, end = _dealt_out(steps.flatten(1), parts.flatten(1), capacity)
+    two = _cost(2 * gather.height, end - begin, gather, _FIXED_OF_TWO)
     # Many tiles are balanced however wide they are.
     fewest = gather.fewest if capacity <= _MOST_BALANCED else gather.most
     halves = torch.arange(2 * fewest, 2 * gather.most + 1, device=device)  # of a step, in a width
     alone = steps[:, None, :, 0].expand(-1, halves.numel(), -1)
     parts_alone = (2 * alone + halves[:, None] - 1) // halves[:, None]
-    one = _widths(alone.flatten(0, 1), parts_alone.flatten(0, 1), capacity)
-    one = _cost(gather.height, one, gather, _FIXED)
+    _, begin, end = _dealt_out(alone.flatten(0, 1), parts_alone.flatten(0, 1), capacity)
+    one = _cost(gather.height, end - begin, gather, _FIXED)
     done = _busiest(torch.cat([one, two.repeat_interleave(halves.numel(), 0)], 1))
     best = done.argmin().view(1)
     way = best // halves.numel()
@@ -167,27 +167,24 @@ def _cost(rows: int, width: Tensor, gather: Gather, fixed: int) -> Tensor:
     return (loaded.clamp(min=_FEWEST_LOADED) + fixed) * (width > 0)
 
 
-def _widths(count: Tensor, parts: Tensor, capacity: int) -> Tensor:
-    """``(n, capacity)``: the steps of each tile, 0 of those that there are not.
+def _dealt_out(steps: Tensor, parts: Tensor, capacity: int) -> tuple[Tensor, Tensor, Tensor]:
+    """``(n, capacity)`` each: the run of a tile, and its first step and its end, counted from the
+    run's first; no steps where there are no more tiles.
 
     Args:
-        count: ``(n, runs)``: steps of runs that are dealt out to tiles.
-        parts: ``(n, runs)``: tiles of each.
+        steps: ``(n, runs)``: of each run.
+        parts: ``(n, runs)``: tiles that they are dealt out to, evenly.
+        capacity: tiles there can be.
     """
-    run, part, there = _tile_of_runs(parts, capacity)
-    many = parts.gather(1, run).clamp_(min=1)
-    steps = count.gather(1, run)
-    return (steps * (part + 1) // many - steps * part // many) * there
-
-
-def _tile_of_runs(parts: Tensor, capacity: int) -> tuple[Tensor, Tensor, Tensor]:
-    """``(n, capacity)`` each: the run of a tile, which of its tiles it is, and whether there is."""
     ends = torch.cumsum(parts, 1)
     tile = torch.arange(capacity, device=parts.device).expand(parts.shape[0], -1).contiguous()
     run = torch.searchsorted(ends, tile, right=True)
     there = run < parts.shape[1]
     run = run.clamp_(max=parts.shape[1] - 1)
-    return run, tile - (ends - parts).gather(1, run), there
+    part = (tile - (ends - parts).gather(1, run)) * there
+    many = parts.gather(1, run).clamp_(min=1)
+    steps = steps.gather(1, run) * there
+    return run, steps * part // many, steps * (part + 1) // many
 
 
 def _busiest(costs: Tensor) -> Tensor:
@@ -212,18 +209,16 @@ def _listed(
     """
     first, steps, parts = (each.reshape(-1) for each in runs)
     each_panel = partner.shape[1]
-    run, part, there = (each[0] for each in _tile_of_runs(parts[None], capacity))
-    many, first, steps = parts[run].clamp(min=1), first[run], steps[run]
-    begin = first + steps * part // many
-    end = first + steps * (part + 1) // many
+    run, begin, end = (each[0] for each in _dealt_out(steps[None], parts[None], capacity))
+    begin, end = first[run] + begin, first[run] + end
     panel, other = run // each_panel, partner.reshape(-1)[run]
-    two, width = other != panel, (end - begin) * there
+    two, width = other != panel, end - begin
     if gather.height > 64:
         halves = ((panel, begin, end), (panel, begin, end))
     else:
         middle = (begin + end + 1) // 2
         # Its partner's steps of the same columns lie as far behind the first of their run.
-        ahead = runs.first.reshape(-1)[other * each_panel + run % each_panel] - first
+        ahead = first[other * each_panel + run % each_panel] - first[run]
         halves = (
             (panel, begin, torch.where(two, end, middle)),
             (other, torch.where(two, begin + ahead, middle), end + ahead),
@@ -246,7 +241,7 @@ def _middle_columns(column: Tensor, tiles: Tensor) -> Tensor:
     return column[begin.clamp(max=last)] + column[(end - 1).clamp(max=last)]
 
 
-def _key(panel: Tensor, middle: Tensor, two: Tensor, count: Tensor, gather: Gather) -> Tensor:
+def _place(panel: Tensor, middle: Tensor, two: Tensor, count: Tensor, gather: Gather) -> Tensor:
     """By which an sdd's tiles are in order.
 
     All tiles go through k at the same pace, and L2 answers neighbours that want the same data at
@@ -272,12 +267,12 @@ def _key(panel: Tensor, middle: Tensor, two: Tensor, count: Tensor, gather: Gath
     return torch.where(two, -1, panel // group * (2 * gather.minors) + middle)
 
 
-def _order(key: Tensor, load: Tensor, count: Tensor) -> Tensor:
-    """In which order an sdd computes its ``count`` first tiles: by their key, but in a run of a few
-    rounds those first that load most, so that a CTA that has one of them has a narrow one next
+def _order(place: Tensor, load: Tensor, count: Tensor) -> Tensor:
+    """In which order an sdd computes its ``count`` first tiles: by their place, but in a run of a
+    few rounds those first that load most, so that a CTA that has one of them has a narrow one next
     (tile_of_round of order.cuh). To sort all at once would tear apart what shares data."""
-    number = torch.arange(key.numel(), device=key.device)
-    order = torch.argsort(key, stable=True)
+    number = torch.arange(place.numel(), device=place.device)
+    order = torch.argsort(place, stable=True)
     most = int(torch.iinfo(torch.int32).max)
     narrowness = torch.where((number < count) & (count > SMS), most - load[order], most)
     # Less than half a run that is left over belongs to the last: all should end with narrow tiles

@@ -74,10 +74,8 @@ class DdsRows : public StripProduct {
     PackedParts<kPart> parts(scratch + panels_bytes_ + sums_bytes_, index_.row_t(), index_.R);
     const int64 panel = HEIGHT * BLOCK_ROWS * index_.R, tile = HEIGHT * kWidth;  // elements
 
-    const Dense dense{static_cast<const T*>(args_.dense) + batch * args_.dense_batch_stride, args_.rows, args_.n,
-                      args_.dense_ld};
-    const Out out{static_cast<T*>(args_.out) + batch * args_.out_batch_stride, args_.n, args_.cols, args_.out_ld,
-                  static_cast<const T*>(args_.bias), args_.activation, past_caches};
+    const Dense dense = dense_of<T, /*K_CONTIGUOUS=*/true>(args_, batch, args_.rows);
+    const Out out = out_of<T, /*TRANSPOSED=*/false>(args_, batch, args_.n, args_.cols);
     for (int64 col = strip.from; col < strip.to; ++col) {
       parts.complete(begin_of(col), begin_of(col + 1), [&](int64 part) {
         for (int64 i = 0; i < strip.tiles; ++i) {

@@ -76,10 +76,8 @@ class DdsRowsAmx : public StripProduct {
     const int64 first = unit * kTileRows;
     const int64 rows = args_.n - first < units * kTileRows ? args_.n - first : units * kTileRows;
 
-    const Dense dense{static_cast<const BFloat16*>(args_.dense) + batch * args_.dense_batch_stride, args_.rows, args_.n,
-                      args_.dense_ld};
-    const Out out{static_cast<BFloat16*>(args_.out) + batch * args_.out_batch_stride, args_.n, args_.cols, args_.out_ld,
-                  static_cast<const BFloat16*>(args_.bias), args_.activation, past_caches};
+    const Dense dense = dense_of<BFloat16, /*K_CONTIGUOUS=*/true>(args_, batch, args_.rows);
+    const Out out = out_of<BFloat16, /*TRANSPOSED=*/false>(args_, batch, args_.n, args_.cols);
     const bool in_place = args_.rows % BLOCK_ROWS == 0 && rows == units * kTileRows &&
                           args_.rows * int64(sizeof(BFloat16)) <= kLongestInPlace;
     const auto tiles_of = [&](int64 i) -> LeftTiles {

@@ -92,10 +92,8 @@ class Spmm : public StripProduct {
     PackedParts<kPart> parts(after_tile + rows_bytes_, col_, block_cols_);
     const auto panels_at = [&](int64 v) { return panels + v * kL * block_cols_ * kPackedDepth; };
 
-    const Dense dense{static_cast<const T*>(args_.dense) + batch * args_.dense_batch_stride, k_, args_.n,
-                      args_.dense_ld};
-    const Out out{static_cast<T*>(args_.out) + batch * args_.out_batch_stride, m_, args_.n, args_.out_ld,
-                  static_cast<const T*>(args_.bias), args_.activation, past_caches};
+    const Dense dense = dense_of<T, DENSE_K_CONTIGUOUS>(args_, batch, k_);
+    const Out out = out_of<T, OUT_TRANSPOSED>(args_, batch, m_, args_.n);
     for (int64 row = from, end; row < to; row = end) {
       end = end_of_group(row, to);
       parts.complete(row_ptr_[row], row_ptr_[end], [&](int64 part) {

@@ -78,12 +78,8 @@ class SpmmAmx : public StripProduct {
     Pair* const panels = reinterpret_cast<Pair*>(memory.own);
     float* const sums = reinterpret_cast<float*>(memory.own + panels_bytes_);
     PackedParts<kPart> parts(memory.own + panels_bytes_ + sums_bytes_, col_, block_cols_);
-    const DenseView<BFloat16, DENSE_K_CONTIGUOUS> dense{
-        static_cast<const BFloat16*>(args_.dense) + batch * args_.dense_batch_stride, k_, args_.n, args_.dense_ld};
-    const OutView<BFloat16, OUT_TRANSPOSED> out{static_cast<BFloat16*>(args_.out) + batch * args_.out_batch_stride,
-                                                m_, args_.n, args_.out_ld,
-                                                static_cast<const BFloat16*>(args_.bias), args_.activation,
-                                                past_caches};
+    const auto dense = dense_of<BFloat16, DENSE_K_CONTIGUOUS>(args_, batch, k_);
+    const auto out = out_of<BFloat16, OUT_TRANSPOSED>(args_, batch, m_, args_.n);
     for (int64 row = from; row < to; ++row) {
       const int64 begin = row_ptr_[row], end = row_ptr_[row + 1];
       parts.complete(begin, end, [&](int64 part) {

@@ -3,8 +3,9 @@
 // depend on the cut, so results are the same on any number of threads.
 #pragma once
 
+#include "cpu/epilogue.h"
+#include "cpu/pack.h"
 #include "cpu/parallel.h"
-#include "cpu/vec.h"
 
 namespace jitsparse::cpu {
 
@@ -124,6 +125,19 @@ struct StripProduct {
   int64 shared_bytes = 0;  // of scratch memory for all threads together
   int64 own_bytes;         // and for each
   bool past_caches;        // whether the output is written past the caches, in which it would not stay
+
+  // The dense operand of a matrix of the batch, of `depth` along the axis that is summed over.
+  template <class T, bool K_CONTIGUOUS>
+  static DenseView<T, K_CONTIGUOUS> dense_of(const SpmmArgs& args, int64 batch, int64 depth) {
+    return {static_cast<const T*>(args.dense) + batch * args.dense_batch_stride, depth, args.n, args.dense_ld};
+  }
+
+  // And its output.
+  template <class T, bool TRANSPOSED>
+  OutView<T, TRANSPOSED> out_of(const SpmmArgs& args, int64 batch, int64 rows, int64 cols) const {
+    T* const out = static_cast<T*>(args.out) + batch * args.out_batch_stride;
+    return {out, rows, cols, args.out_ld, static_cast<const T*>(args.bias), args.activation, past_caches};
+  }
 
   static bool exceeds_caches(const SpmmArgs& args, int64 rows, int64 itemsize, int64 threads) {
     return args.batch * rows * args.n * itemsize / threads > kL2Bytes;
