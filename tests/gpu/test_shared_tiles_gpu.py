@@ -12,6 +12,7 @@ from jitsparse.bench.cases import DTYPES
 from jitsparse.kernels.float32 import float32_as
 from jitsparse.kernels.roles import LAYOUTS
 from jitsparse.layout import IndexLayout, div_up
+from jitsparse.schedule import build_index
 
 pytestmark = pytest.mark.gpu
 
@@ -65,3 +66,16 @@ def test_shared_columns(
     assert not has_shared(alone, side)
     assert torch.equal(got.values, expected.values)
     cases.check_sdd(got, left, right, products=2**-9 if dtype == "tf32" else None)
+
+
+def test_making_an_index_never_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases.share_columns(monkeypatch)
+    pattern = pattern_of((32, 32))
+    torch.cuda.synchronize()
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        index = build_index(pattern.crow_indices, pattern.col_indices, div_up(COLS, 32), (32, 32))
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+    assert torch.equal(index, pattern.index)
