@@ -94,6 +94,7 @@ def test_a_launch_goes_to_the_stream_with_the_memory_that_was_asked_for(machine:
     assert ctypes.c_void_p.in_dll(machine.stub, "last_stream").value == STREAM
     assert ctypes.c_size_t.in_dll(machine.stub, "last_shared").value > 48 << 10
     assert 0 < machine["last_grid"] <= 132
+    assert machine["last_attributes"] == 1, "it may start early"
 
 
 def test_the_driver_is_asked_once_for_each_device(machine: Machine) -> None:

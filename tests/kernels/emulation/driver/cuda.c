@@ -13,7 +13,7 @@ enum { kSuccess = 0, kInvalidValue = 1, kMostStaticShared = 48 << 10, kMostShare
 int device, launch_error;
 // Read by them.
 int launches, attributes_set, attributes_read, maps_encoded, pending;
-unsigned last_grid, last_threads;
+unsigned last_grid, last_threads, last_attributes;
 size_t last_shared;
 void* last_stream;
 
@@ -44,14 +44,23 @@ int cudaFuncGetAttributes(void* attributes, const void* function) {
   ++attributes_read;
   return kSuccess;
 }
-int cudaLaunchKernel(const void* function, Dim3 grid, Dim3 threads, void** arguments, size_t shared, void* stream) {
+typedef struct {
+  Dim3 grid, threads;
+  size_t shared;
+  void* stream;
+  void* attributes;
+  unsigned count;
+} Launch;
+
+int cudaLaunchKernelExC(const Launch* launch, const void* function, void** arguments) {
   if (launch_error) return pending = launch_error;
-  if (shared > kMostStaticShared && shared > (size_t)shared_allowed[device]) return pending = kInvalidValue;
+  if (launch->shared > kMostStaticShared && launch->shared > (size_t)shared_allowed[device]) return pending = kInvalidValue;
   ++launches;
-  last_grid = grid.x;
-  last_threads = threads.x;
-  last_shared = shared;
-  last_stream = stream;
+  last_grid = launch->grid.x;
+  last_threads = launch->threads.x;
+  last_shared = launch->shared;
+  last_stream = launch->stream;
+  last_attributes = launch->count;
   return kSuccess;
 }
 int cudaGetLastError(void) {
@@ -84,8 +93,9 @@ int __cudaGetKernel(void** kernel, const void* function) {
   *kernel = (void*)function;
   return kSuccess;
 }
+// The kernel's own stub, through which nobody launches it.
 int __cudaLaunchKernel(const void* function, Dim3 grid, Dim3 threads, void** arguments, size_t shared, void* stream) {
-  return cudaLaunchKernel(function, grid, threads, arguments, shared, stream);
+  return kInvalidValue;
 }
 void** __cudaRegisterFatBinary(void* binary) {
   static void* handle;

@@ -1,0 +1,8 @@
+// Programmatic dependent launch: a kernel is started before those that it depends on have written everything, and waits for that.
+#pragma once
+
+namespace jitsparse::ptx {
+
+__device__ __forceinline__ void wait_for_prerequisites() { asm volatile("griddepcontrol.wait;\n" ::: "memory"); }
+
+}  // namespace jitsparse::ptx
