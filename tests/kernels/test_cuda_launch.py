@@ -7,6 +7,7 @@ Kernels look for the driver by its name, so a process that has the real one cann
 from __future__ import annotations
 
 import ctypes
+import shutil
 import struct
 import subprocess
 from pathlib import Path
@@ -44,7 +45,8 @@ class Machine:
         flags = ["-shared", "-fPIC", f"-Wl,-soname,{stub.name}"]
         subprocess.run(["gcc", *flags, str(DRIVER), "-o", str(stub)], check=True)
         self.stub = ctypes.CDLL(str(stub))
-        self.kernels = {name: self._build(name, folder, nvcc) for name in (SDD, DSD)}
+        self.libraries = {name: self._build(name, folder, nvcc) for name in (SDD, DSD)}
+        self.kernels = {name: ctypes.CDLL(str(path)) for name, path in self.libraries.items()}
         grid = torch.ones(SIZE // BLOCK, SIZE // BLOCK, dtype=torch.bool)
         pattern = js.Pattern.from_mask(grid, (BLOCK, BLOCK))
         self.blocks = pattern.nnz_blocks
@@ -52,16 +54,20 @@ class Machine:
             pattern.crow_indices, pattern.col_indices, len(grid), (BLOCK, BLOCK), panels=True
         )
 
-    def _build(self, name: str, folder: Path, nvcc: Path) -> Any:
+    def _build(self, name: str, folder: Path, nvcc: Path) -> Path:
         variant = Variant.parse(name)
         template = registry.template_of(variant)
         source, library = folder / f"{name}.cu", folder / f"{name}.so"
         source.write_text(render(template, template.context(variant)))
         command = [str(nvcc), "-shared", "-cudart", "none", "-O1", "-std=c++17", "-I", str(CSRC)]
-        command += ["-gencode=arch=compute_90a,code=sm_90a", "-Xcompiler", "-fPIC"]
+        command += [
+            "-gencode=arch=compute_90a,code=sm_90a",
+            "-Xcompiler",
+            "-fPIC,-fvisibility=hidden",
+        ]
         command += [str(source), "-o", str(library), f"-L{folder}", "-l:libcuda.so.1"]
         subprocess.run([*command, "-Xlinker", f"-rpath={folder}"], check=True)
-        return ctypes.CDLL(str(library))
+        return library
 
     def __getitem__(self, name: str) -> int:
         return int(ctypes.c_int.in_dll(self.stub, name).value)
@@ -95,6 +101,21 @@ def test_a_launch_goes_to_the_stream_with_the_memory_that_was_asked_for(machine:
     assert ctypes.c_size_t.in_dll(machine.stub, "last_shared").value > 48 << 10
     assert 0 < machine["last_grid"] <= 132
     assert machine["last_attributes"] == 1, "it may start early"
+
+
+@pytest.mark.parametrize(("version", "early"), [(12020, 0), (12030, 1)])
+def test_kernels_start_early_where_the_driver_can_capture_that(
+    machine: Machine, tmp_path: Path, version: int, early: int
+) -> None:
+    before, newest = machine.kernels[SDD], machine["driver_version"]
+    # A library asks once, so another one has to.
+    machine.kernels[SDD] = ctypes.CDLL(str(shutil.copy(machine.libraries[SDD], tmp_path)))
+    machine["driver_version"] = version
+    try:
+        assert machine.sdd() == 0
+        assert machine["last_attributes"] == early
+    finally:
+        machine.kernels[SDD], machine["driver_version"] = before, newest
 
 
 def test_the_driver_is_asked_once_for_each_device(machine: Machine) -> None:

@@ -13,11 +13,20 @@ namespace jitsparse {
 // work: these would begin on whichever SM is free, and neighbours that share data would no longer be neighbours. Products back to back
 // took up to 1.4 times as long.)
 constexpr int kArchitectures[] = {__CUDA_ARCH_LIST__};
-constexpr bool kStartsEarly = kArchitectures[0] >= 900;
+constexpr bool kMayStartEarly = kArchitectures[0] >= 900;
+
+// Whether the driver knows how, in a graph that is captured too: since CUDA 12.3.
+inline bool starts_early() {
+  static const bool known = [] {
+    int version = 0;
+    return cudaDriverGetVersion(&version) == cudaSuccess && version >= 12030;
+  }();
+  return kMayStartEarly && known;
+}
 
 template <typename Kernel, typename Params, int MIN_CTAS>
 __global__ void __launch_bounds__(Kernel::kThreads, MIN_CTAS) kernel_entry(const __grid_constant__ Params params) {
-  if constexpr (kStartsEarly) ptx::wait_for_prerequisites();
+  if constexpr (kMayStartEarly) ptx::wait_for_prerequisites();
   Kernel::run(params);
 }
 
@@ -74,7 +83,7 @@ int enqueue(const Params& params, int64 grid, int64 context) {
   config.dynamicSmemBytes = Kernel::kSharedBytes;
   config.stream = reinterpret_cast<cudaStream_t>(context);
   config.attrs = &early;
-  config.numAttrs = kStartsEarly ? 1 : 0;
+  config.numAttrs = starts_early() ? 1 : 0;
   const cudaError_t error = cudaLaunchKernelEx(&config, entry, params);
   if (error) cudaGetLastError();  // or whoever launches the next kernel would be told of it
   return error;

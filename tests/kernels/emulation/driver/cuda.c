@@ -10,7 +10,7 @@ typedef struct {
 enum { kSuccess = 0, kInvalidValue = 1, kMostStaticShared = 48 << 10, kMostShared = 232448 };
 
 // Set by the tests.
-int device, launch_error;
+int device, launch_error, driver_version = 13000;
 // Read by them.
 int launches, attributes_set, attributes_read, maps_encoded, pending;
 unsigned last_grid, last_threads, last_attributes;
@@ -28,6 +28,10 @@ int cudaGetDevice(int* which) {
 }
 int cudaSetDevice(int which) {
   device = which;
+  return kSuccess;
+}
+int cudaDriverGetVersion(int* version) {
+  *version = driver_version;
   return kSuccess;
 }
 int cudaDeviceGetAttribute(int* value, int attribute, int which) {
