@@ -11,7 +11,6 @@ import shutil
 import struct
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
