@@ -32,9 +32,11 @@ class SddAmx {
   using Registers = TileRegisters<TILE_ROWS, TILE_COLS>;
 
   // Depth of a slice, in tiles: as in sdd.h. Where rows of A are packed, one that leaves most of B's part in the L2 cache: of 16
-  // tiles 0.79 to 1.05 times as fast, most at low densities, of 4 0.73 to 0.94 times. Where nothing of A has to stay in a cache it
-  // may be deep, which saves adding to sums (1.03 to 1.15 times as fast at k of 2048, 0.94 to 1.0 at 4096).
-  static constexpr int64 kDeepest = kInPlace ? 64 : 8, kShallowest = 4;
+  // tiles 0.74 to 1.0 times as fast, of 4 0.73 to 0.94. But where a row has few blocks, which read little of that part again, of 16
+  // (8 are 0.8 to 1.0 times as fast). Where nothing of A has to stay in a cache it may be deep, which saves adding to sums (1.03 to
+  // 1.15 times as fast at k of 2048, 0.94 to 1.0 at 4096).
+  static constexpr int64 kDeepest = kInPlace ? 64 : 16, kOfManyBlocks = kInPlace ? 64 : 8, kShallowest = 4;
+  static constexpr int64 kFewBlocks = 8;  // of a row
   static constexpr int64 kSliceBytes = 8 << 20;
 
  public:
@@ -57,7 +59,7 @@ class SddAmx {
  private:
   explicit SddAmx(const SddArgs& args) : args_(args), index_(args.index, args.rows, args.cols, args.nnz) {
     const int64 width = div_up(args.cols, kRightCols) * (kRightCols / kN);  // in tiles
-    steps_ = kDeepest;
+    steps_ = args.nnz > kFewBlocks * index_.R ? kOfManyBlocks : kDeepest;
     while (steps_ > kShallowest && width * steps_ * kRightTile * int64(sizeof(Pair)) > kSliceBytes) steps_ /= 2;
     if (div_up(args.k, kK) < steps_) steps_ = div_up(args.k, kK);
     right_bytes_ = Scratch::round_up(width * steps_ * kRightTile * sizeof(Pair));
