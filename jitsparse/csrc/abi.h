@@ -21,7 +21,7 @@ struct SpmmArgs {
   const void* dense;
   void* out;                 // row-major
   const void* bias;          // one element a column of out (dds only), or null; same dtype as out
-  void* workspace;           // for a turned dense operand or turned values, or null
+  void* workspace;           // CUDA: for a turned dense operand or turned values, or null.  CPU: see Scratch, or null
   int64 rows, cols, nnz;     // of the sparse matrix as stored, in elements and in blocks
   int64 n;
   int64 dense_ld, dense_batch_stride;   // elements; ld is the stride of the axis that is not contiguous
@@ -37,7 +37,8 @@ struct SddArgs {
   const void* right;         // k x cols
   const int32* index;
   void* out;                 // (nnz, block_rows, block_cols), contiguous
-  void* workspace;           // for a turned operand, then float32 (parts, nnz, block_rows, block_cols), as the kernel wants; or null
+  void* workspace;           // CUDA: for a turned operand, then float32 (parts, nnz, block_rows, block_cols), as the kernel wants; or
+                             // null.  CPU: see Scratch, or null
   int64 rows, cols, nnz, k;
   int64 left_ld, left_batch_stride;
   int64 right_ld, right_batch_stride;

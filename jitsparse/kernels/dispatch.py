@@ -25,6 +25,7 @@ from jitsparse.kernels import threads
 from jitsparse.kernels.choice import REFERENCE, Key, choosing, select
 from jitsparse.kernels.float32 import float32_arithmetic
 from jitsparse.kernels.operands import layout_of, require_memory, workspace
+from jitsparse.kernels.scratch import KEPT
 from jitsparse.kernels.split import MOST_ELEMENTS, most_parts, splits
 from jitsparse.kernels.turn import bytes_for_sdd, bytes_for_spmm, turns, turns_any
 from jitsparse.traits import TRAITS, pack
@@ -153,10 +154,11 @@ def dsd(
         return _plain(reference.dsd, device, values, index, dense, rows, cols, transposed)
     if not (values_ptr and dense_ptr):
         require_memory(kernel, values, dense)
-    room = None
+    workspace_ptr = KEPT if device < 0 else 0
     if device >= 0 and turns_any(kernel.variant):
         k = rows if transposed else cols
         room = _room_to_turn(kernel.variant, out, values, n, k, batch, batch_stride)
+        workspace_ptr = 0 if room is None else room.data_ptr()
     code = kernel.launch(
         kernel.pack(
             values_ptr,
@@ -164,7 +166,7 @@ def dsd(
             dense_ptr,
             out_ptr,
             0,
-            0 if room is None else room.data_ptr(),
+            workspace_ptr,
             rows,
             cols,
             nnz,
@@ -250,10 +252,11 @@ def dds(
         return _plain(reference.dds, device, *arguments)
     if not (values_ptr and dense_ptr):
         require_memory(kernel, values, dense)
-    room = None
+    workspace_ptr = KEPT if device < 0 else 0
     if device >= 0 and turns_any(kernel.variant):
         k = cols if transposed else rows
         room = _room_to_turn(kernel.variant, out, values, n, k, batch, batch_stride)
+        workspace_ptr = 0 if room is None else room.data_ptr()
     code = kernel.launch(
         kernel.pack(
             values_ptr,
@@ -261,7 +264,7 @@ def dds(
             dense_ptr,
             out_ptr,
             bias_ptr,
-            0 if room is None else room.data_ptr(),
+            workspace_ptr,
             rows,
             cols,
             nnz,
@@ -335,7 +338,7 @@ def sdd(
         return _plain(reference.sdd, device, *arguments)
     if not (left_ptr and right_ptr):
         require_memory(kernel, left, right)
-    parts, workspace_ptr = 1, 0
+    parts, workspace_ptr = 1, KEPT if device < 0 else 0
     if device >= 0:
         size = 0
         if turns(kernel.variant):

@@ -47,22 +47,35 @@ inline void barrier(int64 size) {
   }
 }
 
-// Uninitialised memory for the duration of a call.
+// Memory for the duration of a call, not initialised. `kept` is a word in which a call finds the memory that another has left, if any,
+// and leaves its own; null keeps nothing. Without it a call has new pages to fill wherever malloc gives freed memory back to the
+// system (sdd in bfloat16 blocks of 32: 1.8 -> 3.2 ms). Calls at the same time have memory of their own.
 class Scratch {
  public:
   static constexpr int64 kLine = 64;
+  static constexpr int64 kMostKept = 64 << 20;
   static constexpr int64 round_up(int64 bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
-  explicit Scratch(int64 bytes) : data_(aligned_alloc(kLine, round_up(bytes + 1))) {}
-  ~Scratch() { free(data_); }
+  Scratch(int64 bytes, void* kept) : kept_(bytes <= kMostKept ? static_cast<Block**>(kept) : nullptr) {
+    if (kept_) block_ = __atomic_exchange_n(kept_, static_cast<Block*>(nullptr), __ATOMIC_ACQ_REL);
+    if (block_ && block_->bytes >= bytes) return;
+    free(block_);
+    block_ = static_cast<Block*>(aligned_alloc(kLine, kLine + round_up(bytes)));
+    if (block_) block_->bytes = bytes;
+  }
+  ~Scratch() { free(kept_ ? __atomic_exchange_n(kept_, block_, __ATOMIC_ACQ_REL) : block_); }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
 
-  explicit operator bool() const { return data_ != nullptr; }
-  char* at(int64 byte) const { return static_cast<char*>(data_) + byte; }
+  explicit operator bool() const { return block_ != nullptr; }
+  char* at(int64 byte) const { return reinterpret_cast<char*>(block_) + kLine + byte; }
 
  private:
-  void* data_;
+  struct Block {
+    int64 bytes;  // from the next line on
+  };
+  Block** kept_;
+  Block* block_ = nullptr;
 };
 
 }  // namespace jitsparse::cpu

@@ -50,7 +50,7 @@ class Sdd {
     const double work = double(args.nnz) * kBlock * double(args.k) * double(args.batch);
     const int threads = useful_threads(args.context, work);
     const Sdd product(args);
-    const Scratch scratch(product.shared_bytes_ + threads * product.left_bytes_);
+    const Scratch scratch(product.shared_bytes_ + threads * product.left_bytes_, args.workspace);
     if (!scratch) return kOutOfMemory;
     parallel(threads, [&](int64 rank, int64 size) {
       char* const left = scratch.at(product.shared_bytes_ + rank * product.left_bytes_);

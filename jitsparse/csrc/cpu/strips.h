@@ -154,7 +154,7 @@ template <class Product> int run_strips(const SpmmArgs& args, int64 block, doubl
   const int threads = useful_threads(args.context, work / rate);
   const Product product(args, threads);
   const int64 shared_bytes = Scratch::round_up(product.shared_bytes), own_bytes = Scratch::round_up(product.own_bytes);
-  const Scratch scratch(shared_bytes + threads * own_bytes);
+  const Scratch scratch(shared_bytes + threads * own_bytes, args.workspace);
   if (!scratch) return kOutOfMemory;
   parallel(threads, [&](int64 rank, int64 size) {
     const StripProduct::Memory memory = {scratch.at(0), scratch.at(shared_bytes + rank * own_bytes)};
