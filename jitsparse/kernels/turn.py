@@ -71,9 +71,8 @@ def turns_values(variant: Variant) -> bool:
 
 
 def turns_any(variant: Variant) -> bool:
-    """Whether a variant of dsd or dds turns anything, which its last knob says. (Asked in every
-    call: a third of the time of looking at all of them.)"""
-    return variant.knobs[-1] in _KNOBS
+    """Whether a variant turns anything. Asked in every call: half the time of asking for both."""
+    return not _KNOBS.isdisjoint(variant.knobs)
 
 
 def width(problem: Problem, side: str) -> int:

@@ -21,7 +21,6 @@ from jitsparse.kernels.turn import (
     bytes_for_spmm,
     bytes_of,
     turns,
-    turns_any,
     turns_values,
 )
 
@@ -167,16 +166,3 @@ def test_a_product_has_room_for_what_it_turns(knobs: Any, room: int) -> None:
     are picked; or 4096 bytes of values."""
     variant = Variant("dsd", "wgmma", "sm90a", "bf16", knobs)
     assert bytes_for_spmm(variant, 4096, 100, 37, 1, 0, 2) == room
-
-
-@pytest.mark.parametrize("op", ["dsd", "dds"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", ["bf16", "tf32"])
-@pytest.mark.parametrize("block", [16, 32, 64])
-def test_the_last_knob_of_a_product_says_whether_anything_is_turned(
-    op: str, layout: str, dtype: str, block: int
-) -> None:
-    """As `turns_any` counts on."""
-    for each in registry.candidates(typical_problem(op, "cuda", dtype, block, layout), "sm90a"):
-        variant = each.variant
-        assert turns_any(variant) == (turns(variant) or turns_values(variant))
