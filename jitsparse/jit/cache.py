@@ -311,8 +311,12 @@ class Cache(Lookup):
         """Whether entries can be written, found by trying."""
         try:
             probe = self._directory("staging") / f"probe.{builders.owner()}.{uuid.uuid4().hex[:8]}"
-            probe.mkdir(mode=0o700)
-            probe.rmdir()
+            try:
+                probe.mkdir(mode=0o700)
+                probe.rmdir()
+            except KeyboardInterrupt:  # which may come when it has been made
+                shutil.rmtree(probe, ignore_errors=True)
+                raise
         except OSError:
             return False
         return True

@@ -213,6 +213,22 @@ def test_staging_of_the_dead_is_removed_and_of_the_living_kept(cache: Cache) -> 
     ]
 
 
+def test_an_interrupted_probe_leaves_nothing(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Ctrl-C arrives when the directory has just been made."""
+    make = os.mkdir
+
+    def interrupted(path: Any, *args: Any, **kwargs: Any) -> None:
+        make(path, *args, **kwargs)
+        if Path(path).name.startswith("probe."):
+            raise KeyboardInterrupt
+
+    assert cache.writable()
+    monkeypatch.setattr(os, "mkdir", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        cache.writable()
+    assert list((cache.root / "v1" / "staging").iterdir()) == []
+
+
 def test_a_failure_is_kept_once(cache: Cache) -> None:
     about = meta()
     for content in (b"one", b"two"):
