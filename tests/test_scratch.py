@@ -69,3 +69,13 @@ def test_calls_at_the_same_time_have_memory_of_their_own() -> None:
         thread.join()
     assert not wrong
     assert kept_bytes() > 0
+
+
+def test_more_than_64_mb_is_given_back() -> None:
+    pattern = js.Pattern.random((4352, 4352), 128, 1.0)
+    left, right = torch.randn(4352, 8).half(), torch.randn(8, 4352).half()
+    assert pattern.shape[0] * pattern.shape[1] * 4 > 64 << 20, "bytes of its sums in float32"
+    js.sdd(left[:128], right[:, :128], js.Pattern.random((128, 128), 128, 1.0))
+    before = kept(), kept_bytes()
+    cases.check_sdd(js.sdd(left, right, pattern), left, right)
+    assert (kept(), kept_bytes()) == before

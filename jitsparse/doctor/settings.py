@@ -61,7 +61,7 @@ def check_jit(settings: Config) -> Iterator[Finding]:
         return
     cache = Cache(settings.cache_dir, settings.cache_path, trusted=settings.trust_cache)
     count = sum(1 for _ in cache.entries())
-    text = f"JITSPARSE_JIT=off: nothing is compiled, and {count} kernels are cached"
+    text = f"JITSPARSE_JIT=off: nothing is compiled; kernels in the cache: {count}"
     if count:
         yield Finding("jit", "ok", text)
     else:

@@ -238,7 +238,7 @@ def _check_entries(name: str, root: Path, trusted: tuple[Path, ...]) -> Iterator
     directories = [path for path in (root / VERSION).glob("*-*") if path.is_dir()]
     entries = list(Cache(root, trusted=trusted).entries())
     megabytes = sum(entry.library_bytes for entry in entries) / 1e6
-    text = f"{len(entries)} kernels, {megabytes:.1f} MB"
+    text = f"kernels: {len(entries)}, {megabytes:.1f} MB"
     with contextlib.suppress(OSError):
         aside = len(os.listdir(root / VERSION / "quarantine"))
         text += f", {aside} set aside as damaged" if aside else ""

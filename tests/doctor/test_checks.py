@@ -213,7 +213,7 @@ def test_jit_off_with_and_without_kernels(tmp_path: Path) -> None:
     filled = Config(tmp_path / "own", cache_path=(tmp_path / "layer",), jit=False)
     finding = only(settings.check_jit(filled))
     assert finding.status == "ok"
-    assert "1 kernels are cached" in finding.found
+    assert "kernels in the cache: 1" in finding.found
 
 
 def test_a_record_that_cannot_be_written(tmp_path: Path) -> None:

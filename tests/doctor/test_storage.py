@@ -185,7 +185,7 @@ def test_entries(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     with config.override(cache_dir=cache):
         entry = compile_only(toykernel.write(tmp_path), toykernel.variant())
-    assert root(cache)["cache.entries"].found.startswith("1 kernels")
+    assert root(cache)["cache.entries"].found.startswith("kernels: 1, ")
     (entry.path / "meta.json").write_text("{")
     finding = {each.name: each for each in storage.check_layer("layer1", cache)}["layer1.entries"]
     assert finding.status == "warn"
