@@ -56,8 +56,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code of a command that fails. Any other leaves through SystemExit, as usage errors
         and ``--help`` do.
     """
-    if sys.stdout is None:  # closed by who started this process
+    # Closed by who started this process. To print to a stream that is None is to print to stdout.
+    if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A path may hold bytes that are no text, and is printed as the bytes that it is.
         sys.stdout.reconfigure(errors="surrogateescape")

@@ -155,6 +155,7 @@ def _load(
         # The versioner would call a second build of one name "<name>_v1".
         cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)
         cpp_extension.subprocess = forks.programs()
+        cpp_extension.sys = _Sys()
         if tools.cuda_home is not None:
             # Fixed when the module was imported, and wrong if nvcc on PATH is a wrapper script.
             cpp_extension.CUDA_HOME = str(tools.cuda_home)
@@ -259,6 +260,32 @@ def _sweep(staging: Path, keep: tuple[str, ...]) -> None:
                 path.unlink(missing_ok=True)
 
 
+class _Sys:
+    """The module ``sys`` for torch, which flushes both streams of the process before it builds.
+
+    A daemon may have none, or a closed one, and what a program has printed may have nobody who
+    reads it: that is for the program to find out, and no reason not to build.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(sys, name)
+        return _Stream(value) if name in ("stdout", "stderr") else value
+
+
+class _Stream:
+    """A stream, or none, that can always be flushed."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+
+    def flush(self) -> None:
+        with contextlib.suppress(Exception):  # whatever a program has put there may raise
+            self._stream.flush()  # type: ignore[union-attr]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 class _Shared:
     """Environment variables changed while at least one build runs, restored after the last one."""
 
@@ -269,7 +296,6 @@ class _Shared:
         self.guard = threading.Lock()
         self.users = 0
         self.before: dict[str, str | None] = {}
-        self.stderr: TextIO | None = None  # in place of the one that the process lacks
 
 
 _shared = _Shared()
@@ -283,12 +309,9 @@ def _environment(tools: toolchain.Toolchain) -> Iterator[None]:
 
     Builds run in threads and the environment belongs to all of them, so nothing is written that is
     right already, on most machines all of it, and the last of the builds takes back what any wrote.
-    torch flushes stderr, too, which a daemon may not have.
     """
     with _shared.guard:
         missing = _missing(tools)  # which may raise, and then nothing is to be taken back
-        if sys.stderr is None:
-            sys.stderr = _shared.stderr = open(os.devnull, "w")
         for name, value in missing.items():
             _shared.before.setdefault(name, os.environ.get(name))
             os.environ[name] = value
@@ -305,11 +328,6 @@ def _environment(tools: toolchain.Toolchain) -> Iterator[None]:
                     else:
                         os.environ[name] = before
                 _shared.before.clear()
-                if _shared.stderr is not None:
-                    if sys.stderr is _shared.stderr:  # and not one that the program has opened
-                        sys.stderr = None
-                    _shared.stderr.close()
-                    _shared.stderr = None
 
 
 def _missing(tools: toolchain.Toolchain) -> dict[str, str]:

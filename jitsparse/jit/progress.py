@@ -42,12 +42,12 @@ def use_plain_lines() -> None:
 def say(level: str, message: str) -> None:
     """One line on stderr, if ``JITSPARSE_LOG`` admits its level and this is rank 0.
 
-    A daemon may have no stderr, or one that nobody reads any more. Its kernels compile all the
-    same.
+    A daemon may have no stderr, or one that nobody reads any more, and a program may put there what
+    it likes. Kernels compile all the same.
     """
     settings = config.get()
     if settings.rank == 0 and _admits(settings.log, level) and sys.stderr is not None:
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(Exception):
             sys.stderr.write(f"jitsparse: {message}\n")
             sys.stderr.flush()
 

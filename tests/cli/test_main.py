@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -94,6 +95,13 @@ def test_module_is_the_program(tmp_path: Path) -> None:
     result = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
     assert json.loads(result.stdout) == {"path": str(tmp_path / "there")}
     assert not (tmp_path / "there").exists()
+
+
+def test_errors_without_stderr_are_not_data(tmp_path: Path) -> None:
+    command = f"exec {shlex.quote(sys.executable)} -m jitsparse cache path 2>&-"
+    environment = {**os.environ, "JITSPARSE_LOG": "loud"}
+    result = subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE, env=environment)
+    assert (result.returncode, result.stdout) == (2, b"")
 
 
 def _in_terminal(*arguments: str, **variables: str) -> str:
