@@ -56,6 +56,8 @@ def dsd(a: BlockSparse, b: Tensor) -> Tensor:
         raise _wrong_rows(a, shape)
     if values.dtype is not b.dtype or values.device != b.device:
         raise _mismatch("dsd(a, b)", a=values, b=b)
+    if values.shape != (pattern.nnz_blocks, *pattern.block_size):
+        raise _resized("dsd(a, b)", "a", a)
     return autograd.dsd(values, pattern.index, b, rows, cols, transposed)
 
 
@@ -214,6 +216,8 @@ def _dds(
         return _dds(names, a.unsqueeze(0), b, transposed, bias, activation).squeeze(0)
     if values.dtype is not a.dtype or values.device != a.device:
         raise _mismatch(_call(names), **{names[1]: a, names[2]: values})
+    if values.shape != (pattern.nnz_blocks, *pattern.block_size):
+        raise _resized(_call(names), names[2], b)
     if bias is not None:
         if tuple(bias.shape) != (outer,):
             raise ArgumentError(
@@ -235,6 +239,17 @@ def _wrong_rows(a: BlockSparse, shape: torch.Size) -> ArgumentError:
     return ArgumentError(
         f"dsd(a, b): a has shape {a.shape}, so b needs {a.shape[1]} rows; got b of shape "
         f"{tuple(shape)}"
+    )
+
+
+def _resized(call: str, name: str, sparse: BlockSparse) -> ArgumentError:
+    """What a BlockSparse refuses to be made of, its values may become: ``values.data`` can be set."""
+    pattern = sparse.pattern
+    return ArgumentError(
+        f"{call}: the pattern of {name} has {pattern.nnz_blocks} blocks of "
+        f"{pattern.block_size[0]} x {pattern.block_size[1]}, but its values have the shape "
+        f"{tuple(sparse.values.shape)} by now; for other blocks build another BlockSparse with "
+        "another pattern"
     )
 
 

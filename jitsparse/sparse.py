@@ -179,15 +179,20 @@ class BlockSparse:
     def from_scipy(cls, matrix: Any) -> BlockSparse:
         """From a ``scipy.sparse`` ``bsr_array`` or ``bsr_matrix``, sharing its memory.
 
+        SciPy's own conversions leave the blocks of a row in any order; such a matrix is copied in
+        the right one.
+
         Raises:
             ArgumentError: if the matrix is in another format.
-            PatternError: if its block size is not supported or its indices are not canonical.
+            PatternError: if its block size is not supported, or a block is there twice.
         """
         if getattr(matrix, "format", None) != "bsr":
             raise ArgumentError(
                 f"from_scipy takes a scipy.sparse bsr_array or bsr_matrix, got "
                 f"{type(matrix).__name__}; convert with matrix.tobsr(blocksize=(32, 32))"
             )
+        if not matrix.has_sorted_indices:
+            matrix = matrix.sorted_indices()
         pattern = Pattern(
             matrix.shape,
             matrix.blocksize,

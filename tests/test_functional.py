@@ -288,3 +288,20 @@ def test_nested_tensors_are_refused(a: js.BlockSparse) -> None:
     nested = torch.nested.nested_tensor([torch.randn(a.shape[1], 2), torch.randn(a.shape[1], 3)])
     with pytest.raises(js.ArgumentError, match="nested"):
         a @ nested
+
+
+@pytest.mark.parametrize("shape", [(3, 16, 16), (40, 16, 16), (8, 8, 32), (0, 16, 16)])
+def test_values_that_were_resized_are_refused(shape: tuple[int, int, int]) -> None:
+    """Kernels would read past their end."""
+    a = js.random((64, 64), 16, 0.5)
+    x = torch.ones(64, 64)
+    a.values.data = torch.ones(shape)
+    for call in (
+        lambda: a @ x,
+        lambda: a.T @ x[0],
+        lambda: x @ a,
+        lambda: x[0] @ a.T,
+        lambda: js.linear(x, a),
+    ):
+        with pytest.raises(ArgumentError, match=rf"8 blocks of 16 x 16, .*{re.escape(str(shape))}"):
+            call()
