@@ -243,7 +243,7 @@ def _wrong_rows(a: BlockSparse, shape: torch.Size) -> ArgumentError:
 
 
 def _resized(call: str, name: str, sparse: BlockSparse) -> ArgumentError:
-    """What a BlockSparse refuses to be made of, its values may become: ``values.data`` can be set."""
+    """Of values that are no longer those of the pattern, since ``values.data`` was set."""
     pattern = sparse.pattern
     return ArgumentError(
         f"{call}: the pattern of {name} has {pattern.nnz_blocks} blocks of "

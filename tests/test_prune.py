@@ -60,6 +60,17 @@ def test_everything_and_nothing(cache: Cache) -> None:
     assert list((cache.root / "v1" / "quarantine").iterdir()) == []
 
 
+def test_a_stamp_of_a_clock_that_was_ahead_is_an_old_one(cache: Cache) -> None:
+    """As from before a clock was set right; it would never age, and never be stamped anew."""
+    toykernel.publish(cache, 1, age=-3 * HOUR)
+    (entry,) = cache.entries()
+    assert prune(cache, max_size=0, grace=HOUR, dry_run=True).deleted == (entry.path,)
+    assert prune(cache, older_than=2 * HOUR, dry_run=True).deleted == (entry.path,)
+    cache.used(entry)
+    assert disk_usage(entry.path)[1] <= time.time()
+    assert prune(cache, max_size=0, grace=HOUR).deleted == ()
+
+
 def test_layers_and_builds_in_progress_are_left_alone(tmp_path: Path) -> None:
     layer = Cache(tmp_path / "layer")
     toykernel.publish(layer, 1, age=HOUR)

@@ -49,18 +49,18 @@ def exclusively(
     lock = filelock.FileLock(path.with_suffix(".lock"), mode=0o600)
     try:
         _try(path.with_suffix(".lock"))
-        lock.acquire(timeout=LOCK_PATIENCE, poll_interval=LOCK_POLL)
-    except filelock.Timeout:
-        with waiting(_read_holder(holder)):
-            try:
+        try:
+            lock.acquire(timeout=LOCK_PATIENCE, poll_interval=LOCK_POLL)
+        except filelock.Timeout:
+            with waiting(_read_holder(holder)):
                 lock.acquire(timeout=LOCK_TIMEOUT, poll_interval=LOCK_POLL)
-            except filelock.Timeout:
-                warn(
-                    f"jitsparse: waited {LOCK_TIMEOUT:.0f} s for {_read_holder(holder)}; "
-                    "compiling here as well."
-                )
+    except filelock.Timeout:
+        warn(
+            f"jitsparse: waited {LOCK_TIMEOUT:.0f} s for {_read_holder(holder)}; "
+            "compiling here as well."
+        )
     except (OSError, NotImplementedError):
-        pass  # a file system without locks
+        pass  # a file system without locks, or a cache that was deleted meanwhile
     try:
         with contextlib.suppress(OSError):
             holder.write_text(f"pid {os.getpid()} on {socket.gethostname()}", encoding="utf-8")

@@ -200,7 +200,7 @@ class Cache(Lookup):
             if (
                 entry.path.parent == self.root / VERSION
                 and status.st_mode & stat.S_IWUSR
-                and time.time() - status.st_mtime > USE_STEP
+                and abs(time.time() - status.st_mtime) > USE_STEP
             ):
                 os.utime(meta)
 
@@ -213,15 +213,17 @@ class Cache(Lookup):
         Raises:
             UnwritableCache: it is there and cannot be renamed.
         """
-        doomed = self._directory("quarantine") / f"{path.name}.{uuid.uuid4().hex[:8]}"
-        try:
-            os.rename(path, doomed)
-        except OSError as error:
-            if os.path.lexists(path):
+        while os.path.lexists(path):
+            doomed = self._directory("quarantine") / f"{path.name}.{uuid.uuid4().hex[:8]}"
+            try:
+                os.rename(path, doomed)
+            except FileNotFoundError:
+                continue  # another process was faster, and a third may have built it again
+            except OSError as error:
                 raise self._unwritable(path, error) from error
-            return False  # another process was faster
-        shutil.rmtree(doomed, ignore_errors=True)
-        return True
+            shutil.rmtree(doomed, ignore_errors=True)
+            return True
+        return False
 
     def keep_failure(self, staging: Path, name: str) -> Path:
         """Keep the source and the log of a failed build where its error message can point.
@@ -247,8 +249,10 @@ class Cache(Lookup):
         """
         root = self.root / VERSION
         count = sum(self.discard(path) for path in root.glob("*-*"))
+        # What is in them, and not they: others may be about to rename an entry to there.
         for part in ("quarantine", "failed"):
-            shutil.rmtree(root / part, ignore_errors=True)
+            for path in (root / part).glob("*"):
+                shutil.rmtree(path, ignore_errors=True)
         return count
 
     # Excluding other builders

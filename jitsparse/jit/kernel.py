@@ -9,6 +9,7 @@ import os
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from jitsparse.errors import LaunchError, ToolchainError
 from jitsparse.jit import cache as caches
@@ -157,7 +158,7 @@ _mapped: dict[str, Kernel] = {}
 
 _guard = threading.Lock()
 _locks: dict[str, threading.Lock] = {}
-_recorded: set[str] = set()
+_recorded: set[tuple[Path, str]] = set()
 
 
 def _map(sought: Sought, permission: Permission, position: tuple[int, int] | None) -> Kernel:
@@ -221,9 +222,9 @@ os.register_at_fork(after_in_child=_after_fork)
 def _record(template: Template, variant: Variant) -> None:
     """Append a variant's first use in this process to the file of ``JITSPARSE_RECORD``."""
     path = config.get().record
-    if path is None or variant.name in _recorded:
+    if path is None or (path, variant.name) in _recorded:
         return
-    _recorded.add(variant.name)
+    _recorded.add((path, variant.name))
     line = json.dumps({"variant": variant.name, "template": template.name}) + "\n"
     try:
         # One write of less than a page, appended: lines of several processes do not mix.

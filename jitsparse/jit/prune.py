@@ -79,9 +79,10 @@ def prune(
     in_use: list[Path] = []
     before = kept_bytes
     for path, size, last_use in found:
-        too_old = older_than is not None and now - last_use >= older_than
+        age = abs(now - last_use)  # a stamp of a clock that was ahead says as little as an old one
+        too_old = older_than is not None and age >= older_than
         too_much = max_size is not None and kept_bytes > max_size
-        if not (too_old or too_much) or now - last_use < grace:
+        if not (too_old or too_much) or age < grace:
             continue
         if busy is None:
             busy = mapped(cache.root)

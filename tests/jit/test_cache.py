@@ -311,6 +311,44 @@ def test_a_lock_that_is_never_released_is_passed_by(
     assert len(holders) == 1
 
 
+def test_who_waits_for_a_lock_in_a_cache_that_is_deleted_goes_on(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(builders, "LOCK_PATIENCE", 0.0)
+
+    @contextlib.contextmanager
+    def waiting(holder: str) -> Iterator[None]:
+        shutil.rmtree(cache.root)
+        yield
+
+    inside = 0
+    with cache.locked("v-1", waiting), cache.locked("v-1", waiting):
+        inside += 1
+    assert inside == 1
+
+
+def test_clearing_together(cache: Cache) -> None:
+    """Nobody is told that a cache cannot be written because another has cleared it."""
+    errors: list[BaseException] = []
+
+    def clear() -> None:
+        try:
+            for _ in range(100):
+                for name in ("v-1", "v-2", "v-3"):
+                    with contextlib.suppress(FileExistsError):
+                        (cache.root / "v1" / name).mkdir(parents=True)
+                cache.clear()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=clear) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+
+
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
 def test_where_there_are_no_locks_nobody_waits(
     code: int, cache: Cache, monkeypatch: pytest.MonkeyPatch

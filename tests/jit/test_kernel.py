@@ -174,6 +174,12 @@ def test_every_variant_used_is_recorded_once(
         {"variant": "axpy.omp.generic.f32.s1", "template": "axpy"},
         {"variant": "axpy.omp.generic.f32.s2", "template": "axpy"},
     ]
+    # A second record is as complete as the first.
+    with config.override(record=tmp_path / "second"):
+        load(template, toykernel.variant(2))
+    assert [json.loads(line) for line in (tmp_path / "second").read_text().splitlines()] == lines[
+        1:
+    ]
 
 
 def test_a_record_that_cannot_be_written_stops_nobody(
