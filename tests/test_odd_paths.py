@@ -44,6 +44,15 @@ def test_what_ninja_would_interpret_is_refused(name: str, tmp_path: Path) -> Non
     assert toykernel.staged(root) == []
 
 
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    template = toykernel.write(tmp_path / "templates")
+    root = tmp_path / os.fsdecode(b"latin-\xff-1") / "cache"
+    with config.override(cache_dir=root):
+        with pytest.raises(ToolchainError, match="bytes that are no text in"):
+            compile_only(template, toykernel.variant())
+    assert toykernel.staged(root) == []
+
+
 def test_an_error_has_the_templates_line_and_a_command_that_works(
     tmp_path: Path, forget: Callable[[], None]
 ) -> None:

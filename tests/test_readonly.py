@@ -182,6 +182,45 @@ print(kernel.entry.path.exists(), toykernel.run(load(template, toykernel.variant
     assert out == "True True\n", err
 
 
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_worker_has_a_replacement_of_its_own_and_leaves_nothing(
+    method: str, tmp_path: Path
+) -> None:
+    """Workers of multiprocessing end without what atexit does, and may outlive their parent."""
+    (tmp_path / "file").touch()
+    toykernel.write(tmp_path)
+    (tmp_path / "temporary").mkdir()
+    (tmp_path / "worker.py").write_text("""\
+import toykernel
+from jitsparse.jit import cache, load
+
+def use(folder, scale):
+    kernel = load(toykernel.template(folder), toykernel.variant(scale))
+    return kernel.entry.path.is_relative_to(cache.current().root), str(cache.current().root)
+""")
+    action = f"""\
+import multiprocessing
+sys.path.insert(0, {str(tmp_path)!r})
+import worker
+mine = worker.use({str(tmp_path)!r}, 2)
+with multiprocessing.get_context({method!r}).Pool(1) as pool:
+    theirs = pool.apply(worker.use, ({str(tmp_path)!r}, 3))
+    pool.close()
+    pool.join()
+print(mine[0], theirs[0], mine[1] != theirs[1])
+"""
+    child = toykernel.start(
+        tmp_path,
+        tmp_path / "file" / "cache",
+        action=action,
+        TMPDIR=str(tmp_path / "temporary"),
+    )
+    toykernel.release(child)
+    out, err = child.communicate(timeout=120)
+    assert out == "True True True\n", err
+    assert list((tmp_path / "temporary").glob("jitsparse-*")) == []
+
+
 def test_directories_are_private(cache_dir: Path, tmp_path: Path) -> None:
     before = os.umask(0)
     try:

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jitsparse.doctor.finding import Finding
-from jitsparse.jit import private, trust
+from jitsparse.jit import build, private, trust
 from jitsparse.jit.cache import VERSION, Cache
 from jitsparse.jit.entry import LIBRARY
 from jitsparse.jit.environment import Config
@@ -52,8 +52,14 @@ def check_root(settings: Config) -> Iterator[Finding]:
     except OSError as error:
         yield _unwritable(root, str(error.strerror), settings)
         return
-    if not existing.is_dir():
-        yield _unwritable(root, f"{existing} is not a directory", settings)
+    parts = (root, *(root / VERSION / part for part in ("", "staging", "locks")))
+    for path in (existing, *(part for part in parts if os.path.lexists(part))):
+        if not path.is_dir():
+            yield _unwritable(root, f"{path} is not a directory", settings)
+            return
+    if settings.jit and (reason := build.unusable_name(root)):
+        text = f"nothing can be compiled there: {reason}"
+        yield Finding("cache.directory", "fail", text, "Set JITSPARSE_CACHE_DIR to another.")
         return
     try:
         probe = Path(tempfile.mkdtemp(prefix="jitsparse-probe-", dir=existing))

@@ -8,6 +8,7 @@ of a builder that was killed, and after a failure the next call in the process s
 from __future__ import annotations
 
 import contextlib
+import locale
 import logging
 import os
 import re
@@ -22,14 +23,14 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from jitsparse.errors import ToolchainError
-from jitsparse.jit import forks, toolchain
+from jitsparse.jit import files, forks, toolchain
 from jitsparse.jit.diagnostics import first_error
 from jitsparse.jit.entry import LIBRARY, LOG
 from jitsparse.jit.targets import compile_flags, link_flags
 from jitsparse.jit.template import Template, render
 from jitsparse.jit.variant import Variant
 
-__all__ = ["BuildFailure", "build", "check_backend", "interrupt", "is_interrupted"]
+__all__ = ["BuildFailure", "build", "check_backend", "interrupt", "is_interrupted", "unusable_name"]
 
 
 class BuildFailure(Exception):
@@ -99,18 +100,32 @@ def build(template: Template, variant: Variant, tools: toolchain.Toolchain, stag
     return seconds
 
 
+def unusable_name(path: Path, forbidden: str = "$:\n") -> str:
+    """Why nothing can be built in a directory of this name, or an empty text.
+
+    Args:
+        path: the directory.
+        forbidden: characters that mean something in the file that torch writes for ninja; a colon
+            does in the path of what is built, and not in that of a header.
+    """
+    for character in forbidden:
+        if character in str(path):
+            return f"there is a {character!r} in the path {path}"
+    try:
+        str(path).encode(locale.getpreferredencoding(False))
+    except UnicodeEncodeError as error:
+        return f"the path {path} has bytes that are no text in {error.encoding}"
+    return ""
+
+
 def _check_names(template: Template, variant: Variant, staging: Path) -> None:
-    """Refuse directories whose names mean something in the file that torch writes for ninja."""
-    for path, forbidden in (
-        (staging, "$:\n"),
-        *((folder, "$\n") for folder in (template.source.parent, *template.include_dirs)),
-    ):
-        found = [character for character in forbidden if character in str(path)]
-        if found:
+    includes = (template.source.parent, *template.include_dirs)
+    for reason in (unusable_name(staging), *(unusable_name(each, "$\n") for each in includes)):
+        if reason:
             raise ToolchainError(
-                f"{variant.name} cannot be compiled, because there is a {found[0]!r} in the path "
-                f"{path}, which the build file that torch writes cannot hold. Use a directory with "
-                "another name; JITSPARSE_CACHE_DIR names that of the cache."
+                f"{variant.name} cannot be compiled, because {reason}, which the build file that "
+                "torch writes cannot hold. Use a directory with another name; JITSPARSE_CACHE_DIR "
+                "names that of the cache."
             )
 
 
@@ -254,10 +269,7 @@ def _sweep(staging: Path, keep: tuple[str, ...]) -> None:
     """Remove what the build left besides its results."""
     for path in staging.iterdir():
         if path.name not in keep:
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+            files.remove(path)
 
 
 class _Sys:

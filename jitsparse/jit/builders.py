@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from jitsparse.jit import forks
+from jitsparse.jit import files, forks
 from jitsparse.jit.progress import warn
 
 __all__ = ["abandoned", "exclusively", "owner"]
@@ -63,7 +63,7 @@ def exclusively(
         pass  # a file system without locks, or a cache that was deleted meanwhile
     try:
         with contextlib.suppress(OSError):
-            holder.write_text(f"pid {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
+            files.write(holder, f"pid {os.getpid()} on {socket.gethostname()}")
         yield
     finally:
         # It is given up in any case when the descriptor is closed, at the latest with the process.
@@ -93,8 +93,8 @@ def _try(path: Path) -> None:
 
 def _read_holder(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8").strip() or "another process"
-    except OSError:
+        return files.read(path).decode().strip() or "another process"
+    except (OSError, ValueError):
         return "another process"
 
 

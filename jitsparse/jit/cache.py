@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from jitsparse.errors import UnwritableCache
-from jitsparse.jit import builders, config, private, progress, trust
+from jitsparse.jit import builders, config, files, private, progress, trust
 from jitsparse.jit.entry import LIBRARY, META, Entry, sha256, sync
 from jitsparse.jit.environment import Config
 from jitsparse.jit.lookup import VERSION, Lookup
@@ -134,7 +134,7 @@ class Cache(Lookup):
             raise self._unwritable(path, error) from error
         for other in others:
             if builders.abandoned(other, now):
-                shutil.rmtree(other, ignore_errors=True)
+                files.remove(other)
 
     def publish(self, staging: Path, name: str, meta: Mapping[str, Any]) -> Entry:
         """Turn a finished build into an entry, or use the one that another builder published.
@@ -221,7 +221,7 @@ class Cache(Lookup):
                 continue  # another process was faster, and a third may have built it again
             except OSError as error:
                 raise self._unwritable(path, error) from error
-            shutil.rmtree(doomed, ignore_errors=True)
+            files.remove(doomed)
             return True
         return False
 
@@ -252,7 +252,7 @@ class Cache(Lookup):
         # What is in them, and not they: others may be about to rename an entry to there.
         for part in ("quarantine", "failed"):
             for path in (root / part).glob("*"):
-                shutil.rmtree(path, ignore_errors=True)
+                files.remove(path)
         return count
 
     # Excluding other builders
@@ -292,9 +292,7 @@ class Cache(Lookup):
     def _remember_seconds(self, meta: Mapping[str, Any]) -> None:
         with contextlib.suppress(OSError):
             directory = self._directory("seconds")
-            temporary = directory / f".{uuid.uuid4().hex}"
-            temporary.write_text(f"{meta['compile_seconds']:.3f}", encoding="ascii")
-            os.replace(temporary, directory / meta["fields"]["variant"])
+            files.write(directory / meta["fields"]["variant"], f"{meta['compile_seconds']:.3f}")
 
     def require_writable(self, lost: str) -> None:
         """Refuse to go on where entries cannot be written.
@@ -333,6 +331,10 @@ _replacing = threading.Lock()
 def _after_fork() -> None:
     global _replacing
     _replacing = threading.Lock()
+    for identity, cache in list(_caches.items()):
+        # Its parent's own, who removes it at its end.
+        if (cache.root,) != identity[0]:
+            del _caches[identity]
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -2,7 +2,8 @@
 
 The cache is ``$XDG_CACHE_HOME/jitsparse``, else ``~/.cache/jitsparse``, unless it is named.
 Honoured, not redefined: ``CUDA_HOME``, ``CUDA_PATH``, ``CXX``, ``CC``, ``MAX_JOBS``,
-``XDG_CACHE_HOME``, ``NO_COLOR``, ``TERM``, and ``RANK`` / ``LOCAL_RANK`` as torchrun sets them.
+``XDG_CACHE_HOME``, ``NO_COLOR``, ``TERM``, ``RANK`` / ``LOCAL_RANK`` as torchrun sets them, and
+what nvcc itself and torch read to run it: :data:`NVCC_VARIABLES`.
 :mod:`jitsparse.jit.config` says which settings are in force.
 """
 
@@ -25,6 +26,7 @@ __all__ = [
     "FIRST_USES",
     "LOG_LEVELS",
     "NO_HOME",
+    "NVCC_VARIABLES",
     "VARIABLES",
     "Config",
     "choice",
@@ -46,6 +48,8 @@ _CAPABILITY = re.compile(r"(?:sm_?)?(\d{1,2})\.?(\d)([af]?)", re.ASCII)
 _MAX_DIGITS = 9
 _MAX_PATH, _MAX_NAME = 3500, 255
 
+NVCC_VARIABLES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN", "PYTORCH_NVCC")
+
 VARIABLES = (
     "JITSPARSE_CACHE_DIR",
     "JITSPARSE_CACHE_PATH",
@@ -61,6 +65,7 @@ VARIABLES = (
     "CUDA_PATH",
     "CXX",
     "CC",
+    *NVCC_VARIABLES,
     "MAX_JOBS",
     "XDG_CACHE_HOME",
     "NO_COLOR",
@@ -89,6 +94,7 @@ class Config:
         cuda_home: candidate toolkit roots from the environment, best first.
         cxx: the C++ compiler asked for, or None.
         cc: the host compiler that torch hands to nvcc, or None.
+        nvcc: ``NAME=value`` of each of :data:`NVCC_VARIABLES` that is set.
         max_jobs: how many compilers may run at once, or None.
         color: whether colour is welcome on a terminal.
         live: whether a terminal can redraw a line.
@@ -108,6 +114,7 @@ class Config:
     cuda_home: tuple[Path, ...] = ()
     cxx: str | None = None
     cc: str | None = None
+    nvcc: tuple[str, ...] = ()
     max_jobs: int | None = None
     color: bool = True
     live: bool = True
@@ -159,6 +166,7 @@ class Config:
             cuda_home=(*paths("CUDA_HOME"), *paths("CUDA_PATH")),
             cxx=variable("CXX") or None,
             cc=variable("CC") or None,
+            nvcc=tuple(f"{name}={variable(name)}" for name in NVCC_VARIABLES if variable(name)),
             max_jobs=_count("MAX_JOBS", variable("MAX_JOBS")),
             color=not environment.get("NO_COLOR"),
             live=variable("TERM") != "dumb",

@@ -166,11 +166,12 @@ def _map(sought: Sought, permission: Permission, position: tuple[int, int] | Non
     try:
         return _in_use(Kernel(sought.variant, entry, sought.template.arguments))
     except (OSError, AttributeError) as error:
-        if entry.fresh:
-            raise _unusable(sought, error) from error
-        # Intact as published, and yet it does not map: made on another system, or cleared away
-        # since it was found.
-        caches.current().set_aside(entry.path, f"it cannot be mapped ({error})")
+        if entry.library.exists():
+            if entry.fresh:
+                raise _unusable(sought, error) from error
+            # Intact as published, and yet it does not map: made on another system.
+            caches.current().set_aside(entry.path, f"it cannot be mapped ({error})")
+    # What was cleared away since it was found or made is neither damaged nor unfit.
     entry = resolve(sought, permission, position=position)
     try:
         return _in_use(Kernel(sought.variant, entry, sought.template.arguments))

@@ -1,8 +1,9 @@
 """The identity of an entry: labelled fields that determine the library, and their digest.
 
 The template's text and the context that it is rendered with stand for the rendered text, which they
-determine; so a hit renders nothing. No field holds an absolute path, a time, or the version of
-torch or Python: an entry may be moved, copied into an image, and shared by environments.
+determine; so a hit renders nothing. No field holds an absolute path (but one that the environment
+tells nvcc), a time, or the version of torch or Python: an entry may be moved, copied into an image,
+and shared by environments.
 """
 
 from __future__ import annotations

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jitsparse.jit import trust
+from jitsparse.jit import files, trust
 from jitsparse.jit.entry import Entry, examine, read_meta
 from jitsparse.jit.key import same_but_compiler
 
@@ -112,9 +113,11 @@ class Lookup:
         """How long the variant took to compile when it was compiled last, if that is known."""
         for root in self.roots:
             try:
-                return float((root / VERSION / "seconds" / variant).read_text(encoding="ascii"))
+                seconds = float(files.read(root / VERSION / "seconds" / variant))
             except (OSError, ValueError):
                 continue
+            if 0 <= seconds < math.inf:
+                return seconds
         return None
 
     def info(self) -> dict[str, Any]:

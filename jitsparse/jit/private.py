@@ -6,17 +6,15 @@ there for this process to map.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import mmap
-import os
 import shutil
 import tempfile
 from pathlib import Path
 from typing import BinaryIO
 
 from jitsparse.errors import ToolchainError, UnwritableCache
-from jitsparse.jit import progress
+from jitsparse.jit import forks, progress
 
 __all__ = ["directory", "executable_copy", "is_forbidden", "map_as_code"]
 
@@ -39,14 +37,14 @@ def directory(reason: str) -> Path:
             f"{reason}, and no temporary directory can be made instead: {error}. Set "
             "JITSPARSE_CACHE_DIR, or TMPDIR, to a directory that can be written."
         ) from error
-    atexit.register(_remove, path, os.getpid())
+    # Not imported before it is needed, which is hardly ever.
+    forks.ready("multiprocessing.util")
+    from multiprocessing import util
+
+    # Also run at the end of a worker of multiprocessing, which runs nothing of atexit; and not run
+    # in a forked child, since the directory is its parent's.
+    util.Finalize(None, shutil.rmtree, (path, True), exitpriority=-100)
     return path
-
-
-def _remove(path: Path, owner: int) -> None:
-    # A forked child inherits what is to be done at exit, and the directory is its parent's.
-    if os.getpid() == owner:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def is_forbidden(library: Path) -> bool:

@@ -12,12 +12,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from jitsparse.jit import progress
+from jitsparse.jit import files, progress
 from jitsparse.jit.cache import VERSION, Cache
 from jitsparse.jit.inventory import directories, disk_usage
 from jitsparse.jit.units import format_bytes
@@ -135,6 +134,4 @@ def _remove_leftovers(root: Path, now: float) -> None:
         for path in (root / VERSION / part).glob("*"):
             with contextlib.suppress(OSError):
                 if now - path.lstat().st_ctime > LEFTOVER_AGE:
-                    shutil.rmtree(
-                        path
-                    ) if path.is_dir() and not path.is_symlink() else path.unlink()
+                    files.remove(path)

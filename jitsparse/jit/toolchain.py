@@ -14,14 +14,13 @@ import re
 import shutil
 import subprocess
 import sys
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from jitsparse.errors import ToolchainError
-from jitsparse.jit import config, forks
+from jitsparse.jit import config, files, forks
 
 __all__ = ["Compiler", "Memo", "Toolchain", "find", "ninja_directory"]
 
@@ -53,23 +52,17 @@ class Memo:
     def write(self, identity: str, answer: str) -> None:
         """Best effort: an answer that is not kept costs the next process some milliseconds."""
         file = self._files[-1]
-        content = self._content(file)
-        content[identity] = answer
-        temporary = file.with_name(f"{file.name}.{uuid.uuid4().hex}")
-        try:
+        content = {**self._content(file), identity: answer}
+        with contextlib.suppress(OSError):
             for directory in (file.parent.parent, file.parent):
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
-            os.replace(temporary, file)
-        except OSError:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
+            files.write(file, json.dumps(content, indent=1))
 
     @staticmethod
     def _content(file: Path) -> dict[str, object]:
         try:
-            content = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            content = json.loads(files.read(file))
+        except (OSError, ValueError, RecursionError):
             return {}
         return content if isinstance(content, dict) else {}
 
@@ -135,17 +128,24 @@ class Toolchain:
         cuda_home: root of the CUDA toolkit, None for C++.
         nvcc: the CUDA compiler, None for C++.
         ccbin: the host compiler that torch passes to nvcc from ``CC``, or None.
+        nvcc_settings: variables by which the environment adds to what nvcc is told.
     """
 
     cxx: Compiler
     cuda_home: Path | None = None
     nvcc: Compiler | None = None
     ccbin: Compiler | None = None
+    nvcc_settings: tuple[str, ...] = ()
 
     def version(self, memo: Memo) -> str:
-        """Version text of every compiler that takes part, for the cache key."""
+        """Version text of every compiler that takes part, for the cache key.
+
+        What the environment tells nvcc is part of it: it changes what is built as another nvcc
+        would.
+        """
         parts = (("nvcc", self.nvcc), ("ccbin", self.ccbin), ("c++", self.cxx))
-        return "\n".join(f"{name}: {each.version(memo)}" for name, each in parts if each)
+        versions = [f"{name}: {each.version(memo)}" for name, each in parts if each]
+        return "\n".join([*versions, *self.nvcc_settings])
 
 
 def find(language: Literal["c++", "cuda"]) -> Toolchain:
@@ -158,10 +158,14 @@ def find(language: Literal["c++", "cuda"]) -> Toolchain:
     if language == "c++":
         return Toolchain(cxx)
     home = _find_cuda_home()
-    cc = config.get().cc
-    ccbin = shutil.which(cc) if cc else None
+    settings = config.get()
+    ccbin = shutil.which(settings.cc) if settings.cc else None
     return Toolchain(
-        cxx, home, Compiler(home / "bin" / "nvcc"), Compiler(Path(ccbin)) if ccbin else None
+        cxx,
+        home,
+        Compiler(home / "bin" / "nvcc"),
+        Compiler(Path(ccbin)) if ccbin else None,
+        settings.nvcc,
     )
 
 

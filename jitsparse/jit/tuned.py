@@ -20,17 +20,16 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
+import math
 import re
 import time
-import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from jitsparse.jit import cache as caches
-from jitsparse.jit import config, progress
+from jitsparse.jit import config, files, progress
 from jitsparse.jit.lookup import Lookup
 
 __all__ = ["Record", "adopt", "export", "lookup", "record", "records", "stored"]
@@ -99,7 +98,7 @@ def record(
         "seconds": dict(seconds),
     }
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _write(path, content)
+    files.write(path, _text(content))
     config.bump()
     return Record(problem, variant, path, False, dict(seconds), driver)
 
@@ -154,19 +153,14 @@ def export(
         "entries": dict(sorted(entries.items())),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    _write(path, content)
+    files.write(path, _text(content))
     _shipped.cache_clear()  # it may be one of those files
     config.bump()
     return len(entries)
 
 
-def _write(path: Path, content: Mapping[str, Any]) -> None:
-    temporary = path.with_name(f".{uuid.uuid4().hex}")
-    try:
-        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+def _text(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, indent=1) + "\n"
 
 
 def stored(cache: Lookup) -> Iterator[tuple[str, Record, bytes]]:
@@ -179,7 +173,7 @@ def stored(cache: Lookup) -> Iterator[tuple[str, Record, bytes]]:
         for path in sorted((root / "tuned").glob("*/*.json")):
             found = _read(path)
             if found is not None:
-                yield f"{path.parent.name}/{path.name}", found, path.read_bytes()
+                yield f"{path.parent.name}/{path.name}", found, files.read(path)
 
 
 def adopt(cache: Lookup, place: str, content: bytes) -> bool:
@@ -203,7 +197,7 @@ def adopt(cache: Lookup, place: str, content: bytes) -> bool:
     if path.exists():
         return False
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _write(path, json.loads(content))
+    files.write(path, _text(json.loads(content)))
     config.bump()
     return True
 
@@ -227,7 +221,7 @@ def _record(content: Mapping[str, Any], path: Path) -> Record:
         _are_texts((problem, variant))
         and isinstance(driver, str | None)
         and isinstance(seconds, dict)
-        and all(type(value) in (int, float) for value in seconds.values())
+        and all(type(value) in (int, float) and 0 <= value < math.inf for value in seconds.values())
     ):
         raise ValueError("it is not an entry of the tuned table")
     return Record(str(problem), str(variant), path, False, seconds, driver)
@@ -256,7 +250,7 @@ def _shipped(path: Path) -> Mapping[str, Record]:
 def _json(path: Path) -> dict[str, Any] | None:
     """Content of a file of this format; None if there is no such file or it is damaged."""
     try:
-        return _parse(path.read_bytes())
+        return _parse(files.read(path))
     except FileNotFoundError:
         return None
     except OSError as error:

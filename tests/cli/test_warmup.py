@@ -339,6 +339,12 @@ def test_no_call_has_it(name: str, message: str, capsys: pytest.CaptureFixture[s
     assert message in error
 
 
+def test_no_name_names_no_variant(capsys: pytest.CaptureFixture[str]) -> None:
+    """As from a script whose variable is empty: nothing is missing, but nothing was asked."""
+    assert run("--variant", "", "--check") == 2
+    assert "names no variant" in capsys.readouterr().err
+
+
 def test_a_variant_stands_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--variant", "x", "--op", "dsd") == 2
     assert "takes no filters" in " ".join(capsys.readouterr().err.split())

@@ -59,6 +59,28 @@ def test_a_file_in_the_way(tmp_path: Path) -> None:
         assert "is not a directory" in root(path)["cache.directory"].found
 
 
+@pytest.mark.parametrize("part", ["v1", "v1/staging", "v1/locks"])
+def test_a_file_in_the_way_of_a_part(part: str, tmp_path: Path) -> None:
+    path = tmp_path / "cache" / part
+    path.parent.mkdir(parents=True, mode=0o700)
+    path.touch()
+    found = root(tmp_path / "cache")["cache.directory"]
+    assert found.status == "fail"
+    assert f"{path} is not a directory" in found.found
+
+
+def test_a_link_that_leads_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "cache").symlink_to(tmp_path / "nowhere")
+    assert root(tmp_path / "cache")["cache.directory"].status == "fail"
+
+
+@pytest.mark.parametrize("name", ["a$b", "a:b", "a\nb", os.fsdecode(b"a\xffb")])
+def test_names_that_nothing_can_be_built_below(name: str, tmp_path: Path) -> None:
+    found = root(tmp_path / name)["cache.directory"]
+    assert (found.status, found.found.split(":")[0]) == ("fail", "nothing can be compiled there")
+    assert root(tmp_path / name, jit=False)["cache.directory"].status == "ok"
+
+
 @pytest.mark.parametrize(("mode", "status"), [(0o700, "ok"), (0o775, "fail"), (0o777, "fail")])
 def test_who_else_can_write(tmp_path: Path, mode: int, status: str) -> None:
     """What calls refuse fails, and what they are told to trust does not."""

@@ -179,6 +179,15 @@ def test_a_layer_knows_how_long_compiling_took(tmp_path: Path) -> None:
     assert Cache(tmp_path / "own", (layer.root,)).last_seconds(VARIANT) == 1.5
 
 
+@pytest.mark.parametrize("damage", [b"", b"soon", b"nan", b"-1", b"1e999", b"\xff"])
+def test_a_damaged_note_of_how_long_compiling_took_says_nothing(
+    damage: bytes, cache: Cache
+) -> None:
+    publish(cache, meta())
+    (cache.root / "v1" / "seconds" / VARIANT).write_bytes(damage)
+    assert cache.last_seconds(VARIANT) is None
+
+
 def test_any_compiler_finds_the_newest(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     for created, compiler in ((2.0, "b"), (3.0, "c"), (1.0, "a")):
         monkeypatch.setattr(caches.time, "time", lambda created=created: created)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import toykernel
@@ -18,6 +20,7 @@ import toykernel
 from jitsparse.errors import LaunchError
 from jitsparse.jit import Template, compile_only, config, describe, load
 from jitsparse.jit import kernel as kernels
+from jitsparse.jit.entry import Entry
 
 
 @pytest.fixture
@@ -58,6 +61,24 @@ def test_kernels_do_not_see_each_others_symbols(template: Template) -> None:
     one, two = load(template, toykernel.variant(1)), load(template, toykernel.variant(5))
     assert toykernel.run(one)
     assert toykernel.run(two)
+
+
+def test_what_is_deleted_as_soon_as_it_is_built_is_built_again(
+    template: Template, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its publication and the mapping, as by a cache that somebody clears."""
+    resolve, built = kernels.resolve, []
+
+    def resolve_and_delete(*arguments: Any, **options: Any) -> Entry:
+        entry = resolve(*arguments, **options)
+        built.append(entry)
+        if len(built) == 1:
+            shutil.rmtree(entry.path)
+        return entry
+
+    monkeypatch.setattr(kernels, "resolve", resolve_and_delete)
+    assert toykernel.run(load(template, toykernel.variant()))
+    assert [entry.fresh for entry in built] == [True, True]
 
 
 def test_threads_that_miss_together_compile_once(template: Template, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from jitsparse.errors import ToolchainError
 from jitsparse.jit import config, toolchain
+from jitsparse.jit.environment import Config
 from jitsparse.jit.toolchain import Compiler, Memo
 
 
@@ -96,6 +97,26 @@ def test_the_host_compiler_of_nvcc_is_part_of_the_version(bare: Path) -> None:
     assert version == "nvcc: nvcc: release 99.0\nccbin: (Host) 7.7\nc++: (Some) 1.0"
 
 
+def test_what_the_environment_tells_nvcc_is_part_of_the_version(bare: Path) -> None:
+    """It is given to nvcc by the system that starts it, and changes what is built."""
+    home = toolkit(bare / "cuda")
+    memo = Memo((bare / "memo" / "v1" / "m.json",))
+    found = set()
+    for variables in (
+        {},
+        {"NVCC_APPEND_FLAGS": "-lineinfo"},
+        {"NVCC_PREPEND_FLAGS": "-lineinfo"},
+        {"NVCC_APPEND_FLAGS": "-G"},
+        {"NVCC_CCBIN": "clang++"},
+        {"PYTORCH_NVCC": "ccache nvcc"},
+    ):
+        settings = Config.from_environment({"CUDA_HOME": str(home), **variables})
+        with config.use(settings):
+            found.add(toolchain.find("cuda").version(memo))
+            assert "NVCC" not in toolchain.find("c++").version(memo)
+    assert len(found) == 6
+
+
 def test_a_version_is_asked_for_once(tmp_path: Path) -> None:
     compiler = program(tmp_path / "cc", f'echo asked >> {tmp_path}/asked; echo "cc (A) 1"')
     memo = Memo((tmp_path / "cache" / "v1" / "compilers.json",))
@@ -158,9 +179,12 @@ def test_a_damaged_memo_is_ignored(tmp_path: Path) -> None:
     compiler = program(tmp_path / "cc", 'echo "cc (A) 1"')
     file = tmp_path / "cache" / "v1" / "compilers.json"
     file.parent.mkdir(parents=True)
-    for damage in ("", "[]", "{", '{"x": 1}'):
+    for damage in ("", "[]", "{", '{"x": 1}', "[" * 100_000):
         file.write_text(damage)
         assert Compiler(compiler).version(Memo((file,))) == "(A) 1"
+    file.unlink()
+    os.mkfifo(file)
+    assert Compiler(compiler).version(Memo((file,))) == "(A) 1"
 
 
 def test_a_compiler_that_does_not_run_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,60 @@
+"""Small files beside the entries: read within bounds, replaced whole, removed whatever they are."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import uuid
+from pathlib import Path
+
+__all__ = ["read", "remove", "write"]
+
+LIMIT = 1 << 26
+"""Bytes of the largest file that is read; the largest that is written has some thousands."""
+
+
+def read(path: Path) -> bytes:
+    """Content of an ordinary file, or of one that a link leads to. A pipe is not waited for.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is something else than a file, or larger than anything that is written here.
+    """
+    with open(path, "rb", opener=_without_waiting) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError("it is not an ordinary file")
+        content = file.read(LIMIT + 1)
+    if len(content) > LIMIT:
+        raise ValueError(f"it is larger than {LIMIT} bytes")
+    return content
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def write(path: Path, text: str) -> None:
+    """Replace a file: who reads it meanwhile finds all of the old one or all of this.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    temporary = path.with_name(f".{uuid.uuid4().hex}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def remove(path: Path) -> None:
+    """Remove a directory with all that is in it, a file or a link; best effort."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()
