@@ -325,6 +325,54 @@ def test_a_refused_state_dict_changes_nothing(values: str, strict: bool) -> None
         assert torch.equal(each, before[name]), name
 
 
+def test_values_of_more_blocks_are_the_same_parameter() -> None:
+    """An optimizer that was built before trains them."""
+    model, other = square(0, 0.25), square(1, 0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    values = model.values
+    model.load_state_dict(other.state_dict())
+    assert model.values is values
+    x = torch.randn(4, 128)
+    for each in (model, other):
+        each(x).square().sum().backward()
+    assert torch.equal(model.values.grad, other.values.grad)
+    optimizer.step()
+    assert torch.equal(model.values, other.values - 0.5 * other.values.grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_graph_that_is_alive_does_not_hold_on_to_the_old_shape(dtype: torch.dtype) -> None:
+    """As in a notebook, whose variables hold the loss of the last step."""
+    model, other = square(0, 0.25).to(dtype), square(1, 0.5).to(dtype)
+    x = torch.randn(4, 128, dtype=dtype)
+    loss = model(x).sum()
+    loss.backward(retain_graph=True)
+    model.load_state_dict(other.state_dict())
+    assert model.values.grad is None
+    model(x).sum().backward()
+    assert model.values.grad.shape == other.values.shape
+    assert loss.grad_fn is not None
+
+
+def test_a_sharded_layer_refuses_another_number_of_blocks() -> None:
+    """Its shards were laid out for those that it had."""
+    from torch import distributed
+    from torch.distributed.fsdp import fully_shard
+
+    store = distributed.HashStore()
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        model = square(0, 0.25)
+        fully_shard(model, mesh=distributed.init_device_mesh("cpu", (1,)))
+        before = model.pattern
+        with pytest.raises(RuntimeError, match=r"values are a DTensor .* before the model is sh"):
+            model.load_state_dict(square(1, 0.5).state_dict())
+        assert model.pattern == before
+        assert model(torch.randn(4, 128)).shape == (4, 128)
+    finally:
+        distributed.destroy_process_group()
+
+
 def test_a_layer_off_the_meta_device_has_no_pattern_of_its_own_making() -> None:
     """Its buffers are uninitialised memory until a state dict is loaded."""
     model = js.nn.BlockSparseLinear(128, 128, 32, density=0.25, device="meta").to_empty(

@@ -182,12 +182,27 @@ class PatternBuffers(nn.Module):
                 f" stores {wanted[0]} blocks, so its values need shape {wanted}; "
                 f"the state dict has {has}"
             )
-        self._set_pattern(pattern)
         if self.values.shape[0] != pattern.nnz_blocks:
-            self.values = nn.Parameter(
-                self.values.new_empty(wanted), requires_grad=self.values.requires_grad
-            )
+            if type(self.values) is not nn.Parameter:
+                return (
+                    f" stores {wanted[0]} blocks and the layer {self.values.shape[0]}, and its "
+                    f"values are a {type(self.values).__name__} by now: load before the model is "
+                    "sharded"
+                )
+            self._resize_values(wanted)
+        self._set_pattern(pattern)
         return None
+
+    def _resize_values(self, shape: tuple[int, ...]) -> None:
+        """Give the values another shape, without data; they stay the same Parameter, which an
+        optimizer may hold already."""
+        values, empty = self.values, self.values.new_empty(shape)
+        # A graph that is still alive would have the next ones go on with the shape that it knows.
+        # Autograd begins anew where the dtype changes, and not where the shape does.
+        another = torch.float32 if values.dtype is torch.float64 else torch.float64
+        for data in (values.new_empty(0, dtype=another), empty):
+            values.data = data
+        values.grad = None
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]

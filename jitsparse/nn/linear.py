@@ -41,7 +41,8 @@ class BlockSparseLinear(PatternBuffers):
         bias: ``(out_features,)`` or None.
         crow_indices, col_indices: the pattern, int32 buffers of the state dict. A state dict with
             another pattern can be loaded: the layer takes that pattern over. If its number of
-            blocks differs, ``values`` becomes a new Parameter: load before building an optimizer.
+            blocks differs, ``values`` stays the same Parameter and has another shape: load before
+            an optimizer has state of it, and before the model is wrapped for several devices.
 
     Values are drawn as :class:`torch.nn.Linear` draws its weight, scaled to the density, so that
     outputs have the same variance.
