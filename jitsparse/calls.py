@@ -79,6 +79,11 @@ class Call:
         return run(*self.arguments, find=lambda key: kernel)
 
     @property
+    def has_data(self) -> bool:
+        """Whether it can be computed: operands on the meta device lead to a call as any do."""
+        return not any(each.is_meta for each in self._operands())
+
+    @property
     def bytes(self) -> int:
         """That the kernel reads of values and dense operands."""
         return sum(span(each) * each.itemsize for each in self._operands())

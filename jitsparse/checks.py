@@ -18,6 +18,7 @@ __all__ = [
     "as_count",
     "as_shape",
     "check_indices",
+    "check_range",
     "grid_of",
     "is_dense",
     "is_fake",
@@ -90,6 +91,15 @@ def grid_of(shape: tuple[int, int], block_size: tuple[int, int]) -> tuple[int, i
     return div_up(shape[0], block_size[0]), div_up(shape[1], block_size[1])
 
 
+def check_range(rows: int, cols: int, count: int) -> None:
+    """PatternError unless 32-bit indices can name ``count`` blocks of ``rows`` x ``cols``."""
+    if max(rows + 1, cols, count) > _INT32_MAX:
+        raise PatternError(
+            f"block indices are 32-bit: {rows} x {cols} blocks of which {count} are stored do not "
+            "fit; use larger blocks"
+        )
+
+
 def check_indices(
     shape: tuple[int, int], block_size: tuple[int, int], crow: Tensor, col: Tensor
 ) -> None:
@@ -107,11 +117,7 @@ def check_indices(
             f"{crow.device} and {col.dtype} on {col.device}"
         )
     rows, cols = grid_of(shape, block_size)
-    if max(rows, cols, crow.numel(), col.numel()) > _INT32_MAX:
-        raise PatternError(
-            f"block indices are 32-bit: {rows} x {cols} blocks of which {col.numel()} are stored "
-            f"do not fit; use larger blocks"
-        )
+    check_range(rows, cols, col.numel())
     if crow.numel() != rows + 1:
         raise PatternError(
             f"a matrix of {shape[0]} rows has {rows} block rows of {block_size[0]}, so "

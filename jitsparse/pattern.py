@@ -20,7 +20,15 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from jitsparse import restoring
-from jitsparse.checks import as_block_size, as_count, as_shape, check_indices, grid_of, is_fake
+from jitsparse.checks import (
+    as_block_size,
+    as_count,
+    as_shape,
+    check_indices,
+    check_range,
+    grid_of,
+    is_fake,
+)
 from jitsparse.drawing import draw
 from jitsparse.errors import PatternError
 from jitsparse.layout import IndexLayout, div_up
@@ -150,7 +158,7 @@ class Pattern:
             shape: of the matrix in elements; by default whole blocks, ``(R * block_rows, ...)``.
 
         Raises:
-            PatternError: if the mask is not a bool matrix or does not fit the shape.
+            PatternError: if the mask is not a bool matrix, does not fit the shape, or has no data.
         """
         block = as_block_size(block_size)
         if not isinstance(mask, Tensor):
@@ -170,6 +178,11 @@ class Pattern:
             raise PatternError(
                 f"a matrix of shape {size} has {grid[0]} x {grid[1]} blocks of size {block}, "
                 f"got a mask of shape {tuple(mask.shape)}"
+            )
+        if mask.is_meta:
+            raise PatternError(
+                "a block mask on the meta device has no data that says where blocks are; make the "
+                "pattern of a mask that has, and move it: Pattern.from_mask(...).to('meta')"
             )
         counts = mask.sum(1, dtype=torch.int32)
         crow = torch.cat([counts.new_zeros(1), counts.cumsum(0, dtype=torch.int32)])
@@ -201,6 +214,7 @@ class Pattern:
         grid = grid_of(size, block)
         total = grid[0] * grid[1]
         count = as_count(density, total)
+        check_range(*grid, count)
         where = torch.get_default_device() if device is None else torch.device(device)
         drawn = draw(total, count, generator, where if generator is None else generator.device)
         chosen = drawn.to(where)

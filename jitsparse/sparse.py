@@ -17,6 +17,7 @@ from jitsparse.errors import ArgumentError
 from jitsparse.pattern import Pattern
 
 if TYPE_CHECKING:
+    import numpy as np
     from scipy.sparse import bsr_array
 
 __all__ = ["DTYPES", "BlockSparse", "random"]
@@ -124,9 +125,7 @@ class BlockSparse:
         block = as_block_size(block_size)
         if mask is None:
             mask = nonzero_blocks(dense.detach(), block)
-        if isinstance(mask, Tensor):
-            mask = mask.to(dense.device)
-        pattern = Pattern.from_mask(mask, block, tuple(dense.shape))
+        pattern = Pattern.from_mask(mask, block, tuple(dense.shape)).to(dense.device)
         row, col = pattern.row_indices, pattern.col_indices
         return cls(blocks_of(dense, row, col, block), pattern)
 
@@ -180,10 +179,11 @@ class BlockSparse:
         """From a ``scipy.sparse`` ``bsr_array`` or ``bsr_matrix``, sharing its memory.
 
         SciPy's own conversions leave the blocks of a row in any order; such a matrix is copied in
-        the right one.
+        the right one. So is an array that torch cannot hold as it lies in memory, because it is
+        read-only, say.
 
         Raises:
-            ArgumentError: if the matrix is in another format.
+            ArgumentError: if the matrix is in another format, or torch lacks the dtype.
             PatternError: if its block size is not supported, or a block is there twice.
         """
         if getattr(matrix, "format", None) != "bsr":
@@ -193,13 +193,11 @@ class BlockSparse:
             )
         if not matrix.has_sorted_indices:
             matrix = matrix.sorted_indices()
-        pattern = Pattern(
-            matrix.shape,
-            matrix.blocksize,
-            torch.from_numpy(matrix.indptr),
-            torch.from_numpy(matrix.indices),
-        )
-        return cls(torch.from_numpy(matrix.data), pattern)
+        crow, col = _from_numpy(matrix.indptr), _from_numpy(matrix.indices)
+        if crow.dtype != col.dtype:
+            crow, col = crow.long(), col.long()
+        pattern = Pattern(matrix.shape, matrix.blocksize, crow, col)
+        return cls(_from_numpy(matrix.data), pattern)
 
     def to_scipy(self) -> bsr_array:
         """As a ``scipy.sparse.bsr_array``, sharing memory if this matrix is on the CPU.
@@ -409,6 +407,18 @@ def _check_values(values: Tensor, pattern: Pattern) -> None:
             f"values are on {values.device} and the pattern on {pattern.device}; move one of them "
             f"with .to()"
         )
+
+
+def _from_numpy(array: np.ndarray) -> Tensor:
+    """An array as a tensor: in its memory, or in a copy where torch cannot have it so."""
+    import numpy as np
+
+    try:
+        return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
+    except TypeError as error:
+        raise ArgumentError(
+            f"torch has no {array.dtype}; convert with matrix.astype(...)"
+        ) from error
 
 
 def _is_scalar(thing: object) -> bool:

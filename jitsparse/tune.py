@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from jitsparse import calls
-from jitsparse.errors import CacheMiss, CompileError, JitsparseError, LaunchError
+from jitsparse.errors import ArgumentError, CacheMiss, CompileError, JitsparseError, LaunchError
 from jitsparse.jit import progress
 from jitsparse.kernels import registry
 from jitsparse.kernels.choice import choose
@@ -128,8 +128,9 @@ def tune(
         RuntimeWarning: some variants do not compile, do not run or answer wrongly.
 
     Raises:
-        ArgumentError: the operation does not exist, the operands do not fit it or stand beside a
-            problem, or there is nothing to run because the output or the pattern is empty.
+        ArgumentError: the operation does not exist, the operands do not fit it, are on the meta
+            device or stand beside a problem, or there is nothing to run because the output or the
+            pattern is empty.
         CacheMiss: ``JITSPARSE_JIT=off``, and not all of the variants are cached.
         ToolchainError: there is no compiler, and not all of the variants are cached.
         LaunchError: no variant is left, or one has made the GPU unusable.
@@ -149,6 +150,11 @@ def tune(
         call = calls.sample(op)
     else:
         call = calls.catch(op, *operands, **options)
+        if not call.has_data:
+            raise ArgumentError(
+                "tuning runs kernels, and operands on the meta device have no data: give others, "
+                f"or the problem alone, js.tune(js.explain({op!r}, ...).problem)"
+            )
     tuning = tune_call(call, seconds=seconds, jobs=jobs)
     if tuning.failures:
         progress.warn(

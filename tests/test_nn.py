@@ -373,6 +373,27 @@ def test_a_sharded_layer_refuses_another_number_of_blocks() -> None:
         distributed.destroy_process_group()
 
 
+def test_a_dense_layer_on_the_meta_device_gives_a_sparse_one_there() -> None:
+    """As large models are built, before a state dict brings their data."""
+    dense = torch.nn.Linear(128, 96, dtype=torch.bfloat16, device="meta").eval()
+    mask = torch.zeros(3, 4, dtype=torch.bool)
+    mask[1, :2] = True
+    for made in (
+        BlockSparseLinear.from_linear(dense, 32, density=1 / 6),
+        BlockSparseLinear.from_linear(dense, 32, mask=mask),
+    ):
+        assert made.values.is_meta
+        assert made.values.shape == (2, 32, 32)
+        assert made.values.dtype is torch.bfloat16
+        assert made.bias is not None
+        assert made.bias.is_meta
+        assert not made.training
+    like = BlockSparseLinear.from_linear(torch.nn.Linear(128, 96), 32, mask=mask)
+    made = made.to_empty(device="cpu")
+    made.load_state_dict(like.state_dict())
+    assert made.pattern == like.pattern
+
+
 def test_a_layer_off_the_meta_device_has_no_pattern_of_its_own_making() -> None:
     """Its buffers are uninitialised memory until a state dict is loaded."""
     model = js.nn.BlockSparseLinear(128, 128, 32, density=0.25, device="meta").to_empty(

@@ -25,6 +25,11 @@ def example() -> js.Pattern:
     return js.Pattern((20, 60), (8, 16), CROW, COL)
 
 
+def test_more_blocks_than_indices_can_name() -> None:
+    with pytest.raises(PatternError, match="block indices are 32-bit: 125000000000 x 1 blocks"):
+        js.Pattern.random((10**12, 8), 8, 1e-9)
+
+
 def test_facts() -> None:
     pattern = example()
     assert pattern.shape == (20, 60)

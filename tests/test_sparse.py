@@ -8,7 +8,9 @@ import pickle
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -160,6 +162,44 @@ def test_scipy_takes_and_gives_what_it_can() -> None:
     twice = scipy.bsr_array((np.ones((2, 8, 8)), np.array([1, 1]), np.array([0, 2])), shape=(8, 16))
     with pytest.raises(PatternError, match="1 is followed by 1"):
         js.BlockSparse.from_scipy(twice)
+
+
+def test_scipys_arrays_that_torch_cannot_hold_are_copied() -> None:
+    pytest.importorskip("scipy.sparse")
+    a = js.random((64, 96), (16, 32), 0.5)
+    part: dict[str, Any] = {"data": a.to_scipy().data, "indices": a.to_scipy().indices}
+
+    def matrix(**other: Any) -> Any:
+        indptr = other.pop("indptr", a.to_scipy().indptr)
+        data, indices = ({**part, **other}[name] for name in ("data", "indices"))
+        # SciPy's constructor makes some of them alike; anybody may set them later.
+        made = a.to_scipy()
+        made.data, made.indices, made.indptr = data, indices, indptr
+        return made
+
+    read_only = part["data"].copy()
+    read_only.setflags(write=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for each in (
+            matrix(data=read_only),
+            matrix(data=part["data"][::-1].copy()[::-1]),
+            matrix(data=part["data"].astype(part["data"].dtype.newbyteorder())),
+            matrix(indptr=a.to_scipy().indptr.astype(np.int64)),
+        ):
+            assert torch.equal(js.BlockSparse.from_scipy(each).to_dense(), a.to_dense())
+    with pytest.raises(ArgumentError, match="torch has no "):
+        js.BlockSparse.from_scipy(matrix(data=part["data"].astype(np.longdouble)))
+
+
+def test_the_mask_may_be_elsewhere_than_the_matrix() -> None:
+    mask = torch.tensor([[True, False], [False, True]])
+    there = js.BlockSparse.from_dense(torch.empty(32, 32, device="meta"), 16, mask)
+    assert there.pattern.device.type == there.values.device.type == "meta"
+    assert there.values.shape == (2, 16, 16)
+    for dense, other in ((torch.empty(32, 32, device="meta"), None), (torch.ones(32, 32), mask)):
+        with pytest.raises(PatternError, match="mask on the meta device has no data"):
+            js.BlockSparse.from_dense(dense, 16, None if other is None else other.to("meta"))
 
 
 def test_blocks_in_the_order_of_scipys_conversions() -> None:

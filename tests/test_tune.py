@@ -402,6 +402,12 @@ def test_trying_is_not_recorded_as_use(
         assert not (tmp_path / "used.jsonl").exists()
 
 
+def test_operands_without_data() -> None:
+    a = js.random((64, 64), 16, 0.5, device="meta")
+    with pytest.raises(js.ArgumentError, match="operands on the meta device have no data"):
+        js.tune("dsd", a, torch.empty(64, 8, device="meta"))
+
+
 def test_operands_of_no_kernel() -> None:
     with pytest.raises(js.ArgumentError, match="runs no kernel"):
         js.tune("dsd", js.random((16, 16), 8, 0.0), torch.randn(16, 4))

@@ -167,7 +167,8 @@ class BlockSparseLinear(PatternBuffers):
             layer: a dense layer; its parameters are copied. Those of the new layer require
                 gradients, also where they are frozen in the old one, a teacher's for instance.
             block_size: an int or a pair.
-            density: keep this fraction of the blocks, those of largest Frobenius norm.
+            density: keep this fraction of the blocks, those of largest Frobenius norm. Of a layer
+                on the meta device, which has none, so many blocks whose places are unknown.
             mask: ``(R, C)`` bool, the blocks to keep. Either this or ``density`` is given.
 
         Raises:
@@ -180,6 +181,12 @@ class BlockSparseLinear(PatternBuffers):
         block = as_block_size(block_size)
         weight = layer.weight.detach()
         if mask is None and density is not None:
+            if weight.is_meta:
+                size, bias = (layer.in_features, layer.out_features), layer.bias is not None
+                made = cls(
+                    *size, block, density=density, bias=bias, device="meta", dtype=weight.dtype
+                )
+                return made.train(layer.training)
             mask = _largest_blocks(weight, block, density)
         elif mask is None or density is not None:
             raise ArgumentError(
