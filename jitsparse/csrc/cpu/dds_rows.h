@@ -46,7 +46,7 @@ class DdsRows : public StripProduct {
     panels_bytes_ = highest * row_bytes;
     sums_bytes_ = highest * kWidth * int64(sizeof(A));
     own_bytes = panels_bytes_ + sums_bytes_ + index_.R;
-    past_caches = exceeds_caches(args, args.cols, sizeof(T), threads);
+    expect_output(args, args.cols, sizeof(T), threads);
   }
 
   // Block columns from .. to of the strip of `rows` that begins at row `first`.

@@ -57,7 +57,7 @@ class DdsRowsAmx : public StripProduct {
     panels_bytes_ = highest * panel_bytes;
     sums_bytes_ = highest * kTileRows * kGroup * BLOCK_COLS * int64(sizeof(float));
     own_bytes = panels_bytes_ + sums_bytes_ + index_.R;
-    past_caches = exceeds_caches(args, args.cols, sizeof(BFloat16), threads);
+    expect_output(args, args.cols, sizeof(BFloat16), threads);
   }
 
   void begin(int64 rank, int64 size, char* shared) const {

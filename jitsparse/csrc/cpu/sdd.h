@@ -6,6 +6,7 @@
 // needs, so it is full whatever the width of a block.
 #pragma once
 
+#include "cpu/pages.h"
 #include "cpu/pairs.h"
 #include "cpu/parallel.h"
 
@@ -52,6 +53,7 @@ class Sdd {
     const Sdd product(args);
     const Scratch scratch(product.shared_bytes_ + threads * product.left_bytes_, args.workspace);
     if (!scratch) return kOutOfMemory;
+    ask_for_large_pages(args.out, args.nnz * kBlock * int64(sizeof(T)));
     parallel(threads, [&](int64 rank, int64 size) {
       char* const left = scratch.at(product.shared_bytes_ + rank * product.left_bytes_);
       product.work(rank, size, scratch.at(0), reinterpret_cast<P*>(left));

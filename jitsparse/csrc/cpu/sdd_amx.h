@@ -1,6 +1,7 @@
 // sdd in bfloat16 on AMX tiles: the blocks of A B that a pattern stores, summed over a batch, as in sdd.h.
 #pragma once
 
+#include "cpu/pages.h"
 #include "cpu/pairs.h"
 #include "cpu/parallel.h"
 #include "cpu/tiles.h"
@@ -47,6 +48,7 @@ class SddAmx {
     const SddAmx product(args);
     const Scratch scratch(product.shared_bytes_ + threads * product.left_bytes_, args.workspace);
     if (!scratch) return kOutOfMemory;
+    ask_for_large_pages(args.out, args.nnz * kBlock * int64(sizeof(BFloat16)));
     parallel(threads, [&](int64 rank, int64 size) {
       char* const left = scratch.at(product.shared_bytes_ + rank * product.left_bytes_);
       tile_configure(Registers::config(kM, kN, kK));

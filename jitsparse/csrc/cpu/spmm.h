@@ -80,7 +80,7 @@ class Spmm : public StripProduct {
       rows_bytes_ = bytes <= kL2Bytes ? bytes : 0;
     }
     own_bytes = panels_bytes_ + tile_bytes_ + rows_bytes_ + block_cols_;
-    past_caches = exceeds_caches(args, m_, sizeof(T), threads);
+    expect_output(args, m_, sizeof(T), threads);
   }
 
   // Block rows from .. to of the strip of `width` vectors of columns that begins at vector `first`.

@@ -59,7 +59,7 @@ class SpmmAmx : public StripProduct {
     sums_bytes_ = kTileRows * widest * kN * sizeof(float);
     shared_bytes = FLIPPED ? args.nnz * kBlock * sizeof(BFloat16) : 0;
     own_bytes = panels_bytes_ + sums_bytes_ + block_cols_;
-    past_caches = exceeds_caches(args, m_, sizeof(BFloat16), threads);
+    expect_output(args, m_, sizeof(BFloat16), threads);
   }
 
   void begin(int64 rank, int64 size, char* shared) const {

@@ -5,6 +5,7 @@
 
 #include "cpu/epilogue.h"
 #include "cpu/pack.h"
+#include "cpu/pages.h"
 #include "cpu/parallel.h"
 
 namespace jitsparse::cpu {
@@ -124,7 +125,8 @@ struct StripProduct {
   StripPlan plan;
   int64 shared_bytes = 0;  // of scratch memory for all threads together
   int64 own_bytes;         // and for each
-  bool past_caches;        // whether the output is written past the caches, in which it would not stay
+  int64 out_bytes;         // of the output
+  bool past_caches;        // whether it is written past the caches, in which it would not stay
 
   // The dense operand of a matrix of the batch, of `depth` along the axis that is summed over.
   template <class T, bool K_CONTIGUOUS>
@@ -139,8 +141,10 @@ struct StripProduct {
     return {out, rows, cols, args.out_ld, static_cast<const T*>(args.bias), args.activation, past_caches};
   }
 
-  static bool exceeds_caches(const SpmmArgs& args, int64 rows, int64 itemsize, int64 threads) {
-    return args.batch * rows * args.n * itemsize / threads > kL2Bytes;
+  // Sets what is to be known of an output of so many rows, or columns where n is what it has of rows.
+  void expect_output(const SpmmArgs& args, int64 rows, int64 itemsize, int64 threads) {
+    out_bytes = args.batch * rows * args.n * itemsize;
+    past_caches = out_bytes / threads > kL2Bytes;
   }
 
   // What a thread does before its first strip and after its last; a product may have its own.
@@ -156,6 +160,7 @@ template <class Product> int run_strips(const SpmmArgs& args, int64 block, doubl
   const int64 shared_bytes = Scratch::round_up(product.shared_bytes), own_bytes = Scratch::round_up(product.own_bytes);
   const Scratch scratch(shared_bytes + threads * own_bytes, args.workspace);
   if (!scratch) return kOutOfMemory;
+  ask_for_large_pages(args.out, product.out_bytes);
   parallel(threads, [&](int64 rank, int64 size) {
     const StripProduct::Memory memory = {scratch.at(0), scratch.at(shared_bytes + rank * own_bytes)};
     product.begin(rank, size, memory.shared);
