@@ -64,8 +64,14 @@ _EXTENSIONS = "torch.utils.cpp_extension"
 
 def import_extensions() -> None:
     """Import the part of torch that builds. A CUDA build remarks then that there is no GPU."""
+    forks.ready("torch")
+    import torch
+
     with _captured_logger(_EXTENSIONS, []):
         forks.ready(_EXTENSIONS)
+        if torch.__version__ < "2.11":
+            # Imported in the middle of a build by 2.9 and 2.10, and by later ones not at all.
+            forks.ready("torch.utils.hipify.hipify_python")
 
 
 def build(template: Template, variant: Variant, tools: toolchain.Toolchain, staging: Path) -> float:
