@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +144,7 @@ def test_what_cannot_be_selected(
 
 
 def test_a_fallback_is_never_what_is_timed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], forget: Callable[[], None]
 ) -> None:
     """With ``JITSPARSE_FIRST_USE=fallback`` an empty cache would have plain torch measured."""
     with config.override(cache_dir=tmp_path, first_use="fallback"):
