@@ -58,7 +58,10 @@ def dsd(a: BlockSparse, b: Tensor) -> Tensor:
         raise _mismatch("dsd(a, b)", a=values, b=b)
     if values.shape != (pattern.nnz_blocks, *pattern.block_size):
         raise _resized("dsd(a, b)", "a", a)
-    return autograd.dsd(values, pattern.index, b, rows, cols, transposed)
+    index = pattern.index
+    if index.device != b.device:
+        raise _mismatch("dsd(a, b)", b=b, pattern=index)
+    return autograd.dsd(values, index, b, rows, cols, transposed)
 
 
 def dds(a: Tensor, b: BlockSparse) -> Tensor:
@@ -218,6 +221,9 @@ def _dds(
         raise _mismatch(_call(names), **{names[1]: a, names[2]: values})
     if values.shape != (pattern.nnz_blocks, *pattern.block_size):
         raise _resized(_call(names), names[2], b)
+    index = pattern.index
+    if index.device != a.device:
+        raise _mismatch(_call(names), **{names[1]: a, "pattern": index})
     if bias is not None:
         if tuple(bias.shape) != (outer,):
             raise ArgumentError(
@@ -230,9 +236,9 @@ def _dds(
         recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
         # torch.jit.trace records with gradients and compares with a record without.
         if recorded or autograd.transformed() or autograd.traced():
-            product = autograd.dds(a, values, pattern.index, rows, cols, transposed, bias, 0)
+            product = autograd.dds(a, values, index, rows, cols, transposed, bias, 0)
             return activate(product, activation)
-    return autograd.dds(a, values, pattern.index, rows, cols, transposed, bias, activation)
+    return autograd.dds(a, values, index, rows, cols, transposed, bias, activation)
 
 
 def _wrong_rows(a: BlockSparse, shape: torch.Size) -> ArgumentError:

@@ -51,6 +51,7 @@ row_gather_blocks    Z           positions in ``values``, ordered by (panel, col
 col_gather_blocks    Z
 row_slab_blocks      Z
 col_slab_blocks      Z
+(padding to a multiple of 4)
 row_wide_tiles       8 + 8 T     as row_gather_tiles, of one panel each and as wide as can be
 col_wide_tiles
 row_tall_panels      20 U        as the slab parts, of panels of 192 rows. Absent, with the other

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -547,6 +548,29 @@ def test_values_without_memory_are_an_error() -> None:
     layer.values.untyped_storage().resize_(0)
     with pytest.raises(RuntimeError, match="has no memory"):
         layer(torch.randn(2, 32))
+
+
+@pytest.mark.parametrize("part", ["values", "bias", "x"])
+@pytest.mark.parametrize("offset", [0, 4096])
+def test_what_was_freed_is_never_read(part: str, offset: int) -> None:
+    """Nor a bias left out. Of a view into freed memory torch says an address, and no null."""
+    shapes = {"x": (4, 64), "values": (4, 32, 32), "bias": (64,)}
+    flat = torch.randn(offset + 4096)
+    freed = flat[offset : offset + math.prod(shapes[part])].view(shapes[part])
+    operands = {name: torch.randn(shape) for name, shape in shapes.items()} | {part: freed}
+    pattern = js.Pattern.random((64, 64), 32, 1.0)
+    flat.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match="has no memory"):
+        js.linear(operands["x"], js.BlockSparse(operands["values"], pattern), operands["bias"])
+
+
+def test_a_matrix_whose_values_were_moved_without_its_pattern() -> None:
+    """As ``Module.cuda`` moves Parameters, in place, of which somebody kept a matrix."""
+    a = js.random((64, 64), 32, 0.5)
+    object.__setattr__(a, "pattern", a.pattern.to("meta"))
+    for call in (lambda: a @ torch.randn(64, 4), lambda: torch.randn(4, 64) @ a):
+        with pytest.raises(js.ArgumentError, match=r"pattern.* on meta"):
+            call()
 
 
 @pytest.mark.parametrize("shape", [(40, 50), (64, 64)])

@@ -42,11 +42,13 @@ _SHARED_MEMORY = {
     "sm86": 101376,
     "sm87": 166912,
     "sm89": 101376,
+    "sm88": 101376,
     "sm120": 101376,
     "sm121": 101376,
 }
 """Bytes that one CTA may have, by compute capability (CUDA programming guide, technical
-specifications); 232448 since Hopper but for the entries here."""
+specifications, which has no 8.8: the least of its generation); 232448 since Hopper but for the
+entries here."""
 
 
 def shared_memory_limit(target: str) -> int:

@@ -24,7 +24,7 @@ from jitsparse.jit import config
 from jitsparse.kernels import threads
 from jitsparse.kernels.choice import REFERENCE, Key, choosing, select
 from jitsparse.kernels.float32 import float32_arithmetic
-from jitsparse.kernels.operands import layout_of, require_memory, workspace
+from jitsparse.kernels.operands import LOW, layout_of, require_memory, workspace
 from jitsparse.kernels.scratch import KEPT
 from jitsparse.kernels.split import MOST_ELEMENTS, most_parts, splits
 from jitsparse.kernels.turn import bytes_for_sdd, bytes_for_spmm, turns, turns_any
@@ -152,7 +152,7 @@ def dsd(
     )
     if kernel is REFERENCE:
         return _plain(reference.dsd, device, values, index, dense, rows, cols, transposed)
-    if not (values_ptr and dense_ptr):
+    if values_ptr < LOW or dense_ptr < LOW:
         require_memory(kernel, values, dense)
     workspace_ptr = KEPT if device < 0 else 0
     if device >= 0 and turns_any(kernel.variant):
@@ -250,8 +250,11 @@ def dds(
     if kernel is REFERENCE:
         arguments = dense, values, index, rows, cols, transposed, bias, activation
         return _plain(reference.dds, device, *arguments)
-    if not (values_ptr and dense_ptr):
+    if values_ptr < LOW or dense_ptr < LOW:
         require_memory(kernel, values, dense)
+    # Of a tangent that stands for zeros there is no address, which says that there is no bias.
+    if bias is not None and bias_ptr < LOW and not bias._is_zerotensor():
+        require_memory(kernel, bias)
     workspace_ptr = KEPT if device < 0 else 0
     if device >= 0 and turns_any(kernel.variant):
         k = cols if transposed else rows
@@ -336,7 +339,7 @@ def sdd(
     if kernel is REFERENCE:
         arguments = left, right, index, rows, cols, nnz, block_rows, block_cols
         return _plain(reference.sdd, device, *arguments)
-    if not (left_ptr and right_ptr):
+    if left_ptr < LOW or right_ptr < LOW:
         require_memory(kernel, left, right)
     parts, workspace_ptr = 1, KEPT if device < 0 else 0
     if device >= 0:

@@ -10,12 +10,20 @@ from torch import Tensor
 
 from jitsparse.jit.kernel import Kernel
 
-__all__ = ["layout_of", "require_memory", "workspace"]
+__all__ = ["LOW", "layout_of", "require_memory", "workspace"]
+
+LOW = 1 << 40
+"""Above the address of any tensor whose memory was freed: torch says where in it a view begins."""
 
 
 def require_memory(kernel: object, *operands: Tensor) -> None:
-    """Refuse operands that a kernel would read at no address; a warm-up's stand-in reads none."""
-    missing = [each for each in operands if not each.data_ptr()]
+    """Refuse operands that a kernel would read at no address; a warm-up's stand-in reads none.
+
+    Asked of operands that lie below :data:`LOW`, as few others do.
+    """
+    missing = [
+        each for each in operands if not (each.data_ptr() and each.untyped_storage().nbytes())
+    ]
     if missing and isinstance(kernel, Kernel):
         raise RuntimeError(
             f"an operand of shape {tuple(missing[0].shape)} has no memory: it was freed, as FSDP "

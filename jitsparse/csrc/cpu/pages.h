@@ -8,9 +8,10 @@ extern "C" int madvise(void* address, decltype(sizeof 0) length, int advice) noe
 
 namespace jitsparse::cpu {
 
-// Asks for large pages where an output has none yet. Memory that malloc takes from the system for a call, as it does for more than
-// 32 MB, costs a fault for each page: 16384 of them for 64 MB of output, which took 20 of the 68 ms of a product in float32 (4096,
-// density 0.1), and 8192 took 8 of 21 ms in bfloat16. NumPy asks for its arrays too, from the same size on.
+// Asks for large pages in an output, should it have none yet; where it has, that costs a microsecond. Memory that malloc takes from
+// the system for a call, as it does for more than 32 MB, costs a fault for each page: 16384 of them for 64 MB of output, which took 20
+// of the 68 ms of a product in float32 (4096, density 0.1), and 8192 took 8 of 21 ms in bfloat16. Memory of malloc's heap stays marked
+// when the output is freed. NumPy asks for its arrays too, from the same size on.
 inline void ask_for_large_pages(void* memory, int64 bytes) {
   constexpr uint64 kSmallest = 4 << 20, kPage = 2 << 20;
   constexpr int kHugePage = 14;  // MADV_HUGEPAGE of Linux
