@@ -189,27 +189,43 @@ def recorded(path: str | os.PathLike[str]) -> list[Variant]:
     """The variants that processes wrote to a file of ``JITSPARSE_RECORD``.
 
     Raises:
-        ArgumentError: the file cannot be read, or is not such a file.
+        ArgumentError: the file cannot be read, is not such a file, or names no kernel of ours.
+
+    Warns:
+        RuntimeWarning: it names kernels of other templates, which their own program can compile.
     """
     import json
 
-    from jitsparse.jit import Variant
+    from jitsparse.jit import Variant, progress
 
     try:
         # A device may never end; a pipe does.
         kind = os.stat(path).st_mode
         if not (stat.S_ISREG(kind) or stat.S_ISFIFO(kind)):
             raise ArgumentError(f"{path} is not a record of variants: it is no file")
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-        names = [str(json.loads(line)["variant"]) for line in lines if line.strip()]
-    except ArgumentError:
-        raise
+        lines = Path(path).read_bytes().splitlines()
     except OSError as error:
         raise ArgumentError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ArgumentError(f"{path} is not a record of variants: {error!r}") from error
-    variants = (Variant.parse(name) for name in dict.fromkeys(names))
-    return [variant for variant in variants if variant.op in registry.OPS]
+    variants: dict[Variant, None] = {}
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                variants[Variant.parse(json.loads(line)["variant"])] = None
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                raise ArgumentError(
+                    f"{path} is not a record of variants: line {number} is not of the form "
+                    '{"variant": "..."}'
+                ) from None
+    ours = [variant for variant in variants if variant.op in registry.OPS]
+    others = [variant.name for variant in variants if variant.op not in registry.OPS]
+    if not ours:
+        raise ArgumentError(f"{path} names no kernel of jitsparse's operations")
+    if others:
+        progress.warn(
+            f"jitsparse: {path} names kernels of other templates, which only their own program can "
+            f"compile: {', '.join(others)}"
+        )
+    return ours
 
 
 def _of_model(

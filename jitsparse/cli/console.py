@@ -110,13 +110,16 @@ def _width(console: Console, table: Table) -> int:
     return console.measure(table, options=console.options.update(width=100_000)).maximum
 
 
-def split(values: Iterable[str], read: Callable[[str], T], option: str) -> list[T]:
+def split(values: Sequence[str], read: Callable[[str], T], option: str) -> list[T]:
     """The entries of an option that may be repeated and may hold several between commas.
 
     Raises:
-        typer.BadParameter: ``read`` raised ValueError for one of them.
+        typer.BadParameter: ``read`` raised ValueError for one of them; or the option was given and
+            holds nothing, as where a script's variable is empty.
     """
     parts = [part.strip() for value in values for part in value.split(",") if part.strip()]
+    if values and not parts:
+        raise typer.BadParameter("it holds nothing", param_hint=option)
     return [one(part, read, option) for part in parts]
 
 

@@ -19,7 +19,9 @@ def command(
         help="Steps of each model; 0: 120 on a CPU, 600 on a GPU, fewer if slow.",
     ),
     device: str = typer.Option("auto", help="auto, cpu or cuda."),
-    seed: int = typer.Option(0, help="Of initial weights, patterns and batches."),
+    seed: int = typer.Option(
+        0, min=0, max=2**63 - 1, help="Of initial weights, patterns and batches."
+    ),
     out: Path = typer.Option(Path("jitsparse-demo"), help="Directory for demo.png and demo.json."),
     as_json: bool = typer.Option(False, "--json", help="Print the table as JSON."),
 ) -> None:

@@ -66,7 +66,8 @@ def command(
         sized = [row | {"library": format_bytes(row["library_bytes"])} for row in rows]
         print_table(sized, ["variant", "library", "compile s", "compiled"])
     number = counted(len(rows), "known variant" if known else "cached kernel")
-    where = "" if known else f" in {cache.current().root}"
+    roots = ", ".join(str(root) for root in cache.current().roots)
+    where = "" if known else f" in {roots}"
     stderr().print(f"{number}{where}", soft_wrap=True)
 
 

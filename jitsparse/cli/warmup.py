@@ -95,8 +95,6 @@ def command(
             )
     if variant:
         variants = list(dict.fromkeys(split(variant, registry.variant_named, "--variant")))
-        if not variants:
-            raise typer.BadParameter("it names no variant", param_hint="--variant")
     elif record is not None:
         try:
             variants = recorded(record)

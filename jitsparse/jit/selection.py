@@ -148,6 +148,8 @@ def pin(text: str) -> Iterator[None]:
     Raises:
         PinError: the text is not a pin.
     """
+    if not isinstance(text, str):
+        raise PinError(f"a pin is a text as in JITSPARSE_PIN, got {type(text).__name__}")
     # A list of its own: blocks of several threads may end in another order than they began.
     mine = [*parse_pins(text)]
     _pinned.append(mine)

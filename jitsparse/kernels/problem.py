@@ -131,11 +131,14 @@ def product_problem(
     """The problem of a product ``(m, k) @ (k, n)``, its sizes not rounded.
 
     Args:
-        op, device, dtype, block, layout, aligned: as in :class:`Problem`.
+        op, device, dtype, block, layout, aligned: as in :class:`Problem`; a processor, which has no
+            TF32, makes float32 of it.
         size: ``(m, n, k)``.
         density: share of the blocks that the sparse operand or result stores.
     """
     m, n, k = size
+    if device == "cpu" and dtype == "tf32":
+        dtype = "f32"
     # The matrix as it is read, then as it is stored.
     rows, cols = {"dsd": (m, k), "dds": (k, n), "sdd": (m, n)}[op]
     if {"dsd": layout[0], "dds": layout[1], "sdd": "n"}[op] == "t":

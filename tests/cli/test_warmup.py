@@ -138,16 +138,18 @@ def test_from_a_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_what_a_record_may_be(tmp_path: Path) -> None:
-    """A file or a pipe; of a template of the user's own, which is no business of ours, too."""
+    """A file or a pipe; of a template of the user's own, which its own program alone can compile, too."""
     (ours, *_) = plan(op="sdd", device="cpu")
     theirs = Variant("axpy", "omp", "generic", "f32", (("s", "2"),))
     lines = "".join(json.dumps({"variant": v.name}) + "\n" for v in (ours, theirs, ours))
     (tmp_path / "file").write_text(lines)
-    assert recorded(tmp_path / "file") == [ours]
+    with pytest.warns(RuntimeWarning, match=re.escape(theirs.name)):
+        assert recorded(tmp_path / "file") == [ours]
     os.mkfifo(tmp_path / "pipe")
     writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=(lines,))
     writer.start()
-    assert recorded(tmp_path / "pipe") == [ours]
+    with pytest.warns(RuntimeWarning, match=re.escape(theirs.name)):
+        assert recorded(tmp_path / "pipe") == [ours]
     writer.join()
     for path in (Path("/dev/null"), tmp_path):
         with pytest.raises(ArgumentError, match="it is no file"):
@@ -339,10 +341,35 @@ def test_no_call_has_it(name: str, message: str, capsys: pytest.CaptureFixture[s
     assert message in error
 
 
-def test_no_name_names_no_variant(capsys: pytest.CaptureFixture[str]) -> None:
-    """As from a script whose variable is empty: nothing is missing, but nothing was asked."""
-    assert run("--variant", "", "--check") == 2
-    assert "names no variant" in capsys.readouterr().err
+@pytest.mark.parametrize("option", ["--variant", "--op", "--dtype", "--block-size", "--arch"])
+def test_an_empty_option_is_none(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """As from a script whose variable is empty: neither nothing nor everything was asked for."""
+    for value in ("", ",", " "):
+        assert run(option, value, "--check") == 2
+        assert "it holds nothing" in capsys.readouterr().err
+
+
+def test_a_record_names_what_cannot_be_compiled_here(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Kernels of a program's own templates; a record of nothing is none."""
+    record = tmp_path / "record"
+    own, ours = "scale.plain.amx.f32.f3", "dsd.vec.avx2.f32.b8x8.lnn.r8x3"
+    lines = {name: json.dumps({"variant": name}) + "\n" for name in (own, ours)}
+    record.write_text(lines[own] + lines[ours])
+    with pytest.warns(RuntimeWarning, match=re.escape(own)):
+        assert run("--from", str(record), "--dry-run", "--json") == 0
+    (outcome,) = json.loads(capsys.readouterr().out)["outcomes"]
+    assert outcome["variant"] == ours
+    for content, said in (("", "names no kernel"), (lines[own], "names no kernel")):
+        record.write_text(content)
+        assert run("--from", str(record), "--check") == 2
+        assert said in " ".join(capsys.readouterr().err.replace("\u2502", " ").split())
+    record.write_bytes(lines[ours].encode() + b"\xff" * 100_000)
+    assert run("--from", str(record)) == 2
+    error = capsys.readouterr().err
+    assert "line 2 is not" in " ".join(error.replace("\u2502", " ").split())
+    assert len(error) < 2000
 
 
 def test_a_variant_stands_alone(capsys: pytest.CaptureFixture[str]) -> None:
