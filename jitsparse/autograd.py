@@ -190,6 +190,10 @@ class _Dds(torch.autograd.Function):
         needs_dense, needs_values, *_ = ctx.needs_input_grad
         saved = dense if needs_values else None, values if needs_dense else None, index
         ctx.save_for_backward(*saved, out if activation == _RELU else None, None)
+        # Said by the tensors of this graph: a dynamic size that comes from outside has another name
+        # for torch.compile (2.13), which then finds it missing.
+        inner = dense.shape[-1]
+        rows, cols = (rows, inner) if transposed else (inner, cols)
         ctx.sizes, ctx.blocks = (rows, cols, transposed, activation), values.shape
         return out
 
@@ -230,7 +234,7 @@ class _Sdd(torch.autograd.Function):
         block_cols: int,
     ) -> Tensor:
         ctx.save_for_backward(left, right, index)
-        ctx.sizes = (rows, cols)
+        ctx.sizes = (left.shape[-2], right.shape[-1])  # as in _Dds
         return ops.sdd(left, right, index, rows, cols, nnz, block_rows, block_cols)
 
     @staticmethod

@@ -44,6 +44,46 @@ def test_a_strict_export_asks_to_read_it_before() -> None:
     torch.testing.assert_close(program.module()(X), other(X))
 
 
+def call(
+    layer: torch.nn.Module, state: dict[str, Tensor], x: Tensor
+) -> Tensor:  # what users write, with another layer's state
+    return torch.func.functional_call(layer, state, (x,))
+
+
+def test_another_layers_buffers_in_a_graph_are_followed_outside_of_it() -> None:
+    torch._dynamo.reset()
+    layer, other = (js.nn.BlockSparseLinear(64, 96, 16, density=0.5) for _ in range(2))
+    expected = layer(X)
+    compiled = torch.compile(call, backend="aot_eager")
+    torch.testing.assert_close(compiled(layer, dict(other.state_dict()), X), other(X))
+    torch.testing.assert_close(compiled(layer, dict(layer.state_dict()), X), expected)
+
+
+def test_what_a_call_had_in_a_layers_place_is_in_no_graph() -> None:
+    torch._dynamo.reset()
+    layer, other = (js.nn.BlockSparseLinear(64, 96, 16, density=0.5) for _ in range(2))
+    expected = layer(X)
+    compiled = torch.compile(layer, backend="aot_eager")
+    compiled(X)
+    torch.testing.assert_close(call(layer, other.state_dict(), X), other(X))
+    torch.testing.assert_close(compiled(X), expected)
+    call(layer, other.state_dict(), X)
+    with pytest.raises(js.ArgumentError, match=r"read layer\.pattern once"):
+        torch.export.export(layer, (X,))
+    assert layer.pattern != other.pattern
+    torch.testing.assert_close(torch.export.export(layer, (X,)).module()(X), expected)
+
+
+def test_buffers_that_were_replaced_are_not_exported_unseen() -> None:
+    layer, other = (js.nn.BlockSparseLinear(64, 96, 16, density=0.5) for _ in range(2))
+    for kind in ("_buffers", "_parameters"):
+        getattr(layer, kind).update(getattr(other, kind))
+    with pytest.raises(js.ArgumentError, match=r"read layer\.pattern once"):
+        torch.export.export(layer, (X,))
+    assert layer.pattern == other.pattern
+    torch.testing.assert_close(torch.export.export(layer, (X,)).module()(X), other(X))
+
+
 A, B = js.random((64, 64), 16, 0.5), torch.randn(64, 4)
 OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "dsd": lambda index: torch.ops.jitsparse.dsd(A.values, index, B, 64, 64, False),

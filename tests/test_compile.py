@@ -58,6 +58,32 @@ def test_sizes_do_not_recompile() -> None:
     assert counter.frame_count == 1
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("op", ["linear", "dds", "dsd", "sdd"])
+def test_patterns_of_any_shape(op: str, dynamic: bool | None) -> None:
+    """Their sizes are then symbols, which come from outside of what is differentiated."""
+
+    def run(x: Tensor, w: js.BlockSparse) -> Tensor:
+        if op == "sdd":
+            return js.sdd(x.mT, x, w.pattern).values
+        if op == "dsd":
+            return js.dsd(w, x.mT)
+        return js.linear(x, w) if op == "linear" else js.dds(x, w.T)
+
+    compiled = torch.compile(run, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for rows, cols in ((64, 48), (48, 64), (32, 32)):
+        shape = (cols, cols) if op == "sdd" else (rows, cols)
+        found = []
+        for function in (run, compiled):
+            w = js.random(shape, 16, 0.5, generator=torch.Generator().manual_seed(0))
+            w.requires_grad_()
+            x = torch.randn(4, cols, generator=torch.Generator().manual_seed(1)).requires_grad_()
+            out = function(x, w)
+            out.square().sum().backward()
+            found.append([out.detach(), x.grad, w.grad])
+        torch.testing.assert_close(found[1], found[0])
+
+
 def test_marked_dimensions_do_not_recompile() -> None:
     counter = CompileCounterWithBackend("aot_eager")
     a, square = js.random((64, 96), 32, 0.5), js.Pattern.random((40, 40), 8, 0.5)

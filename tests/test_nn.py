@@ -550,6 +550,45 @@ def test_values_without_memory_are_an_error() -> None:
         layer(torch.randn(2, 32))
 
 
+@pytest.mark.parametrize("shape", [(64, 64), (70, 50)])
+def test_parameters_alone_on_the_meta_device(
+    shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ``accelerate.init_empty_weights`` builds models, whose buffers have data."""
+    register = nn.Module.register_parameter
+
+    def register_empty(self: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        register(self, name, parameter)
+        if parameter is not None:
+            self._parameters[name] = nn.Parameter(parameter.to("meta"))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(nn.Module, "register_parameter", register_empty)
+        layer = BlockSparseLinear(*shape, 16, density=0.5)
+    other, x = BlockSparseLinear(*shape, 16, density=0.5), torch.randn(3, shape[0])
+    layer.load_state_dict(other.state_dict(), assign=True)
+    assert torch.equal(layer(x), other(x))
+
+
+def test_an_ensemble_on_a_skeleton_is_refused_by_name() -> None:
+    models = [square(0), square(1)]
+    state = torch.func.stack_module_state(models)
+    skeleton = copy.deepcopy(models[0]).to("meta")
+    x = torch.randn(4, 128)
+    with pytest.raises(ArgumentError, match="all models of an ensemble have one pattern"):
+        torch.func.vmap(lambda *state: functional_call(skeleton, state, (x,)))(*state)
+
+
+def test_writes_that_torch_does_not_know_of_are_read_on_request() -> None:
+    model, other = square(0), square(1)
+    model.pattern  # noqa: B018
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            tensor.data.copy_(other.state_dict()[name])
+    model.load_state_dict(model.state_dict())
+    assert model.pattern == other.pattern
+
+
 @pytest.mark.parametrize("part", ["values", "bias", "x"])
 @pytest.mark.parametrize("offset", [0, 4096])
 def test_what_was_freed_is_never_read(part: str, offset: int) -> None:

@@ -67,11 +67,33 @@ class PatternBuffers(nn.Module):
         """
         if torch.compiler.is_dynamo_compiling():
             self._follow_traced()
+            # Asked in the graph, which then holds for these tensors alone; without fullgraph=True,
+            # others are computed with outside of it.
+            if self.crow_indices is not self._seen[0] or self.col_indices is not self._seen[1]:
+                raise ArgumentError(
+                    "a compiled graph cannot have other indices in the place of a layer's buffers: "
+                    "pass functional_call the parameters only"
+                )
         elif torch.compiler.is_compiling():  # torch.export has fakes in the buffers' place
             with _disable_current_modes():
+                self._refuse_other_fakes()
                 self._follow(*self._seen)
         else:
             self._follow(self.crow_indices, self.col_indices)
+
+    def _refuse_other_fakes(self) -> None:
+        """Refuse buffers that were replaced since the layer saw them: what it saw is what is
+        followed, since fakes have no data."""
+        mode = getattr(self.crow_indices, "fake_mode", None)
+        fakes = self.crow_indices, self.col_indices
+        if mode is not None and any(
+            mode.from_tensor(seen, static_shapes=True) is not fake  # the fake that it has of it
+            for seen, fake in zip(self._seen, fakes, strict=True)
+        ):
+            raise ArgumentError(
+                "the indices of a BlockSparseLinear were replaced: read layer.pattern once, or "
+                "call the layer, before torch.export"
+            )
 
     def _follow_traced(self) -> None:
         """Dynamo does not look inside: it calls this once, on the layer itself, while it traces."""
@@ -91,14 +113,14 @@ class PatternBuffers(nn.Module):
     def _follow(self, crow: Tensor, col: Tensor) -> None:
         old = self._pattern
         others = crow is not self._seen[0] or col is not self._seen[1]
-        # What comes off the meta device is uninitialised memory, no pattern: wait until it, or
-        # what is put in its place, as functional_call does, is written to.
-        hollow = old.device.type == "meta" and self._emptied == _marks(crow, col)
         if others and is_functorch_wrapped_tensor(crow):
             raise ArgumentError(
                 "the indices of a BlockSparseLinear cannot be mapped over by torch.func: all "
                 "models of an ensemble have one pattern; pass functional_call the parameters only"
             )
+        # What comes off the meta device is uninitialised memory, no pattern: wait until it, or
+        # what is put in its place, as functional_call does, is written to.
+        hollow = old.device.type == "meta" and self._emptied == _marks(crow, col)
         if (others or self._marks != _marks(crow, col)) and not hollow:
             if crow.device.type == "cpu" and type(crow) is Tensor:  # fake ones have no data
                 check_indices(old.shape, old.block_size, crow, col)

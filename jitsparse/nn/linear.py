@@ -142,7 +142,7 @@ class BlockSparseLinear(PatternBuffers):
         scale = 1 / math.sqrt(density) if density else 1.0
         with torch.no_grad():
             self.values.uniform_(-bound * scale, bound * scale)
-            if not self._hollow:
+            if not (self._hollow or self.values.is_meta):
                 self.values.copy_(clear_edge(self.values, self._pattern))
             if self.bias is not None:
                 self.bias.uniform_(-bound, bound)

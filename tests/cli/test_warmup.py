@@ -138,7 +138,7 @@ def test_from_a_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_what_a_record_may_be(tmp_path: Path) -> None:
-    """A file or a pipe; of a template of the user's own, which its own program alone can compile, too."""
+    """A file or a pipe; of the user's own template, too, which its own program can compile."""
     (ours, *_) = plan(op="sdd", device="cpu")
     theirs = Variant("axpy", "omp", "generic", "f32", (("s", "2"),))
     lines = "".join(json.dumps({"variant": v.name}) + "\n" for v in (ours, theirs, ours))
