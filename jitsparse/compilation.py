@@ -47,9 +47,9 @@ def _workers(jobs: int | None) -> int:
     """How many compilers run at a time, if the caller says so or not."""
     from jitsparse.jit import config
 
-    if jobs is not None and jobs < 0:
+    if jobs is not None and (not isinstance(jobs, int) or jobs < 0):
         raise ArgumentError(
-            f"jobs={jobs} is no number of compilers; None or 0 stands for as many as the "
+            f"jobs={jobs!r} is no number of compilers; None or 0 stands for as many as the "
             "processors and the memory allow"
         )
     return jobs or config.get().jobs

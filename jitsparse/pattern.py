@@ -53,7 +53,8 @@ class Pattern:
         col_indices: ``(nnz_blocks,)`` of the same dtype and on the same device: the block column of
             each block, strictly increasing within a block row.
 
-    Indices are stored as int32 (int64 ones are converted; int32 ones are kept, not copied).
+    Indices are stored as int32 (int64 ones are converted; int32 ones are kept, not copied, and must
+    not be written to any more).
     Making a pattern reads from them on the host, to check them and for what tells the choice of a
     kernel; nothing that uses the pattern later does.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -145,6 +146,8 @@ def tune(
         >>> js.explain("dsd", a, torch.randn(40, 24)).source
         'tuned'
     """
+    if not (isinstance(seconds, (int, float)) and 0 <= seconds < math.inf):
+        raise ArgumentError(f"seconds={seconds!r} is no time to spend: give 0 or more")
     if isinstance(op, Problem):
         calls.check_alone("tune", operands, options)
         call = calls.sample(op)

@@ -119,6 +119,12 @@ def test_the_most_particular_pin_counts_and_of_equals_the_last() -> None:
             assert choose(candidates()).candidate.variant.name == variant
 
 
+@pytest.mark.parametrize("text", [None, 3, ["mul=simt"]])
+def test_a_pin_is_a_text(text: object) -> None:
+    with pytest.raises(PinError, match="a pin is a text"), pin(text):  # type: ignore[arg-type]
+        pass
+
+
 def test_a_pin_that_is_not_satisfied_lists_every_candidate_and_why() -> None:
     message = refusal("mul=t256x128x64")
     assert "JITSPARSE_PIN asks for 'mul=t256x128x64'" in message

@@ -507,9 +507,17 @@ def test_a_problem_stands_alone_and_needs_no_rounding(cache: Path) -> None:
             function(problem, activation="relu")
 
 
+@pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf"), "1"])
+def test_no_time_to_spend(seconds: Any) -> None:
+    with pytest.raises(js.ArgumentError, match="is no time to spend"):
+        js.tune("dsd", *operands(), seconds=seconds)
+
+
 def test_a_negative_number_of_jobs(cache: Path) -> None:
     with pytest.raises(js.ArgumentError, match="jobs=-1"):
         js.tune("dsd", *operands(), jobs=-1)
+    with pytest.raises(js.ArgumentError, match="jobs='2'"):
+        js.warmup(op="dsd", dtype="f32", block_size=8, jobs="2")  # type: ignore[call-overload]
     for background in (False, True):
         with pytest.raises(js.ArgumentError, match="jobs=-1"):
             js.warmup(op="dsd", dtype="f32", block_size=8, jobs=-1, background=background)

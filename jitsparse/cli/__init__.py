@@ -78,6 +78,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"jitsparse: {error}", file=sys.stderr)
         _drop_output()
         return 1
+    except (MemoryError, RuntimeError) as error:
+        # torch has no error of its own for a processor that is out of memory.
+        if not isinstance(error, MemoryError) and "allocate" not in str(error):
+            raise
+        print(f"jitsparse: out of memory: {error}", file=sys.stderr)
+        return 1
     except ImportError as error:
         print(
             f"jitsparse: {error}. What this installation lacks is said by: jitsparse doctor",

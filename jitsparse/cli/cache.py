@@ -46,7 +46,7 @@ def info(as_json: bool = JSON) -> None:
 
 @app.command("clear")
 def clear(as_json: bool = JSON) -> None:
-    """Delete every entry of the writable cache. Read-only caches are left alone."""
+    """Delete every entry of the writable cache. Read-only caches and what was tuned are kept."""
     where = jit.cache_info()["path"]
     count = jit.clear_cache()
     if as_json:

@@ -112,13 +112,13 @@ def prune(
 
 
 def explain_miss(
-    variant: str = typer.Argument(help="Name of a variant, as explain and list print it."),
+    variant: str = typer.Argument(help="Name of a variant of ours, as explain and list print it."),
     as_json: bool = JSON,
 ) -> None:
     """Print why a kernel would be compiled: in what the nearest entry of its name differs."""
     from jitsparse.kernels import registry
 
-    sought = one(variant, jit.Variant.parse, "VARIANT")
+    sought = one(variant, registry.variant_named, "VARIANT")
     found = jit.explain_miss(registry.template_of(sought), sought)
     if as_json:
         print_json(asdict(found))

@@ -23,6 +23,14 @@ def run(*arguments: str) -> int:
     return int(stop.value.code or 0)
 
 
+def test_more_memory_than_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    size = ["--size", "10000000", "--density", "0.000000001", "--block-size", "8"]
+    assert main(["tune", "--device", "cpu", *size, "--dry-run"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("jitsparse: out of memory: ")
+    assert "Traceback" not in error
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(command, "--help") == 0
