@@ -66,8 +66,8 @@ def command(
         sized = [row | {"library": format_bytes(row["library_bytes"])} for row in rows]
         print_table(sized, ["variant", "library", "compile s", "compiled"])
     number = counted(len(rows), "known variant" if known else "cached kernel")
-    roots = ", ".join(str(root) for root in cache.current().roots)
-    where = "" if known else f" in {roots}"
+    # What is known is asked of no cache, which may be one that is refused.
+    where = "" if known else f" in {', '.join(str(root) for root in cache.current().roots)}"
     stderr().print(f"{number}{where}", soft_wrap=True)
 
 

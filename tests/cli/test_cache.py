@@ -256,3 +256,5 @@ def test_a_cache_that_others_can_write(cache_dir: Path, capsys: pytest.CaptureFi
     for command in ("path", "info", "ls", "verify", "clear"):
         assert main(["cache", command]) == 1
         assert f"JITSPARSE_TRUST_CACHE={cache_dir}" in capsys.readouterr().err
+    # What is known is asked of no cache.
+    assert run("list", "--known", "--op", "sdd", "--block-size", "32") == 0
