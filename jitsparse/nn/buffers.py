@@ -90,10 +90,7 @@ class PatternBuffers(nn.Module):
             mode.from_tensor(seen, static_shapes=True) is not fake  # the fake that it has of it
             for seen, fake in zip(self._seen, fakes, strict=True)
         ):
-            raise ArgumentError(
-                "the indices of a BlockSparseLinear were replaced: read layer.pattern once, or "
-                "call the layer, before torch.export"
-            )
+            raise _unseen("replaced")
 
     def _follow_traced(self) -> None:
         """Dynamo does not look inside: it calls this once, on the layer itself, while it traces."""
@@ -101,10 +98,7 @@ class PatternBuffers(nn.Module):
             self.crow_indices, self.col_indices
         ):
             # torch.export puts back the attributes that tracing has set.
-            raise ArgumentError(
-                "the indices of a BlockSparseLinear were written to: read layer.pattern once, or "
-                "call the layer, before torch.export"
-            )
+            raise _unseen("written to")
         self._follow(self.crow_indices, self.col_indices)
 
     # As torch.compiler.assume_constant_result does, which would import all of Dynamo.
@@ -232,6 +226,14 @@ class PatternBuffers(nn.Module):
             self._emptied = _marks(self.crow_indices, self.col_indices)
         # After a copy or a load the buffers are new tensors, maybe on another device.
         self._follow_buffers()
+
+
+def _unseen(what: str) -> ArgumentError:
+    """Of indices to which something was done that no captured graph would have."""
+    return ArgumentError(
+        f"the indices of a BlockSparseLinear were {what}: read layer.pattern once, or call the "
+        "layer, before torch.export"
+    )
 
 
 def _marks(*buffers: Tensor) -> list[tuple[int, int]]:

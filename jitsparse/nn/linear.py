@@ -181,12 +181,6 @@ class BlockSparseLinear(PatternBuffers):
         block = as_block_size(block_size)
         weight = layer.weight.detach()
         if mask is None and density is not None:
-            if weight.is_meta:
-                size, bias = (layer.in_features, layer.out_features), layer.bias is not None
-                made = cls(
-                    *size, block, density=density, bias=bias, device="meta", dtype=weight.dtype
-                )
-                return made.train(layer.training)
             mask = _largest_blocks(weight, block, density)
         elif mask is None or density is not None:
             raise ArgumentError(
@@ -251,13 +245,16 @@ def _largest_blocks(weight: Tensor, block: tuple[int, int], density: float) -> T
     """``(R, C)`` bool: the ``round(density * R * C)`` blocks of largest Frobenius norm."""
     grid = div_up(weight.shape[0], block[0]), div_up(weight.shape[1], block[1])
     total = grid[0] * grid[1]
+    count = as_count(density, total)
+    if weight.is_meta:  # without norms: any will do, since a pattern there has no places either
+        return (torch.arange(total, device="cpu") < count).view(grid)
     where = torch.arange(total, device=weight.device)
     tiles = blocks_of(weight, where // max(grid[1], 1), where % max(grid[1], 1), block)
     # At least in float32: squares of float16 overflow.
     norms = torch.linalg.vector_norm(
         tiles, dim=(1, 2), dtype=torch.promote_types(weight.dtype, torch.float32)
     )
-    keep = norms.topk(as_count(density, total)).indices
+    keep = norms.topk(count).indices
     mask = torch.zeros(total, dtype=torch.bool, device=weight.device)
     mask[keep] = True
     return mask.view(grid)
