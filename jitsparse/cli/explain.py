@@ -23,7 +23,7 @@ def command(
     layout: str = typer.Option(
         "nn", help="A letter an operand: n as stored (last axis contiguous), t transposed."
     ),
-    aligned: bool = typer.Option(True, help="Pointers and strides are multiples of 16 bytes."),
+    aligned: bool = typer.Option(True, help="Matrices and rows begin at multiples of 16 bytes."),
     device: str = typer.Option("", help="cpu or cuda; by default the GPU if there is one."),
     arch: str = typer.Option("", help="Target, e.g. 9.0a or avx512; by default this machine's."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),

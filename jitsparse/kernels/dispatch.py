@@ -241,7 +241,7 @@ def dds(
             block_cols,
             letter,
             "t" if transposed else "n",
-            not (values_ptr | dense_ptr | out_ptr | bias_ptr | strides * itemsize) & 15,
+            not (values_ptr | dense_ptr | out_ptr | strides * itemsize) & 15,
             getattr(index, TRAITS, 0) or pack(rows, cols, nnz),
             (n - 1).bit_length(),
             (batch - 1).bit_length(),

@@ -50,8 +50,9 @@ class Problem:
         block: ``(block_rows, block_cols)`` as stored.
         layout: one letter an operand, left then right, as in a variant's ``l`` knob: ``n`` as
             stored or last axis contiguous, ``t`` transposed.
-        aligned: all pointers, leading dimensions, batch strides and contiguous extents of dense
-            operands are multiples of 16 bytes.
+        aligned: the pointers of values, dense operands and result, and the leading dimensions,
+            batch strides and contiguous extents of dense operands, are multiples of 16 bytes. Where
+            a bias begins does not matter: kernels read it element by element.
         rows, cols: of the sparse matrix as stored, in elements.
         nnz: stored blocks.
         extent: n for dsd and dds, k for sdd.

@@ -451,7 +451,9 @@ def check(variant: Variant, sources: Path) -> None:
     values = torch.randn((pattern.nnz_blocks, rows, cols), generator=generator).to(dtype)
     stored = js.BlockSparse(values, pattern)
     values, whole = stored.values, stored.to_dense()
-    bias = torch.randn(shape[1] if layout[1] == "n" else shape[0], generator=generator).to(dtype)
+    # A bias may begin anywhere: this one does one element past what is aligned.
+    features = shape[1] if layout[1] == "n" else shape[0]
+    bias = torch.randn(1 + features, generator=generator).to(dtype)[1:]
     if op == "dsd":
         whole = whole.T if layout[0] == "t" else whole
         dense = cases.dense((BATCH, whole.shape[1], extent), layout[1], **make)
