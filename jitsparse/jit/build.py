@@ -74,8 +74,17 @@ def import_extensions() -> None:
             forks.ready("torch.utils.hipify.hipify_python")
 
 
-def build(template: Template, variant: Variant, tools: toolchain.Toolchain, staging: Path) -> float:
+def build(
+    template: Template, variant: Variant, name: str, tools: toolchain.Toolchain, staging: Path
+) -> float:
     """Compile a variant into a staging directory, which then holds source, library and log.
+
+    Args:
+        template: what it is rendered from.
+        variant: which one.
+        name: of the entry that it will be, which nobody else builds in this process meanwhile.
+        tools: what compiles it.
+        staging: an empty directory.
 
     Returns:
         Seconds that compiling took.
@@ -92,12 +101,13 @@ def build(template: Template, variant: Variant, tools: toolchain.Toolchain, stag
     source = staging / f"kernel{template.suffix}"
     source.write_text(render(template, template.context(variant)), encoding="utf-8")
     started = time.perf_counter()
-    output, failed = _load(template, variant, tools, staging, source)
+    module = "jitsparse_" + re.sub(r"\W", "_", name)
+    output, failed = _load(template, variant, module, tools, staging, source)
     seconds = time.perf_counter() - started
     commands = _commands(staging, source.name)
     log = staging / LOG
     log.write_text("\n".join([*commands, "", output]).rstrip() + "\n", encoding="utf-8")
-    library = staging / f"{_module_name(variant)}.so"
+    library = staging / f"{module}.so"
     if failed:
         _sweep(staging, keep=(source.name, LOG))
         raise BuildFailure(output, " && ".join(commands))
@@ -164,10 +174,14 @@ def is_interrupted() -> bool:
 
 
 def _load(
-    template: Template, variant: Variant, tools: toolchain.Toolchain, staging: Path, source: Path
+    template: Template,
+    variant: Variant,
+    name: str,
+    tools: toolchain.Toolchain,
+    staging: Path,
+    source: Path,
 ) -> tuple[str, bool]:
     """Run ``cpp_extension.load``; returns what it and the compiler said, and whether it failed."""
-    name = _module_name(variant)
     flags = list(compile_flags(template.language, variant.target))
     cuda = template.language == "cuda"
     said: list[str] = []
@@ -220,11 +234,6 @@ def _cpp_extension() -> Any:
             "Install what it lacks, usually: pip install setuptools"
         ) from error
     return cpp_extension
-
-
-def _module_name(variant: Variant) -> str:
-    """Name of the module for ``load``: an identifier, the same at every try of one variant."""
-    return "jitsparse_" + re.sub(r"\W", "_", variant.name)
 
 
 def _compiler_output(message: str, staging: Path) -> str:

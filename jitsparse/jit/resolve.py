@@ -148,7 +148,7 @@ def _build(sought: Sought, tools: toolchain.Toolchain, cache: Cache) -> Entry:
     progress.say("debug", f"building {sought.variant.name} (key {sought.key}) in {staging}")
     try:
         cache.make_staging(staging)
-        seconds = build(sought.template, sought.variant, tools, staging)
+        seconds = build(sought.template, sought.variant, sought.name, tools, staging)
         meta = {"key": sought.key, "fields": sought.fields, "compile_seconds": seconds}
         entry = cache.publish(staging, sought.name, meta)
         if entry.fresh:

@@ -273,7 +273,8 @@ def test_torch_is_told_of_the_toolkit_that_was_found(
         load=lambda **arguments: asked.update(arguments, home=torchs.CUDA_HOME),
     )
     monkeypatch.setattr(build, "_cpp_extension", lambda: torchs)
-    _, failed = build._load(cuda_template, cuda_variant(), tools, tmp_path, tmp_path / "kernel.cu")
+    source = tmp_path / "kernel.cu"
+    _, failed = build._load(cuda_template, cuda_variant(), "kernel", tools, tmp_path, source)
     assert not failed
     assert asked["home"] == str(home)
     assert asked["with_cuda"]

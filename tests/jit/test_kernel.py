@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import toykernel
+from torch.utils import cpp_extension
 
 from jitsparse.errors import LaunchError
 from jitsparse.jit import Template, compile_only, config, describe, load
@@ -105,6 +106,25 @@ def test_threads_build_different_kernels_at_once(template: Template, tmp_path: P
     assert all(entry.fresh for entry in entries)
     assert toykernel.run(load(template, toykernel.variant(1)))
     assert toykernel.run(load(template, toykernel.variant(2)))
+
+
+def test_threads_build_kernels_of_one_name_at_once(
+    template: Template, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two templates, say an edited one and its copy; torch tells modules apart by their names,
+    and would call the one that comes second by another."""
+    barrier, torch_load = threading.Barrier(2), cpp_extension.load
+
+    def together(**arguments: Any) -> Any:
+        barrier.wait(60)
+        return torch_load(**arguments)
+
+    monkeypatch.setattr(cpp_extension, "load", together)
+    edited = toykernel.write(tmp_path / "edited")
+    edited.source.write_text(edited.source.read_text().replace("return 0;", "return 3;"))
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda each: load(each, toykernel.variant()), (template, edited)))
+    assert [kernel.launch(kernel.pack(0, 0, 0)) for kernel in found] == [0, 3]
 
 
 def test_a_fork_while_another_thread_builds(template: Template) -> None:
