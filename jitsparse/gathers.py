@@ -1,10 +1,11 @@
 """The tiles of an sdd on Hopper: of each of two warpgroups a panel and some of its steps.
 
 A list of tiles is ``(1 + capacity, 8)``. The first row is (tiles, most steps of a tile of one
-panel, of a tile of two, 0, ...). Each other is (panel, first step, end, 0) of the first warpgroup,
-then of the second. A panel of 64 rows is dealt out to both, half of a tile's steps each; or two
-panels of which :mod:`jitsparse.sharing` says that they store the same columns have a warpgroup
-each; or both have a panel of 128 rows and all of a tile's steps.
+panel, of a tile of two, columns that a wgmma has a multiple of, 0, ...). Each other is (panel,
+first step, end, 0) of the first warpgroup, then of the second. A panel of 64 rows is dealt out to
+both, half of a tile's steps each; or two panels of which :mod:`jitsparse.sharing` says that they
+store the same columns have a warpgroup each; or both have a panel of 128 rows and all of a tile's
+steps.
 """
 
 from __future__ import annotations
@@ -33,6 +34,18 @@ _SORTED_ROUNDS = 4
 """Rounds of CTAs in which the panels of a group are done, and of which tiles are sorted by what
 they load. In the mean of 48 products 1.046 times as fast as groups of 32 panels with all sorted
 where there are few; groups of one round 1.025, of four 1.036 (docs/performance.md)."""
+
+_WIDE, _NARROW = 128, 64
+"""Columns that a wgmma has a multiple of; wide, it multiplies up to 127 that a tile does not have.
+"""
+
+_BUSY = 1.12
+_SPARED = 1.25
+"""A wgmma is as narrow as its tile where the CTA that has most to do multiplies so many times as
+many columns as it loads rows and columns, or so many times as many as it would then. Elsewhere L2
+is what it waits for, and tiles that are done sooner are at another pace than their neighbours: 0.87
+to 1.01 times as fast. Of 75 products (docs/performance.md) it is 1.02 times as fast in the mean of
+the 53 that either is true of, 0.97 to 1.25."""
 
 _TILES_OF_A_PANEL = 16
 """Of a panel of 128 rows, up to which they run side by side."""
@@ -113,15 +126,13 @@ def gather_tiles(
     load = width + two * gather.height // gather.block
     place = _place(tiles[:, 0], middle, two, count, gather).masked_fill_(width == 0, _LAST)
     tiles = tiles[_order(place, load, count)]
+    head = _head(count, width, two, _wgmma_step(tiles, gather))
     steps = pointers.diff()[:, None]
     runs = _Runs(pointers[:-1, None], steps, (steps + gather.most - 1) // gather.most)
     # Sums are divided where these tiles are few, for which there is no better order.
-    wide, *facts = _listed(runs, partner[0, :, :1], gather, wide_capacity)
-    return Gathered(
-        order,
-        torch.cat([_head(count, width, two), tiles]),
-        torch.cat([_head(runs.parts.sum(), *facts), wide]),
-    )
+    wide, width, two = _listed(runs, partner[0, :, :1], gather, wide_capacity)
+    head_of_wide = _head(runs.parts.sum(), width, two, torch.full_like(count, _WIDE))
+    return Gathered(order, torch.cat([head, tiles]), torch.cat([head_of_wide, wide]))
 
 
 def _planned(key: Tensor, partner: Tensor, gather: Gather, capacity: int) -> tuple[_Runs, Tensor]:
@@ -228,10 +239,24 @@ def _listed(
     return torch.stack(words, 1), width, two
 
 
-def _head(count: Tensor, width: Tensor, two: Tensor) -> Tensor:
+def _head(count: Tensor, width: Tensor, two: Tensor, step: Tensor) -> Tensor:
     """``(1, 8)``: of a list of tiles."""
-    facts = torch.stack([count, (width * ~two).amax(), (width * two).amax()])
-    return torch.nn.functional.pad(facts, (0, 5))[None]
+    facts = torch.stack([count, (width * ~two).amax(), (width * two).amax(), step])
+    return torch.nn.functional.pad(facts, (0, 4))[None]
+
+
+def _wgmma_step(tiles: Tensor, gather: Gather) -> Tensor:
+    """What the columns of a wgmma are a multiple of, a number."""
+    columns = (tiles[:, 2::4] - tiles[:, 1::4]) * gather.block  # of each warpgroup
+    two = tiles[:, 0] != tiles[:, 4]
+    same = two | (gather.height > 64)
+    gathered = torch.where(same, columns[:, 0], columns.sum(1))
+    loaded = gathered + gather.height * (1 + two.long()) * (gathered > 0)
+    narrow, wide = ((columns + step - 1) // step * step for step in (_NARROW, _WIDE))
+    busiest = _busiest(torch.stack([loaded, narrow.sum(1), wide.sum(1)]))
+    loaded, narrow, wide = busiest.double()
+    pays = (wide >= _BUSY * loaded) | (wide >= _SPARED * narrow)
+    return torch.where(pays & (gather.block <= _NARROW), _NARROW, _WIDE)
 
 
 def _middle_columns(column: Tensor, tiles: Tensor) -> Tensor:

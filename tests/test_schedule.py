@@ -127,8 +127,9 @@ def halves_of_tiles(
     offset, _ = layout.parts()[part]
     assert offset % 4 == 0, "read as 16-byte words"
     head, *tiles = layout.view(index, part).view(-1, 8).tolist()
-    assert not any(each[3] or each[7] for each in [head, *tiles])
-    return head[:3], [((a, b, c), (d, e, f)) for a, b, c, _, d, e, f, _ in tiles[: head[0]]]
+    assert not any(head[4:])
+    assert not any(each[3] or each[7] for each in tiles)
+    return head[:4], [((a, b, c), (d, e, f)) for a, b, c, _, d, e, f, _ in tiles[: head[0]]]
 
 
 def check_gathers(layout: IndexLayout, index: torch.Tensor, side: str, blocks: Blocks) -> None:
@@ -142,7 +143,7 @@ def check_gathers(layout: IndexLayout, index: torch.Tensor, side: str, blocks: B
         assert sorted(steps[begin:end]) == expected[begin:end]
     assert layout.view(index, f"{side}_gather_blocks").tolist() == order
     for kind in ("gather", "wide"):
-        (_, most_of_one, most_of_two), tiles = halves_of_tiles(
+        (_, most_of_one, most_of_two, step), tiles = halves_of_tiles(
             layout, index, f"{side}_{kind}_tiles"
         )
         seen: list[int] = []
@@ -173,8 +174,37 @@ def check_gathers(layout: IndexLayout, index: torch.Tensor, side: str, blocks: B
         if kind == "wide":
             assert most_of_two == 0
             assert tiles == sorted(tiles)
+            assert step == (128 if tiles else 0)
         else:
             check_order(gather, steps, tiles)
+            assert step == wgmma_step(gather, tiles)
+
+
+def wgmma_step(gather: Gather, tiles: list[tuple[Half, Half]]) -> int:
+    """64 where the busiest CTA multiplies so much that it pays, else 128."""
+    loaded, narrow, wide = [], [], []
+    for (panel, begin, middle), (other, start, end) in tiles:
+        first, second = (middle - begin) * gather.block, (end - start) * gather.block
+        alone = panel == other and gather.height == 64
+        rows = gather.height * (1 if panel == other else 2)
+        loaded.append(rows + (first + second if alone else first))
+        for step, multiplied in ((64, narrow), (128, wide)):
+            multiplied.append(sum(-(-each // step) * step for each in (first, second)))
+
+    def busiest(costs: list[int]) -> int:
+        """They are dealt out to and fro, the longest first."""
+        sms, done = gathers.SMS, [0] * gathers.SMS
+        for n, each in enumerate(sorted(costs, reverse=True)):
+            turn = n % sms if n // sms % 2 == 0 else sms - 1 - n % sms
+            done[turn] += each
+        return max(done)
+
+    if not tiles:
+        return 0
+    if gather.block > 64:
+        return 128
+    pays = busiest(wide) >= 1.12 * busiest(loaded) or busiest(wide) >= 1.25 * busiest(narrow)
+    return 64 if pays else 128
 
 
 def check_order(gather: Gather, steps: list[list[int]], tiles: list[tuple[Half, Half]]) -> None:

@@ -38,6 +38,7 @@ from jitsparse.kernels.problem import Problem
 from jitsparse.kernels.roles import LAYOUTS
 from jitsparse.kernels.split import splits
 from jitsparse.kernels.turn import bytes_for_sdd, bytes_for_spmm, turns
+from jitsparse.layout import Gather
 from jitsparse.reference import ACTIVATIONS
 from jitsparse.schedule import build_index
 
@@ -112,6 +113,15 @@ SHARING = (
     "sdd.wgmma.sm90a.tf32.b64x64.ltt.gcols",
 )
 """Panels of 64 rows, two of which may have a tile."""
+
+NARROW = (
+    "sdd.wgmma.sm90a.bf16.b64x64.lnn.gcols",
+    "sdd.wgmma.sm90a.f16.b64x64.ltt.gcols",
+    "sdd.wgmma.sm90a.bf16.b32x32.ltn.gcols",
+    "sdd.wgmma.sm90a.f16.b16x16.lnt.grows",
+    "sdd.wgmma.sm90a.tf32.b64x64.lnt.gcols",
+)
+"""Whose wgmma have columns in steps of 64."""
 
 WIDE = (
     # its rows across k and along it, slabs of either depth, a block in two parts, and several
@@ -239,7 +249,7 @@ def test_kernel(variant: Variant, sources: Path) -> None:
             "kernels/spmm_wgmma_tf32",
             "wgmma_wait<0>",
         ),
-        ("sdd.wgmma.sm90a.bf16.b64x64.lnn.gcols", "kernels/sdd_wgmma", "wgmma_wait<1>"),
+        ("sdd.wgmma.sm90a.bf16.b128x128.lnn.gcols", "kernels/sdd_wgmma", "wgmma_wait<1>"),
         ("sdd.wgmma.sm90a.bf16.b16x16.lnn.grows", "kernels/sdd_wgmma", "wgmma_wait<0>"),
         ("sdd.wgmma.sm90a.bf16.b16x16.lnn.grows", "kernels/sdd_wgmma", "__syncthreads"),
         ("sdd.wgmma.sm90a.bf16.b64x64.lnt.gcols", "kernels/sdd_store", "bulk_wait_read<0>"),
@@ -348,6 +358,30 @@ def test_tiles_of_which_each_warpgroup_has_half(
     """The last tile ends in the second half."""
     resize(EXTENT=456)
     check(Variant.parse(name), sources)
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_wgmma_as_narrow_as_a_tile(
+    name: str, sources: Path, resize: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three quarters of what a warpgroup may multiply."""
+    found = []
+
+    def gather(column: Tensor, pointers: Tensor, shape: Gather, **how: Any) -> gathers.Gathered:
+        gathered = gathers.gather_tiles(column, pointers, shape, **how)
+        found.append((shape.block, gathered.tiles))
+        return gathered
+
+    monkeypatch.setattr(gathers, "SMS", 1)  # or tiles of few columns would be better
+    monkeypatch.setattr(gathers, "_BUSY", 0)
+    monkeypatch.setattr(schedule, "gather_tiles", gather)
+    resize(**{"ROWS" if "rows" in name else "COLS": 904})
+    check(Variant.parse(name), sources)
+    block, tiles = found["rows" in name]
+    count, _, _, step = tiles[0, :4].tolist()
+    columns = (tiles[1 : 1 + count, 2] - tiles[1 : 1 + count, 1]) * block
+    assert step == 64
+    assert ((columns > 128) & (columns <= 192)).any()
 
 
 @pytest.mark.parametrize("name", SHARING)

@@ -53,7 +53,7 @@ struct SddWgmma {
 
   // Two warpgroups, of 64 rows and up to 256 columns each: one below the other if they have the same columns, else side by side.
   static constexpr int kConsumers = 2, kGroupsM = kTileM / 64, kGroupsN = kConsumers / kGroupsM;
-  static constexpr int kGroupN = Store::kGroupN, kHalf = 128;  // a wgmma has kHalf columns, or kGroupN
+  static constexpr int kGroupN = Store::kGroupN, kStepN = kBlockG > 64 ? kBlockG : 64;  // columns of a wgmma: at most, and in steps of
   static constexpr int kProducers = 4;  // warps, each with its share of the block columns
   static constexpr int kThreads = 128 * (kConsumers + 1);
 
@@ -117,35 +117,38 @@ struct SddWgmma {
 
   static __device__ __forceinline__ int larger(int a, int b) { return a > b ? a : b; }
 
-  // Block columns for which a stage needs room if a warpgroup multiplies so many, or if each has half of them: wgmma reads kHalf or
-  // kGroupN columns, past the last one too.
-  static __device__ __forceinline__ int room(int columns) {
-    constexpr int kRead = kHalf / kBlockG;
-    return (columns + kRead - 1) / kRead * kRead;
-  }
-  static __device__ __forceinline__ int room_side_by_side(int columns) {
+  // Columns that a warpgroup multiplies for so many block columns: a multiple of `step`, a power of two.
+  static __device__ __forceinline__ int multiplied(int columns, int step) { return (columns * kBlockG + step - 1) & -step; }
+  // Block columns for which a stage needs room if a warpgroup multiplies so many, or if each has half of them: wgmma reads past the
+  // last one.
+  static __device__ __forceinline__ int room(int columns, int step) { return multiplied(columns, step) / kBlockG; }
+  static __device__ __forceinline__ int room_side_by_side(int columns, int step) {
     const int half = (columns + 1) / 2;
-    return larger(room(half), half + room(columns - half));
+    return larger(room(half, step), half + room(columns - half, step));
   }
 
   struct Tiles {
     const Lists& lists;
     Tile first;  // of the CTA, if it has any
     int count;
+    int step;  // columns of a wgmma are a multiple of
     int stages, stage_bytes;  // of the ring
     int slabs_of_batch, slabs;  // of a sum
     int parts;                  // that it is divided into
 
     __device__ __forceinline__ explicit Tiles(const Params& params) : lists(params.lists), slabs_of_batch(params.slabs_of_batch) {
-      const int4 head = __ldg(lists.tiles);  // (tiles, most columns of one with one panel, of one with two, 0)
+      const int4 head = __ldg(lists.tiles);  // (tiles, most columns of one with one panel, of one with two, step)
       // The list has room for a tile a CTA, so this does not have to wait until it is known how many there are.
       if (!SPLIT) first = read(blockIdx.x);
       count = head.x;
-      const int most = kGroupsM > 1 ? room(head.y) : room_side_by_side(head.y);
-      stage_bytes = larger(kPanelBytes + most * kColumnBytes, head.z ? 2 * kPanelBytes + room(head.z) * kColumnBytes : 0);
+      step = head.w;
+      const int most = kGroupsM > 1 ? room(head.y, step) : room_side_by_side(head.y, step);
+      stage_bytes = larger(kPanelBytes + most * kColumnBytes, head.z ? 2 * kPanelBytes + room(head.z, step) * kColumnBytes : 0);
       stages = 0;  // as many as fit; without a division, which would come before the first copy
 #pragma unroll
       for (int n = 1; n <= kMostStages; ++n) stages += n * stage_bytes <= kRingBytes;
+      // But not five: four are 0.97 to 1.23 times as fast (docs/performance.md). Six are faster than four.
+      if (stages == 5) stages = 4;
       slabs = slabs_of_batch * int(params.args.batch);
       parts = SPLIT ? parts_of_sums(count, gridDim.x, int(params.args.parts)) : 1;
       if (SPLIT) first = tile(blockIdx.x);
@@ -265,13 +268,8 @@ struct SddWgmma {
         if (column.y >> down & 1) position = __ldg(tiles.lists.positions + column.z + __popc(column.y & ((1 << down) - 1)));
       }
       Accumulators c = {};
-      if (columns * kBlockG > kHalf) {
-        accumulate<kGroupN>(c, tiles, base, barriers, ring, slabs.y - slabs.x, panel_at, columns_at, warp % 4, lane, meanwhile);
-      } else if (columns > 0) {
-        accumulate<kHalf>(c, tiles, base, barriers, ring, slabs.y - slabs.x, panel_at, columns_at, warp % 4, lane, meanwhile);
-      } else {
-        accumulate<0>(c, tiles, base, barriers, ring, slabs.y - slabs.x, panel_at, columns_at, warp % 4, lane, meanwhile);
-      }
+      accumulate<kGroupN>(multiplied(columns, tiles.step), c, tiles, base, barriers, ring, slabs.y - slabs.x, panel_at, columns_at,
+                          warp % 4, lane, meanwhile);
       ptx::keep_in_order(c);
       way_out.keep_inside(c, mine.x * kTileM, columns, column.x);
       if constexpr (SPLIT) {
@@ -294,13 +292,19 @@ struct SddWgmma {
     way_out.finish();
   }
 
-  // c += panel x gathered over all of k, for the first COLUMNS of the warpgroup's columns, which lie at `panel_at` and `columns_at`
-  // in a stage; `meanwhile` is done once a stage of 16-bit elements. A loop for each width, since a branch in it would be where
-  // ptxas ends a batch of wgmma: waiting for the batch before would then wait for this one too.
+  // c += panel x gathered over all of k, for the warpgroup's columns, which lie at `panel_at` and `columns_at` in a stage: `columns`
+  // of them, a multiple of kStepN, COLUMNS at most; `meanwhile` is done once a stage of 16-bit elements. A loop for each width, since
+  // a branch in it would be where ptxas ends a batch of wgmma: waiting for the batch before would then wait for this one too.
   template <int COLUMNS, typename Meanwhile>
-  static __device__ __forceinline__ void accumulate(Accumulators& c, const Tiles& tiles, unsigned base, const StageBarriers& barriers,
-                                                    RingPosition& ring, int slabs, int panel_at, int columns_at, int warp, int lane,
-                                                    const Meanwhile& meanwhile) {
+  static __device__ __forceinline__ void accumulate(int columns, Accumulators& c, const Tiles& tiles, unsigned base,
+                                                    const StageBarriers& barriers, RingPosition& ring, int slabs, int panel_at,
+                                                    int columns_at, int warp, int lane, const Meanwhile& meanwhile) {
+    if constexpr (COLUMNS > 0) {
+      if (columns < COLUMNS) {
+        accumulate<COLUMNS - kStepN>(columns, c, tiles, base, barriers, ring, slabs, panel_at, columns_at, warp, lane, meanwhile);
+        return;
+      }
+    }
     int previous = -1;
     for (int i = 0; i < slabs; ++i) {
       barriers.wait_full(ring.stage, ring.round);

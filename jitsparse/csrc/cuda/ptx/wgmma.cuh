@@ -58,12 +58,13 @@ __device__ __forceinline__ uint64 moved(uint64 descriptor, int bytes) {
                      "%40, %41, %42, %43, %44, %45, %46, %47, " \
                      "%48, %49, %50, %51, %52, %53, %54, %55, " \
                      "%56, %57, %58, %59, %60, %61, %62, %63"
-#define JITSPARSE_NAMES_128 \
+#define JITSPARSE_NAMES_96 \
   JITSPARSE_NAMES_64 ", %64, %65, %66, %67, %68, %69, %70, %71" \
                      ", %72, %73, %74, %75, %76, %77, %78, %79" \
                      ", %80, %81, %82, %83, %84, %85, %86, %87" \
-                     ", %88, %89, %90, %91, %92, %93, %94, %95" \
-                     ", %96, %97, %98, %99, %100, %101, %102, %103" \
+                     ", %88, %89, %90, %91, %92, %93, %94, %95"
+#define JITSPARSE_NAMES_128 \
+  JITSPARSE_NAMES_96 ", %96, %97, %98, %99, %100, %101, %102, %103" \
                      ", %104, %105, %106, %107, %108, %109, %110, %111" \
                      ", %112, %113, %114, %115, %116, %117, %118, %119" \
                      ", %120, %121, %122, %123, %124, %125, %126, %127"
@@ -72,6 +73,7 @@ __device__ __forceinline__ uint64 moved(uint64 descriptor, int bytes) {
 #define JITSPARSE_C16(j) JITSPARSE_C8(j), JITSPARSE_C8(j + 8)
 #define JITSPARSE_C32(j) JITSPARSE_C16(j), JITSPARSE_C16(j + 16)
 #define JITSPARSE_C64(j) JITSPARSE_C32(j), JITSPARSE_C32(j + 32)
+#define JITSPARSE_C96(j) JITSPARSE_C64(j), JITSPARSE_C32(j + 64)
 #define JITSPARSE_C128(j) JITSPARSE_C64(j), JITSPARSE_C64(j + 64)
 
 // The descriptor of a is operand REGISTERS, the first after the accumulators; B, T, U: the numbers of those that follow.
@@ -88,11 +90,13 @@ JITSPARSE_WGMMA(bf16, 16, 8, 9, 10, 11)
 JITSPARSE_WGMMA(bf16, 32, 16, 17, 18, 19)
 JITSPARSE_WGMMA(bf16, 64, 32, 33, 34, 35)
 JITSPARSE_WGMMA(bf16, 128, 64, 65, 66, 67)
+JITSPARSE_WGMMA(bf16, 192, 96, 97, 98, 99)
 JITSPARSE_WGMMA(bf16, 256, 128, 129, 130, 131)
 JITSPARSE_WGMMA(f16, 16, 8, 9, 10, 11)
 JITSPARSE_WGMMA(f16, 32, 16, 17, 18, 19)
 JITSPARSE_WGMMA(f16, 64, 32, 33, 34, 35)
 JITSPARSE_WGMMA(f16, 128, 64, 65, 66, 67)
+JITSPARSE_WGMMA(f16, 192, 96, 97, 98, 99)
 JITSPARSE_WGMMA(f16, 256, 128, 129, 130, 131)
 
 // The same with a in registers, the mma fragment of each warp's 16 rows, which stays untouched until the wgmma is waited for.
@@ -120,6 +124,7 @@ JITSPARSE_WGMMA_LEFT(f16, 32, 16, 16, 17, 18, 19, 20, 21)
 JITSPARSE_WGMMA_TF32(32, 16, 16, 17, 18, 19, 20)
 JITSPARSE_WGMMA_TF32(64, 32, 32, 33, 34, 35, 36)
 JITSPARSE_WGMMA_TF32(128, 64, 64, 65, 66, 67, 68)
+JITSPARSE_WGMMA_TF32(192, 96, 96, 97, 98, 99, 100)
 JITSPARSE_WGMMA_TF32(256, 128, 128, 129, 130, 131, 132)
 
 #undef JITSPARSE_WGMMA
@@ -129,11 +134,13 @@ JITSPARSE_WGMMA_TF32(256, 128, 128, 129, 130, 131, 132)
 #undef JITSPARSE_NAMES_16
 #undef JITSPARSE_NAMES_32
 #undef JITSPARSE_NAMES_64
+#undef JITSPARSE_NAMES_96
 #undef JITSPARSE_NAMES_128
 #undef JITSPARSE_C8
 #undef JITSPARSE_C16
 #undef JITSPARSE_C32
 #undef JITSPARSE_C64
+#undef JITSPARSE_C96
 #undef JITSPARSE_C128
 
 }  // namespace jitsparse::ptx
