@@ -37,9 +37,10 @@ Blocks of 16 and more have parts for the Hopper kernels too, 16-byte aligned but
 row_panels_sorted    20 P        (first rows, first step, end, second rows), panels with most steps
 col_panels_sorted    20 Q        first, and after each its first four steps once more; 64 rows each,
                                  counted in 64s. Absent where steps are less than 32 deep.
-row_gather_steps     4 G         like row_steps, of panels of 64 rows (128 if blocks are so high);
-                                 a panel's first those that it shares with no other panel, then
-                                 those of each pairing, see :mod:`jitsparse.sharing`
+row_gather_steps     4 G         like row_steps, of panels of 64 rows (128 if blocks are so high),
+                                 and of each half of a block column of 128; a panel's first those
+                                 that it shares with no other panel, then those of each pairing,
+                                 see :mod:`jitsparse.sharing`
 row_gather_tiles     8 + 8 T     what an sdd computes at a time, see :mod:`jitsparse.gathers`
 col_gather_steps                 likewise of panels of columns
 col_gather_tiles
@@ -47,8 +48,8 @@ row_slab_panels      20 P        as row_panels_sorted, where a step is a slab of
 col_slab_panels      20 Q        bit g * s + c of its mask says that row g stores the c-th of
 row_slab_steps       4 min(Z,.)  its s block columns. Absent, with the other slab parts, where
 col_slab_steps       4 min(Z,.)  blocks are 64 or deeper: steps are slabs there.
-row_gather_blocks    Z           positions in ``values``, ordered by (panel, column, row)
-col_gather_blocks    Z
+row_gather_blocks    Z or 2 Z    positions in ``values``, ordered by (panel, column, row), or where
+col_gather_blocks    Z or 2 Z    block columns have two halves twice that and which half
 row_slab_blocks      Z
 col_slab_blocks      Z
 (padding to a multiple of 4)
@@ -108,17 +109,20 @@ def div_up(a: int, b: int) -> int:
 
 @dataclass(frozen=True)
 class Gather:
-    """Shape of an sdd's tiles: a panel along one side, blocks gathered along the other.
+    """Shape of an sdd's tiles: a panel along one side, blocks gathered along the other, those of
+    128 in two pieces.
 
     Attributes:
         down: blocks of a panel.
-        panels, minors: panels, and blocks along the other side.
+        pieces: of a block along the other side.
+        panels, minors: panels, and pieces along the other side.
         fewest, most: of those that a tile may gather.
         block: their size in elements.
         height: of a panel in elements, 64 or 128.
     """
 
     down: int
+    pieces: int
     panels: int
     minors: int
     fewest: int
@@ -130,10 +134,10 @@ class Gather:
     def of(majors: int, minors: int, major_block: int, minor_block: int) -> Gather:
         """Of a grid of ``majors`` x ``minors`` blocks, the panel along the first."""
         height = max(64, major_block)
-        down = height // major_block
-        most = (256 if height > 64 else 512) // minor_block
-        fewest = max(1, 128 // minor_block)
-        return Gather(down, div_up(majors, down), minors, fewest, most, minor_block, height)
+        down, piece = height // major_block, min(64, minor_block)
+        pieces, panels = minor_block // piece, div_up(majors, down)
+        most = (256 if height > 64 else 512) // piece
+        return Gather(down, pieces, panels, minors * pieces, 128 // piece, most, piece, height)
 
     def tiles(self, steps: int, width: int) -> int:
         """Tiles there can be, of at least so many steps each, but for one a panel."""
@@ -239,12 +243,15 @@ class IndexLayout:
                     panels = lengths[f"{side}_panel_ptr"] - 1
                     lengths[f"{side}_panels_sorted"] = PANEL_WORDS * panels
             gathers = self.gathers()
-            most = {side: min(z, gather.panels * gather.minors) for side, gather in gathers.items()}
+            most = {
+                side: min(z * gather.pieces, gather.panels * gather.minors)
+                for side, gather in gathers.items()
+            }
             for side, gather in gathers.items():
                 lengths[f"{side}_gather_steps"] = 4 * most[side]
                 lengths[f"{side}_gather_tiles"] = 8 + 8 * gather.tiles(most[side], gather.fewest)
             lengths |= self._panels_and_steps("slab")
-            lengths |= {f"{side}_gather_blocks": z for side in gathers}
+            lengths |= {f"{side}_gather_blocks": z * each.pieces for side, each in gathers.items()}
             lengths |= {f"{side}_slab_blocks": z for side in self.slabs("slab")}
             lengths["wide_padding"] = -sum(lengths.values()) % 4
             for side, gather in gathers.items():

@@ -123,7 +123,9 @@ def build_index(
             found = walk(f"{side}_picked_steps", pointers, *facts)
             put(f"{side}_picked_panels", _rows_of_panels(found).flatten())
         gather = layout.gathers()[side]
-        steps, pointers, blocks = _panels(major, minor, majors, gather.down, 1)
+        pieces = minor[:, None] * gather.pieces + torch.arange(gather.pieces, device=device)
+        of_pieces = major.repeat_interleave(gather.pieces), pieces.flatten()
+        steps, pointers, blocks = _panels(*of_pieces, majors, gather.down, 1)
         put(f"{side}_gather_blocks", blocks)
         # Blocks 64 high and more are gathered along rows in TF32 alone: too seldom to compare
         # panels for it in every pattern.

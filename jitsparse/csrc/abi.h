@@ -55,12 +55,13 @@ struct SddArgs {
 
 constexpr JITSPARSE_HD int64 div_up(int64 a, int64 b) { return (a + b - 1) / b; }
 
-// A tile of an sdd: a panel along one side of the pattern, and block columns (or rows) gathered along the other.
+// A tile of an sdd: a panel along one side of the pattern, and block columns (or rows) gathered along the other, those of 128 in two
+// pieces.
 template <int PANEL_BLOCK, int GATHERED_BLOCK>
 struct GatherShape {
   static constexpr int64 kPanel = PANEL_BLOCK > 64 ? PANEL_BLOCK : 64, kDown = kPanel / PANEL_BLOCK;
-  static constexpr int64 kFewest = GATHERED_BLOCK < 128 ? 128 / GATHERED_BLOCK : 1;
-  static constexpr int64 kMost = (kPanel > 64 ? 256 : 512) / GATHERED_BLOCK;
+  static constexpr int64 kPiece = GATHERED_BLOCK < 64 ? GATHERED_BLOCK : 64, kPieces = GATHERED_BLOCK / kPiece;
+  static constexpr int64 kFewest = 128 / kPiece, kMost = (kPanel > 64 ? 256 : 512) / kPiece;
   static JITSPARSE_HD int64 panels(int64 majors) { return div_up(majors, kDown); }
   static JITSPARSE_HD int64 tiles(int64 majors, int64 steps) { return panels(majors) + steps / kFewest; }  // at most
   static JITSPARSE_HD int64 tiles_size(int64 majors, int64 steps) { return 8 + 8 * tiles(majors, steps); }
@@ -108,14 +109,14 @@ struct IndexView {
   JITSPARSE_HD const int32* row_panels_sorted() const { return base + align4(col_panel_blocks() + Z - base); }
   JITSPARSE_HD const int32* col_panels_sorted() const { return row_panels_sorted() + kRowSteps * kPanelWords * row_panels(); }
 
-  // what an sdd tile gathers: a panel of block rows, and so many block columns
+  // what an sdd tile gathers: a panel of block rows, and so many pieces of block columns
   using RowGather = GatherShape<BLOCK_ROWS, BLOCK_COLS>;
-  JITSPARSE_HD int64 row_gather_steps_capacity() const { return smaller(Z, RowGather::panels(R) * C); }
+  JITSPARSE_HD int64 row_gather_steps_capacity() const { return smaller(Z, RowGather::panels(R) * C) * RowGather::kPieces; }
   JITSPARSE_HD const int32* row_gather_steps() const { return col_panels_sorted() + kColSteps * kPanelWords * col_panels(); }  // 4 each
   JITSPARSE_HD const int32* row_gather_tiles() const { return row_gather_steps() + 4 * row_gather_steps_capacity(); }
   // or a panel of block columns and block rows
   using ColGather = GatherShape<BLOCK_COLS, BLOCK_ROWS>;
-  JITSPARSE_HD int64 col_gather_steps_capacity() const { return smaller(Z, ColGather::panels(C) * R); }
+  JITSPARSE_HD int64 col_gather_steps_capacity() const { return smaller(Z, ColGather::panels(C) * R) * ColGather::kPieces; }
   JITSPARSE_HD const int32* col_gather_steps() const {
     return row_gather_tiles() + RowGather::tiles_size(R, row_gather_steps_capacity());
   }
@@ -132,9 +133,9 @@ struct IndexView {
   JITSPARSE_HD const int32* row_slab_steps() const { return col_slab_panels() + (kColSlab ? kPanelWords * col_panels() : 0); }
   JITSPARSE_HD const int32* col_slab_steps() const { return row_slab_steps() + 4 * row_slab_capacity(); }
 
-  JITSPARSE_HD const int32* row_gather_blocks() const { return col_slab_steps() + 4 * col_slab_capacity(); }  // Z
-  JITSPARSE_HD const int32* col_gather_blocks() const { return row_gather_blocks() + Z; }                     // Z
-  JITSPARSE_HD const int32* row_slab_blocks() const { return col_gather_blocks() + Z; }                       // Z or none
+  JITSPARSE_HD const int32* row_gather_blocks() const { return col_slab_steps() + 4 * col_slab_capacity(); }  // of each piece
+  JITSPARSE_HD const int32* col_gather_blocks() const { return row_gather_blocks() + Z * RowGather::kPieces; }
+  JITSPARSE_HD const int32* row_slab_blocks() const { return col_gather_blocks() + Z * ColGather::kPieces; }  // Z or none
   JITSPARSE_HD const int32* col_slab_blocks() const { return row_slab_blocks() + (kRowSlab ? Z : 0); }        // Z or none
 
   // the tiles of an sdd again, all as wide as can be; 16-byte aligned, as what follows but for the last two

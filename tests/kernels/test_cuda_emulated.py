@@ -70,6 +70,10 @@ NAMED = (
     "dsd.wgmma.sm90a.tf32.b64x32.ltn.t128x128x32.ovalues",
     "sdd.wgmma.sm90a.tf32.b32x32.lnt.gcols",
     "sdd.wgmma.sm90a.tf32.b32x32.ltt.gcols",
+    # gathered in halves of a block
+    "sdd.wgmma.sm90a.tf32.b128x32.lnn.grows",
+    "sdd.wgmma.sm90a.tf32.b64x128.ltt.gcols",
+    "sdd.wgmma.sm90a.bf16.b32x128.lnt.gcols",
     "sdd.wgmma.sm90a.tf32.b32x32.ltn.grows.oturned",
     # three warpgroups
     "dsd.wgmma.sm90a.bf16.b64x64.ltn.t192x256x64",
@@ -88,6 +92,7 @@ NAMED = (
     # large blocks of an sdd, which leave while the next tile is multiplied, and small ones
     "sdd.wgmma.sm90a.bf16.b64x64.lnt.gcols",
     "sdd.wgmma.sm90a.f16.b128x128.ltn.gcols",
+    "sdd.wgmma.sm90a.bf16.b64x128.lnn.gcols",
     "sdd.wgmma.sm90a.bf16.b32x32.lnt.gcols",
     # divided sums
     "sdd.wgmma.sm90a.bf16.b128x128.ltn.gcols.ksplit",
@@ -105,6 +110,7 @@ NAMED = (
 SHARING = (
     "sdd.wgmma.sm90a.bf16.b64x64.lnt.gcols",
     "sdd.wgmma.sm90a.f16.b64x64.ltn.gcols",
+    "sdd.wgmma.sm90a.bf16.b64x128.lnt.gcols",
     "sdd.wgmma.sm90a.bf16.b64x32.lnt.grows",
     "sdd.wgmma.sm90a.f16.b32x32.lnn.grows",
     "sdd.wgmma.sm90a.bf16.b16x16.lnt.gcols",
@@ -117,6 +123,7 @@ SHARING = (
 NARROW = (
     "sdd.wgmma.sm90a.bf16.b64x64.lnn.gcols",
     "sdd.wgmma.sm90a.f16.b64x64.ltt.gcols",
+    "sdd.wgmma.sm90a.bf16.b128x128.lnt.gcols",
     "sdd.wgmma.sm90a.bf16.b32x32.ltn.gcols",
     "sdd.wgmma.sm90a.f16.b16x16.lnt.grows",
     "sdd.wgmma.sm90a.tf32.b64x64.lnt.gcols",

@@ -19,8 +19,10 @@ namespace jitsparse {
 template <typename Element, int BLOCK_ROWS, int BLOCK_COLS, bool GATHER_ROWS, typename Order>
 struct SddStore {
   using Storage = typename Element::Storage;
-  // Along the panel and across it.
-  static constexpr int kBlockP = GATHER_ROWS ? BLOCK_COLS : BLOCK_ROWS, kBlockG = GATHER_ROWS ? BLOCK_ROWS : BLOCK_COLS;
+  // Along the panel and across it, there a piece of a block.
+  static constexpr int kBlockP = GATHER_ROWS ? BLOCK_COLS : BLOCK_ROWS;
+  using Shape = GatherShape<kBlockP, GATHER_ROWS ? BLOCK_ROWS : BLOCK_COLS>;
+  static constexpr int kBlockG = Shape::kPiece, kPieces = Shape::kPieces;
   static constexpr int kGroupN = 256;  // columns of a warpgroup
   using Accumulators = float[kGroupN / 8][4];
 
@@ -33,13 +35,13 @@ struct SddStore {
   static constexpr int kBytes = kFloats ? 0 : kBulk ? kPartBuffers * kPartBytes : Staged::kBytes;  // of a warp
 
   // A tile whose large blocks are still to be stored.
-  static constexpr int kParts = kGroupN / kPartN, kPartsOfBlock = kBlockG / kPartN;
+  static constexpr int kParts = kGroupN / kPartN, kPartsOfPiece = kBlockG / kPartN;
   static constexpr unsigned kStored = 1u << kParts;
   struct Finished {
     unsigned packed[kParts][kPartN / 8 * 2];
     unsigned next = kStored;  // 1 << part, the part that is stored next (by a number the compiler would index local memory)
     int part, parts;
-    int position;  // of the lane's block
+    int position;  // of the lane's piece
   };
 
   const SddArgs& args;
@@ -55,15 +57,15 @@ struct SddStore {
   }
 
   // Makes zero what lies past the edges of the matrix: infinity times the zeros that are copied there is not. `first_row`: of the
-  // panel; `column`: the lane's of the warpgroup's gathered columns, of which an edge can cut one.
+  // panel; `column`: the lane's of the warpgroup's gathered columns, of which an edge can cut one, and the half behind it.
   __device__ __forceinline__ void keep_inside(Accumulators& c, int first_row, int columns, int column) const {
     const int warp = row / 16 % 4;
     const int64 rows = (GATHER_ROWS ? args.cols : args.rows) - (first_row + row / 64 * 64);
     const int64 cols = (GATHER_ROWS ? args.rows : args.cols) - int64(column) * kBlockG;
     const unsigned cut = __ballot_sync(~0u, lane < columns && cols < kBlockG);
     if (rows >= 64 && !cut) return;
-    const int at = cut ? __popc(cut - 1) : 0, end = cut ? (at + 1) * kBlockG : 0;
-    const int inside = at * kBlockG + int(__shfl_sync(~0u, cols, at));
+    const int at = cut ? __ffs(cut) - 1 : 0, end = cut ? (32 - __clz(cut)) * kBlockG : 0;
+    const int left = int(__shfl_sync(~0u, cols, at)), inside = at * kBlockG + (left > 0 ? left : 0);
 #pragma unroll
     for (int j = 0; j < kGroupN / 8; ++j) {
 #pragma unroll
@@ -74,7 +76,13 @@ struct SddStore {
     }
   }
 
-  // Lane n knows where the block of the n-th gathered column lies in values, or that none is stored: a negative number.
+  // The n-th piece of values, of which a block has kPieces.
+  template <typename T>
+  static __device__ __forceinline__ T* piece(T* blocks, int64 n) {
+    return blocks + n / kPieces * (BLOCK_ROWS * BLOCK_COLS) + n % kPieces * (kBlockG * (GATHER_ROWS ? BLOCK_COLS : 1));
+  }
+
+  // Lane n knows where the piece of the n-th gathered column lies in values, or that none is stored: a negative number.
   __device__ __forceinline__ void store(Accumulators& c, int columns, int position) {
     if constexpr (kFloats) {
       store_floats(static_cast<float*>(args.out), c, columns, position);
@@ -91,8 +99,7 @@ struct SddStore {
       const int64 at = __shfl_sync(~0u, position, u);
       if (at < 0) continue;
       store_fragments<Order, GATHER_ROWS>(reinterpret_cast<const float(&)[1][kBlockG / 8][4]>(c[u * kBlockG / 8]),
-                                          blocks + at * (BLOCK_ROWS * BLOCK_COLS), BLOCK_COLS, row % kBlockP, kBlockP, 0, kBlockG,
-                                          /*warp=*/0, lane);
+                                          piece(blocks, at), BLOCK_COLS, row % kBlockP, kBlockP, 0, kBlockG, /*warp=*/0, lane);
     }
   }
 
@@ -104,7 +111,7 @@ struct SddStore {
       if (u >= columns) break;
       const int64 at = __shfl_sync(~0u, position, u);
       if (at < 0) continue;
-      Storage* block = static_cast<Storage*>(args.out) + at * (BLOCK_ROWS * BLOCK_COLS);
+      Storage* block = piece(static_cast<Storage*>(args.out), at);
 #pragma unroll
       for (int n = 0; n < kBlockG; n += 16) {
         __syncwarp();
@@ -123,7 +130,7 @@ struct SddStore {
       pack_part<Element>(reinterpret_cast<const float(&)[kPartN / 8][4]>(c[i * kPartN / 8]), finished.packed[i]);
     }
     finished.part = 0;
-    finished.parts = columns * kPartsOfBlock;
+    finished.parts = columns * kPartsOfPiece;
     finished.next = columns > 0 ? 1 : kStored;
     finished.position = position;
   }
@@ -135,7 +142,8 @@ struct SddStore {
     __syncwarp();
     const unsigned to = unsigned(__cvta_generic_to_shared(staged)) + buffer * kPartBytes;
     buffer = (buffer + 1) % kPartBuffers;
-    const int first_row = __shfl_sync(~0u, finished.position, finished.part / kPartsOfBlock) * BLOCK_ROWS + row;
+    const int position = __shfl_sync(~0u, finished.position, finished.part / kPartsOfPiece);
+    const int column = position % kPieces * kBlockG + finished.part % kPartsOfPiece * kPartN;
 #pragma unroll
     for (int i = 0; i < kParts; ++i) {
       if (finished.next == 1u << i) stage_rows<kPartN / 8>(finished.packed[i], to, lane);
@@ -143,7 +151,7 @@ struct SddStore {
     ptx::fence_proxy_async();
     __syncwarp();
     if (lane == 0) {
-      ptx::tma_store_3d(out, to, finished.part % kPartsOfBlock * kPartN, first_row, 0);
+      ptx::tma_store_3d(out, to, column, position / kPieces * BLOCK_ROWS + row, 0);
       ptx::bulk_commit();
     }
     finished.next = ++finished.part < finished.parts ? finished.next << 1 : kStored;

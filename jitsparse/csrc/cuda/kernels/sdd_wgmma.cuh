@@ -3,7 +3,8 @@
 //
 // A tile is a panel of 64 or 128 rows and some of the block columns that any row of the panel stores, gathered side by side:
 // each is copied on its own, and in shared memory they are one wide operand. Two panels of 64 rows that store the same columns may
-// have a tile of both. The list of tiles is part of the index.
+// have a tile of both. Halves of block columns of 128 count as block columns here, so that tiles can be dealt out evenly. The list of
+// tiles is part of the index.
 //
 // With GATHER_ROWS it is the other way round, and the product is computed transposed: a panel of columns, and block rows
 // gathered. The copy engine takes as long for a row of 32 bytes as for one of 128, so blocks of 16 and 32 want the operand that
@@ -36,10 +37,11 @@ struct SddWgmma {
   using Index = IndexView<BLOCK_ROWS, BLOCK_COLS>;
   using Storage = typename Element::Storage;
   // Along the panel and across it.
-  static constexpr int kBlockP = GATHER_ROWS ? BLOCK_COLS : BLOCK_ROWS, kBlockG = GATHER_ROWS ? BLOCK_ROWS : BLOCK_COLS;
+  static constexpr int kBlockP = GATHER_ROWS ? BLOCK_COLS : BLOCK_ROWS;
+  using Shape = GatherShape<kBlockP, GATHER_ROWS ? BLOCK_ROWS : BLOCK_COLS>;
+  static constexpr int kBlockG = Shape::kPiece;
   static constexpr bool kPanelAlongK = GATHER_ROWS ? RIGHT_K_CONTIGUOUS : LEFT_K_CONTIGUOUS;
   static constexpr bool kGatheredAlongK = GATHER_ROWS ? LEFT_K_CONTIGUOUS : RIGHT_K_CONTIGUOUS;
-  using Shape = GatherShape<kBlockP, kBlockG>;
   static constexpr int kItemBytes = sizeof(Storage), kRowItems = 128 / kItemBytes;  // of the widest rows that a swizzle knows
   static constexpr int kTileM = Shape::kPanel, kSlab = kRowItems;
   static constexpr int kColumns = Shape::kMost;
@@ -53,7 +55,7 @@ struct SddWgmma {
 
   // Two warpgroups, of 64 rows and up to 256 columns each: one below the other if they have the same columns, else side by side.
   static constexpr int kConsumers = 2, kGroupsM = kTileM / 64, kGroupsN = kConsumers / kGroupsM;
-  static constexpr int kGroupN = Store::kGroupN, kStepN = kBlockG > 64 ? kBlockG : 64;  // columns of a wgmma: at most, and in steps of
+  static constexpr int kGroupN = Store::kGroupN, kStepN = 64;  // columns of a wgmma: at most, and in steps of
   static constexpr int kProducers = 4;  // warps, each with its share of the block columns
   static constexpr int kThreads = 128 * (kConsumers + 1);
 

@@ -285,6 +285,8 @@ struct Dim {
 #define gridDim (emulation::Dim{emulation::grid})
 
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __ffs(unsigned x) { return __builtin_ffs(int(x)); }
+inline int __clz(unsigned x) { return x ? __builtin_clz(x) : 32; }
 inline float __uint_as_float(unsigned bits) {
   float result;
   std::memcpy(&result, &bits, 4);
