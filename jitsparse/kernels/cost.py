@@ -155,18 +155,18 @@ def _size(problem: Problem) -> tuple[int, int]:
 
 
 def kind(problem: Problem, variant: Variant) -> str:
-    """What shares a row of numbers: ``"wgmma.32.s64.across"``, for instance."""
+    """What shares a row of numbers: ``"wgmma.32.s64.across.n128"``, for instance."""
     height, _ = op_block(problem.op, problem.block, problem.layout)
     tile = variant.ints("t")
     lies = "along" if _lies_along(problem, variant) else "across"
     if variant.family == "wgmma":
         # Slabs of 32 are for blocks of 32; a taller block of that depth is like its own kind.
         slab = tile[2] if height == 32 else 64
-        # Wide tiles have fewer stages, which take longer, and of 32 rows the dense operand in
-        # registers (spmm_wgmma_small.cuh). With numbers of their own the choice is within 5 % of
-        # the best for 0.910 of the held-out half, without for 0.887.
-        way = ".tall" if tile[0] > PANEL else ".wide" if tile[1] == 256 else ""
-        return f"wgmma.{height}.s{slab}.{lies}{way}"
+        # Narrow tiles have more stages, and of 32 rows wide ones the dense operand in registers
+        # (spmm_wgmma_small.cuh). With numbers for each width the choice is within 5 % of the best
+        # for 0.910 of the held-out half, without for 0.887.
+        way = "tall" if tile[0] > PANEL else f"n{tile[1]}"
+        return f"wgmma.{height}.s{slab}.{lies}.{way}"
     if variant.family == "thin":
         # Its tiles lie inside a block row, however high that is.
         return f"thin.{min(height, 64)}.t{tile[0]}x{tile[1]}"
