@@ -125,8 +125,8 @@ def gather_tiles(
     middle = _middle_columns(column[order], tiles)
     load = width + two * gather.height // gather.block
     place = _place(tiles[:, 0], middle, two, count, gather).masked_fill_(width == 0, _LAST)
+    head = _head(count, width, two, _wgmma_step(tiles, width, two, gather))
     tiles = tiles[_order(place, load, count)]
-    head = _head(count, width, two, _wgmma_step(tiles, gather))
     steps = pointers.diff()[:, None]
     runs = _Runs(pointers[:-1, None], steps, (steps + gather.most - 1) // gather.most)
     # Sums are divided where these tiles are few, for which there is no better order.
@@ -245,13 +245,17 @@ def _head(count: Tensor, width: Tensor, two: Tensor, step: Tensor) -> Tensor:
     return torch.nn.functional.pad(facts, (0, 4))[None]
 
 
-def _wgmma_step(tiles: Tensor, gather: Gather) -> Tensor:
-    """What the columns of a wgmma are a multiple of, a number."""
+def _wgmma_step(tiles: Tensor, width: Tensor, two: Tensor, gather: Gather) -> Tensor:
+    """What the columns of a wgmma are a multiple of, a number.
+
+    Args:
+        tiles: ``(n, 8)``, in any order.
+        width: ``(n,)``: steps of each tile, none of what is no tile.
+        two: ``(n,)``: whether it has two panels.
+        gather: shape of a tile.
+    """
+    loaded = (gather.height * (1 + two.long()) + width * gather.block) * (width > 0)
     columns = (tiles[:, 2::4] - tiles[:, 1::4]) * gather.block  # of each warpgroup
-    two = tiles[:, 0] != tiles[:, 4]
-    same = two | (gather.height > 64)
-    gathered = torch.where(same, columns[:, 0], columns.sum(1))
-    loaded = gathered + gather.height * (1 + two.long()) * (gathered > 0)
     narrow, wide = ((columns + step - 1) // step * step for step in (_NARROW, _WIDE))
     busiest = _busiest(torch.stack([loaded, narrow.sum(1), wide.sum(1)]))
     loaded, narrow, wide = busiest.double()
