@@ -255,7 +255,13 @@ def _compile(
 
     try:
         template = registry.template_of(variant)
-        entry = jit.compile_only(template, variant, show_progress=show_progress, position=position)
+        entry = jit.compile_only(
+            template,
+            variant,
+            hint=lambda: f"JITSPARSE_JIT=on jitsparse warmup --variant {variant.name}",
+            show_progress=show_progress,
+            position=position,
+        )
     except JitsparseError as error:
         return Outcome(variant, "failed", None, None, error)
     status = "compiled" if entry.fresh else "cached"

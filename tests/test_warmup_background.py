@@ -111,7 +111,8 @@ def test_what_listens_may_fail(held: toykernel.Held, layer: js.nn.BlockSparseLin
 def test_nothing_may_be_compiled(held: toykernel.Held, layer: js.nn.BlockSparseLinear) -> None:
     with config.override(jit="off"):
         warming = js.warmup(layer, (8, 64), **FORWARD)
-        with pytest.raises(js.CacheMiss):
+        command = r"JITSPARSE_JIT=on jitsparse warmup --variant dds\.vec\.\S+"
+        with pytest.raises(js.CacheMiss, match=f"to fill the cache: {command}"):
             warming.wait()
 
 

@@ -120,10 +120,18 @@ def compile_only(
     template: Template,
     variant: Variant,
     *,
+    hint: Callable[[], str] | None = None,
     show_progress: bool = True,
     position: tuple[int, int] | None = None,
 ) -> Entry:
     """Make sure that a variant is cached, for a machine that need not be this one.
+
+    Args:
+        template: what it is rendered from.
+        variant: which one.
+        hint: as for :func:`load`.
+        show_progress: whether to say what is compiled.
+        position: as for :func:`load`.
 
     Returns:
         The entry; its ``fresh`` says whether this call compiled it.
@@ -135,7 +143,7 @@ def compile_only(
     """
     sought = Sought(template, variant)
     with _one_at_a_time(sought.key):
-        return resolve(sought, Permission(), position=position, show=show_progress)
+        return resolve(sought, Permission(hint=hint), position=position, show=show_progress)
 
 
 def obtainable(template: Template, variant: Variant) -> bool:
