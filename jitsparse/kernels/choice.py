@@ -46,7 +46,7 @@ def select(key: Key) -> Any:
     choice = choose(problem, registry.target_of(problem.device, device), device)
     variant = choice.candidate.variant
     known = device, variant.name
-    command = f"jitsparse warmup --variant {variant.name}"
+    command = registry.warmup_command(variant)
     if device >= 0 and known not in _loaded and torch.cuda.is_current_stream_capturing():
         raise CacheMiss(
             f"{variant.name} is needed for the first time while a CUDA graph is being captured, "

@@ -34,6 +34,7 @@ __all__ = [
     "template_of",
     "typical_candidates",
     "variant_named",
+    "warmup_command",
 ]
 
 OPS = ("dsd", "dds", "sdd")
@@ -97,6 +98,11 @@ def candidates(problem: Problem, target: str | None = None) -> list[Candidate]:
     if problem.device == "cpu":
         return settled + open_to_cost
     return settled + cost.quickest_first(problem, open_to_cost)
+
+
+def warmup_command(variant: Variant) -> str:
+    """The command that compiles a variant, for messages."""
+    return f"jitsparse warmup --variant {variant.name}"
 
 
 def template_of(variant: Variant) -> Template:

@@ -70,11 +70,11 @@ NAMED = (
     "dsd.wgmma.sm90a.tf32.b64x32.ltn.t128x128x32.ovalues",
     "sdd.wgmma.sm90a.tf32.b32x32.lnt.gcols",
     "sdd.wgmma.sm90a.tf32.b32x32.ltt.gcols",
+    "sdd.wgmma.sm90a.tf32.b32x32.ltn.grows.oturned",
     # gathered in halves of a block
     "sdd.wgmma.sm90a.tf32.b128x32.lnn.grows",
     "sdd.wgmma.sm90a.tf32.b64x128.ltt.gcols",
     "sdd.wgmma.sm90a.bf16.b32x128.lnt.gcols",
-    "sdd.wgmma.sm90a.tf32.b32x32.ltn.grows.oturned",
     # three warpgroups
     "dsd.wgmma.sm90a.bf16.b64x64.ltn.t192x256x64",
     "dds.wgmma.sm90a.f16.b64x16.lnt.t192x256x64",
