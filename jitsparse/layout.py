@@ -28,15 +28,13 @@ step's blocks begin in ``row_panel_blocks``, one for each set bit in rising orde
 is what stands there, the place of the step's first block in ``values``. Loading the dense operand
 once a step instead of once a block is what makes small blocks fast (docs/performance.md). The steps
 of a panel come in rising order of their columns, or as :mod:`jitsparse.pace` says. Where blocks are
-64 high and 16 or more deep, a panel is any two block rows, those that :mod:`jitsparse.pairs` says;
-panels of 192 rows are not.
+64 high and 16 or more deep, a panel is any two block rows, those that :mod:`jitsparse.pairs` says.
 
 Blocks of 16 and more have parts for the Hopper kernels too, 16-byte aligned but for positions:
 
 ===================  ==========  ===========================================================
-row_panels_sorted    20 P        (first rows, first step, end, second rows), panels with most steps
-col_panels_sorted    20 Q        first, and after each its first four steps once more; 64 rows each,
-                                 counted in 64s. Absent where steps are less than 32 deep.
+row_panels_sorted    24 P        panels with most steps first, see below. Absent where steps are
+col_panels_sorted    24 Q        less than 32 deep.
 row_gather_steps     4 G         like row_steps, of panels of 64 rows (128 if blocks are so high),
                                  and of each half of a block column of 128; a panel's first those
                                  that it shares with no other panel, then those of each pairing,
@@ -44,8 +42,8 @@ row_gather_steps     4 G         like row_steps, of panels of 64 rows (128 if bl
 row_gather_tiles     8 + 8 T     what an sdd computes at a time, see :mod:`jitsparse.gathers`
 col_gather_steps                 likewise of panels of columns
 col_gather_tiles
-row_slab_panels      20 P        as row_panels_sorted, where a step is a slab of 64 columns:
-col_slab_panels      20 Q        bit g * s + c of its mask says that row g stores the c-th of
+row_slab_panels      24 P        as row_panels_sorted, where a step is a slab of 64 columns:
+col_slab_panels      24 Q        bit g * s + c of its mask says that row g stores the c-th of
 row_slab_steps       4 min(Z,.)  its s block columns. Absent, with the other slab parts, where
 col_slab_steps       4 min(Z,.)  blocks are 64 or deeper: steps are slabs there.
 row_gather_blocks    Z or 2 Z    positions in ``values``, ordered by (panel, column, row), or where
@@ -55,15 +53,15 @@ col_slab_blocks      Z
 (padding to a multiple of 4)
 row_wide_tiles       8 + 8 T     as row_gather_tiles, of one panel each and as wide as can be
 col_wide_tiles
-row_tall_panels      20 U        as the slab parts, of panels of 192 rows. Absent, with the other
-col_tall_panels      20 U        tall parts, where blocks are not 64 high and 16 to 64 deep.
+row_tall_panels      24 U        as the slab parts, of panels of any three block rows. Absent, with
+col_tall_panels      24 U        the other tall parts, unless blocks are 64 high, 16 to 64 deep.
 row_tall_steps       4 min(Z,.)
 col_tall_steps       4 min(Z,.)
 row_tall_blocks      Z
 col_tall_blocks      Z
 (padding to a multiple of 4)
-row_picked_panels    20 P        as the slab parts, where a step is the next s block columns that
-col_picked_panels    20 Q        any row of the panel stores, see below. Absent, with the other
+row_picked_panels    24 P        as the slab parts, where a step is the next s block columns that
+col_picked_panels    24 Q        any row of the panel stores, see below. Absent, with the other
 row_picked_steps     4 min(Z,.)  picked parts, where blocks are 32 or deeper.
 col_picked_steps     4 min(Z,.)
 row_picked_columns   s min(Z,.)  the block columns of each step, -1 where there are no more
@@ -71,6 +69,9 @@ col_picked_columns   s min(Z,.)
 row_picked_blocks    Z
 col_picked_blocks    Z
 ===================  ==========  ===========================================================
+
+A panel's 24 words are its first step, the end of its steps, two zeros; where each 64 of its rows
+begin, counted in 64s, of at most three, and a zero; and its first four steps once more.
 
 Bit g * s + c of a picked step's mask says that row g stores the c-th of the step's block columns.
 In place of a slab the step says its own number, by which these are found.
@@ -99,7 +100,7 @@ __all__ = ["FIRST_STEPS", "PANEL_WORDS", "Gather", "IndexLayout", "Slabs", "div_
 FIRST_STEPS = 4
 """Steps that stand beside their panel, as many as warps copy (csrc/cuda/kernels/spmm_walk.cuh)."""
 
-PANEL_WORDS = 4 + 4 * FIRST_STEPS
+PANEL_WORDS = 8 + 4 * FIRST_STEPS
 """Of a panel in a list of them."""
 
 

@@ -47,7 +47,7 @@ class Steps(NamedTuple):
             which those before ``pointers[-1]`` are steps.
         pointers: ``(P + 1,)``: where the steps of each panel begin.
         panels: ``(P,)``: the panels in the order in which CTAs take them.
-        starts: ``(P, 2)``: where a panel's first and second 64 rows begin, in units of 64.
+        starts: ``(P, 3)``: where each 64 rows of a panel begin, in units of 64.
         blocks: of all panels.
         minors: blocks along k.
         across: of these in a slab.

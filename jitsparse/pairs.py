@@ -1,10 +1,11 @@
-"""Which block rows of 64 share a panel: pairs of those that store most of the same columns.
+"""Which block rows of 64 share a panel: those that store most of the same columns.
 
-On Hopper a panel of 128 rows is two of them, a warpgroup each, and loads every slab of the dense
-operand that either needs. Pairs that share more load less: random patterns of 64 x 64 blocks 14, 12
-and 9 % less at densities of 0.1, 0.25 and 0.5, patterns whose rows are of very different lengths a
-fifth (docs/performance.md). Rows are paired with others of the same 128, so that all windows are
-paired at once.
+On Hopper a panel of 128 rows is two of them and one of 192 three, a warpgroup each, and loads every
+slab of the dense operand that any of them needs. Rows that share more load less: random patterns of
+64 x 64 blocks 14, 12 and 9 % less at densities of 0.1, 0.25 and 0.5 in pairs, 16, 12 and 8 % less
+in threes; in pairs, patterns whose rows are of very different lengths a fifth
+(docs/performance.md). Rows are matched with others of the same 128 or 126, so that all windows are
+matched at once.
 
 The matching is the greedy one: of all pairs that are left the best comes next. Two rows that are
 each other's best are what it would match sooner or later, so all of those are matched at once
@@ -16,13 +17,15 @@ matches the panels of an sdd so, too, in windows of its own.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from jitsparse.layout import div_up
-from jitsparse.panels import PAIRED_AMONG
+from jitsparse.panels import PAIRED_AMONG, TRIPLED_AMONG
 
-__all__ = ["NO_PAIR", "in_no_order", "match", "pair_rows"]
+__all__ = ["NO_PAIR", "in_no_order", "match", "pair_rows", "triple_rows"]
 
 _ROUNDS = 8
 """Of a matching."""
@@ -54,11 +57,9 @@ def pair_rows(major: Tensor, minor: Tensor, majors: int, minors: int) -> Tensor:
     few = windows * PAIRED_AMONG**2 * minors <= _MOST_COMPARISONS
     if majors <= 2 or not few or torch.compiler.is_compiling():
         return torch.arange(2 * div_up(majors, 2), device=major.device)
-    stored = torch.zeros(windows * PAIRED_AMONG * minors, dtype=torch.bool, device=major.device)
-    stored.scatter_(0, major * minors + minor, True)
-    stored = stored.view(windows, PAIRED_AMONG, minors)
-    shared = (stored.unsqueeze(2) & stored.unsqueeze(1)).sum(3)
-    partner = match(_weights(shared, majors, major.numel(), majors * minors), _ROUNDS)
+    stored = _stored(major, minor, (windows, PAIRED_AMONG, minors))
+    weights = _weights(_shared(stored, stored), majors, major.numel(), majors * minors)
+    partner = match(weights, _ROUNDS)
     row = torch.arange(PAIRED_AMONG, device=major.device)
     # A pair is where the first of its rows was, so rows that are none come last.
     order = torch.argsort(torch.minimum(row, partner) * PAIRED_AMONG + row, dim=1)
@@ -66,22 +67,110 @@ def pair_rows(major: Tensor, minor: Tensor, majors: int, minors: int) -> Tensor:
     return order.flatten()[: 2 * div_up(majors, 2)].clamp(max=majors)
 
 
+def triple_rows(major: Tensor, minor: Tensor, majors: int, minors: int) -> Tensor:
+    """The rows of panels of three: panel p has rows ``3 p`` to ``3 p + 2`` of the result.
+
+    Every panel keeps a pair, those that share most; the rows of the other pairs are matched to the
+    pairs that are kept, one each.
+
+    Args:
+        major, minor, majors, minors: as of :func:`pair_rows`.
+
+    Returns:
+        ``(3 * div_up(majors, 3),)``: each row once, and ``majors`` in place of rows that are none.
+    """
+    device, most = major.device, TRIPLED_AMONG // 3
+    windows = div_up(majors, TRIPLED_AMONG)
+    few = windows * TRIPLED_AMONG**2 * minors <= _MOST_COMPARISONS
+    if majors <= 3 or not few or torch.compiler.is_compiling():
+        return torch.arange(3 * div_up(majors, 3), device=device).clamp(max=majors)
+    stored = _stored(major, minor, (windows, TRIPLED_AMONG, minors))
+    weights = _weights(_shared(stored, stored), majors, major.numel(), majors * minors)
+    partner = match(weights.clone(), _ROUNDS)
+    # The best pairs first, side by side since both rows have the weight of their pair. A row that
+    # is none may be the partner of one that is, and comes last all the same.
+    of_pair = weights.gather(2, partner.unsqueeze(2)).squeeze(2)
+    order = torch.argsort(of_pair, dim=1, descending=True)
+    begin = TRIPLED_AMONG * torch.arange(windows, device=device).unsqueeze(1)
+    none = begin + order >= majors
+    order = order.gather(1, torch.argsort(none.long(), dim=1, stable=True))
+    rows = (majors - begin).clamp(max=TRIPLED_AMONG)
+    panels = (rows + 2) // 3
+    number = torch.arange(most, device=device).expand(windows, most)
+    pairs = order[:, : 2 * most].view(windows, most, 2)
+    place = 2 * panels + number
+    others = order.gather(1, place.clamp(max=TRIPLED_AMONG - 1))
+    there = number < panels, place < rows
+    more = _shared_by_thirds(stored, pairs, others, major.numel(), majors * minors)
+    third = _dealt(more, there)
+    last = torch.where(third < 0, majors, begin + others.gather(1, third.clamp(min=0)))
+    triples = torch.cat([begin.unsqueeze(2) + pairs, last.unsqueeze(2)], 2)
+    return triples.flatten()[: 3 * div_up(majors, 3)].clamp(max=majors)
+
+
+def _shared_by_thirds(
+    stored: Tensor, pairs: Tensor, others: Tensor, nnz: int, blocks: int
+) -> Tensor:
+    """How much more the other rows share with the pairs than by chance, as in :func:`_weights`:
+    ``(windows, pairs, others)``."""
+
+    def columns(rows: Tensor) -> Tensor:
+        return stored.gather(1, rows.unsqueeze(2).expand(-1, -1, stored.shape[2]))
+
+    paired, alone = columns(pairs[:, :, 0]) | columns(pairs[:, :, 1]), columns(others)
+    by_chance = nnz * (paired.sum(2).unsqueeze(2) + alone.sum(2).unsqueeze(1))
+    return _shared(paired, alone) * blocks - by_chance
+
+
+def _dealt(more: Tensor, there: tuple[Tensor, Tensor]) -> Tensor:
+    """Which of the others each pair takes, ``(windows, pairs)``; negative if none is left for it.
+    What is left after the rounds is dealt out as it comes.
+
+    Args:
+        more: what is to be large, ``(windows, pairs, others)``, as many pairs as others.
+        there: which pairs, and which others, there are in each window; of the others no more.
+    """
+    windows, most, _ = more.shape
+    weights = more * (2 * most) ** 2 + in_no_order(2 * most, more.device)[:most, most:]
+    weights = torch.where(there[0].unsqueeze(2) & there[1].unsqueeze(1), weights, NO_PAIR)
+    both = torch.full((windows, 2 * most, 2 * most), NO_PAIR, device=more.device)
+    both[:, :most, most:] = weights
+    both[:, most:, :most] = weights.transpose(1, 2)
+    partner, taker = match_some(both, _ROUNDS).split(most, 1)
+    left = there[1] & (taker < 0)
+    in_order = torch.argsort(left.logical_not().long(), dim=1, stable=True)
+    waiting = partner < 0
+    rank = waiting.cumsum(1) - 1
+    dealt = torch.where(rank < left.sum(1, keepdim=True), in_order.gather(1, rank.clamp(min=0)), -1)
+    return torch.where(waiting, dealt, partner - most)
+
+
+def _stored(major: Tensor, minor: Tensor, shape: tuple[int, int, int]) -> Tensor:
+    """Which blocks are stored, ``(windows, rows, minors)``."""
+    stored = torch.zeros(math.prod(shape), dtype=torch.bool, device=major.device)
+    return stored.scatter_(0, major * shape[2] + minor, True).view(shape)
+
+
+def _shared(some: Tensor, others: Tensor) -> Tensor:
+    """How many columns two rows share, ``(windows, rows of some, rows of others)``."""
+    return (some.unsqueeze(2) & others.unsqueeze(1)).sum(3)
+
+
 def _weights(shared: Tensor, majors: int, nnz: int, blocks: int) -> Tensor:
-    """By which pairs are preferred, ``(windows, 128, 128)``: whole numbers, of which no two of a
+    """By which pairs are preferred, ``(windows, rows, rows)``: whole numbers, of which no two of a
     window are equal. Pairs with rows that are none come last, and nobody is a pair with itself.
 
     By chance rows of a and b blocks share d (a + b - d C), about, in a pattern of density d. All
     matchings have the same sum of that, so the best one stays the best.
     """
-    windows, device = shared.shape[0], shared.device
+    windows, rows, _ = shared.shape
+    device = shared.device
     stored = shared.diagonal(dim1=1, dim2=2)
     more = shared * blocks - nnz * (stored.unsqueeze(2) + stored.unsqueeze(1))
-    real = (torch.arange(windows * PAIRED_AMONG, device=device) < majors).view(
-        windows, PAIRED_AMONG
-    )
+    real = (torch.arange(windows * rows, device=device) < majors).view(windows, rows)
     both = real.unsqueeze(2) & real.unsqueeze(1)
-    weights = torch.where(both, more, _NOBODY) * PAIRED_AMONG**2
-    weights += in_no_order(PAIRED_AMONG, device)
+    weights = torch.where(both, more, _NOBODY) * rows**2
+    weights += in_no_order(rows, device)
     weights.diagonal(dim1=1, dim2=2).fill_(NO_PAIR)
     return weights
 
@@ -91,7 +180,7 @@ def in_no_order(rows: int, device: torch.device) -> Tensor:
     of the rows each would prefer the same one."""
     row = torch.arange(rows, device=device)
     number = torch.minimum(row, row.unsqueeze(1)) * rows + torch.maximum(row, row.unsqueeze(1))
-    return number * 2654435769 % rows**2
+    return number * 2654435761 % rows**2
 
 
 def match(weights: Tensor, rounds: int) -> Tensor:
@@ -103,16 +192,22 @@ def match(weights: Tensor, rounds: int) -> Tensor:
             up.
         rounds: each usually matches about half of the rows that are left.
     """
-    windows, rows, _ = weights.shape
-    row = torch.arange(rows, device=weights.device).expand(windows, rows)
-    partner = torch.full_like(row, -1)
-    for _ in range(rounds):
-        best = weights.argmax(2)
-        mutual = (best.gather(1, best) == row) & (partner < 0)
-        partner = torch.where(mutual, best, partner)
-        weights.masked_fill_(mutual.unsqueeze(2) | mutual.unsqueeze(1), NO_PAIR)
+    partner = match_some(weights, rounds)
     left = partner < 0
     rank = left.cumsum(1) - 1
     in_order = torch.argsort(left.logical_not().long(), dim=1, stable=True)
     beside = in_order.gather(1, rank.clamp(min=0) ^ 1)
     return torch.where(left, beside, partner)
+
+
+def match_some(weights: Tensor, rounds: int) -> Tensor:
+    """Likewise, but what is left has -1; a weight of :data:`NO_PAIR` matches nobody."""
+    windows, rows, _ = weights.shape
+    row = torch.arange(rows, device=weights.device).expand(windows, rows)
+    partner = torch.full_like(row, -1)
+    for _ in range(rounds):
+        most, best = weights.max(2)
+        mutual = (best.gather(1, best) == row) & (most > NO_PAIR)
+        partner = torch.where(mutual, best, partner)
+        weights.masked_fill_(mutual.unsqueeze(2) | mutual.unsqueeze(1), NO_PAIR)
+    return partner

@@ -15,6 +15,7 @@ __all__ = [
     "SLAB",
     "SMS",
     "TALL_PANEL",
+    "TRIPLED_AMONG",
     "has_picked",
     "has_tall",
 ]
@@ -23,7 +24,7 @@ PANEL = 128
 """Rows (or columns) of a panel, in elements: the tile height of the tensor-core kernels."""
 
 TALL_PANEL = 192
-"""Likewise of the Hopper kernel with three warpgroups, for blocks of 64."""
+"""Likewise of the Hopper kernel with three warpgroups, for blocks of 64: any three rows of them."""
 
 PAIRED = 64
 """Height of blocks of which a panel of :data:`PANEL` rows is any two rows (:mod:`jitsparse.pairs`):
@@ -31,6 +32,9 @@ as high as what a warpgroup multiplies."""
 
 PAIRED_AMONG = 128
 """Rows of blocks that follow on one another and may be paired."""
+
+TRIPLED_AMONG = 126
+"""Likewise for three in a panel of :data:`TALL_PANEL` rows: a multiple of three, and even."""
 
 SLAB = 64
 """Depth of a stage of the Hopper kernels, in elements."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from jitsparse.gathers import gather_tiles
 from jitsparse.layout import FIRST_STEPS, PANEL_WORDS, IndexLayout, div_up
 from jitsparse.pace import Steps, keep_pace
-from jitsparse.pairs import pair_rows
-from jitsparse.panels import PAIRED, PANEL, TALL_PANEL
+from jitsparse.pairs import pair_rows, triple_rows
+from jitsparse.panels import PAIRED, PANEL
 
 __all__ = ["build_index"]
 
@@ -82,10 +83,10 @@ def build_index(
         ("col", cols, rows, col64, row_indices, block_size[1]),
     ):
         group = max(1, PANEL // extent)
-        placed, starts = major, _starts(div_up(majors, group), PANEL, device)
+        placed, starts = major, _starts(div_up(majors, group), device)
         if layout.hopper and extent == PAIRED:
             paired = pair_rows(major, minor, majors, minors)
-            placed, starts = torch.argsort(paired)[major], paired.view(-1, 2)
+            placed, starts = torch.argsort(paired)[major], pad(paired.view(-1, 2), (0, 1))
         by_column = _panels(placed, minor, majors, group, 1)
         steps, pointers, blocks = by_column
         put(f"{side}_panel_ptr", pointers)
@@ -96,17 +97,19 @@ def build_index(
         if f"{side}_panels_sorted" in parts:
             part = f"{side}_panels_sorted"
             walked[part] = walk(f"{side}_steps", pointers, starts, minors, 1, extent)
-        for kind, row, starting in (
-            ("slab", placed, starts),
-            ("tall", major, _starts(div_up(majors * extent, TALL_PANEL), TALL_PANEL, device)),
-        ):
-            slabs = layout.slabs(kind).get(side)
-            if slabs is not None:
-                steps, pointers, blocks = _panels(row, minor, majors, slabs.down, slabs.across)
-                put_prefix(f"{side}_{kind}_steps", steps)
-                put(f"{side}_{kind}_blocks", blocks)
-                name, facts = f"{side}_{kind}", (starting, minors, slabs.across, extent)
-                walked[f"{name}_panels"] = walk(f"{name}_steps", pointers, *facts)
+        kinds = {kind: layout.slabs(kind).get(side) for kind in ("slab", "tall")}
+        for kind, slabs in kinds.items():
+            if slabs is None:
+                continue
+            row, starting = placed, starts
+            if kind == "tall":
+                tripled = triple_rows(major, minor, majors, minors)
+                row, starting = torch.argsort(tripled)[major], tripled.view(-1, 3)
+            steps, pointers, blocks = _panels(row, minor, majors, slabs.down, slabs.across)
+            put_prefix(f"{side}_{kind}_steps", steps)
+            put(f"{side}_{kind}_blocks", blocks)
+            name, facts = f"{side}_{kind}", (starting, minors, slabs.across, extent)
+            walked[f"{name}_panels"] = walk(f"{name}_steps", pointers, *facts)
         picked = layout.slabs("picked").get(side)
         if picked is not None:
             rank = _ranks_in_panels(*by_column, placed // group)
@@ -193,25 +196,24 @@ def _longest_first(pointers: Tensor) -> Tensor:
     return torch.argsort(pointers[:-1] - pointers[1:], stable=True)
 
 
-def _starts(panels: int, height: int, device: torch.device) -> Tensor:
-    """``(panels, 2)``: where the first and second 64 rows of panels begin that follow one another,
-    in units of 64."""
-    panel = torch.arange(panels, device=device) * (height // 64)
-    return torch.stack([panel, panel + 1], 1)
+def _starts(panels: int, device: torch.device) -> Tensor:
+    """``(panels, 3)``: where the two 64 rows begin of panels that follow one another, in units of
+    64, and 0."""
+    return pad(torch.arange(2 * panels, device=device).view(-1, 2), (0, 1))
 
 
 def _rows_of_panels(each: Steps) -> Tensor:
-    """``(P, PANEL_WORDS)``: of a panel (first rows, first step, end, second rows), then its first
-    steps.
+    """``(P, PANEL_WORDS)``: of a panel (first step, end, 0, 0), where each 64 of its rows begin, 0,
+    and its first steps.
 
     These are there once more, so that a CTA knows what to copy first with one read.
     """
     panel, steps = each.panels, each.steps
     begin, end = each.pointers[:-1][panel], each.pointers[1:][panel]
-    upper, lower = each.starts[panel].unbind(1)
-    words = torch.stack([upper, begin, end, lower], 1)
+    ends = torch.stack([begin, end], 1)
+    words = torch.cat([pad(ends, (0, 2)), pad(each.starts[panel], (0, 1))], 1)
     if not steps.shape[0]:
-        return torch.cat([words, words.new_zeros(panel.numel(), PANEL_WORDS - 4)], 1)
+        return pad(words, (0, PANEL_WORDS - 8))
     step = begin[:, None] + torch.arange(FIRST_STEPS, device=panel.device)
     there = (step < end[:, None])[:, :, None]
     first = torch.where(there, steps[step.clamp(max=steps.shape[0] - 1)], 0)

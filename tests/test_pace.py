@@ -7,7 +7,7 @@ import torch
 
 import jitsparse as js
 from jitsparse import pace, schedule
-from jitsparse.layout import IndexLayout
+from jitsparse.layout import PANEL_WORDS, IndexLayout
 from jitsparse.schedule import build_index
 
 BLOCK = 64
@@ -45,10 +45,10 @@ def walked(mask: torch.Tensor) -> list[list[list[tuple[int, int]]]]:
     """(slab, cost in blocks) of every step, by set of sixteen panels and panel, longest first."""
     layout, index = built(mask)
     steps = layout.view(index, "row_steps").view(-1, 4).tolist()
-    panels = layout.view(index, "row_panels_sorted").view(-1, 20).tolist()
+    panels = layout.view(index, "row_panels_sorted").view(-1, PANEL_WORDS).tolist()
     found = [
         [(slab, 4 + mask.bit_count()) for slab, mask, *_ in steps[begin:end]]
-        for _, begin, end, *_ in panels
+        for begin, end, *_ in panels
     ]
     return [found[at : at + 16] for at in range(0, len(found), 16)]
 

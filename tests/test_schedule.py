@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from graphlib import TopologicalSorter
 
 import cases
@@ -13,8 +14,8 @@ from hypothesis import strategies as st
 
 import jitsparse as js
 from jitsparse import gathers
-from jitsparse.layout import Gather, IndexLayout
-from jitsparse.pairs import pair_rows
+from jitsparse.layout import PANEL_WORDS, Gather, IndexLayout
+from jitsparse.pairs import pair_rows, triple_rows
 from jitsparse.panels import HOPPER_BLOCK, PAIRED, PANEL, SHALLOWEST, SLAB, TALL_PANEL
 from jitsparse.schedule import build_index
 
@@ -73,12 +74,14 @@ def picked_by(blocks: Blocks, down: int, across: int) -> tuple[Blocks, list[list
     return ranked, columns
 
 
-def in_pairs(blocks: Blocks, majors: int, minors: int) -> tuple[Blocks, list[list[int]]]:
+def chosen_rows(
+    choose: Callable[..., torch.Tensor], down: int, blocks: Blocks, majors: int, minors: int
+) -> tuple[Blocks, list[list[int]]]:
     """The blocks by the places of their rows, and the rows of each panel (tests/test_pairs.py holds
     these against their rule)."""
     majors_of, minors_of = torch.tensor(blocks, dtype=torch.int64).view(-1, 2).unbind(1)
-    order = pair_rows(majors_of, minors_of, majors, minors).tolist()
-    rows = [order[at : at + 2] for at in range(0, len(order), 2)]
+    order = choose(majors_of, minors_of, majors, minors).tolist()
+    rows = [order[at : at + down] + [0] * (3 - down) for at in range(0, len(order), down)]
     return [(order.index(major), minor) for major, minor in blocks], rows
 
 
@@ -96,13 +99,13 @@ def check_walked(
     found = rows_of_four(layout, index, steps_part)
     panels = list(enumerate(itertools.pairwise(pointers)))
     panels.sort(key=lambda panel: panel[1][0] - panel[1][1])
-    rows = layout.view(index, panels_part).view(-1, 20).tolist()
+    rows = layout.view(index, panels_part).view(-1, PANEL_WORDS).tolist()
     assert len(rows) == len(panels)
     for row, (panel, (begin, end)) in zip(rows, panels, strict=True):
-        assert row[:4] == [starts[panel][0], begin, end, starts[panel][1]]
+        assert row[:8] == [begin, end, 0, 0, *starts[panel], 0]
         assert sorted(found[begin:end]) == steps[begin:end]
         first = [*itertools.chain(*found[begin : min(end, begin + 4)])]
-        assert row[4:] == first + [0] * (16 - len(first))
+        assert row[8:] == first + [0] * (16 - len(first))
     for at in range(0, len(panels), 16):
         after: dict[int, set[int]] = {}
         for _, (begin, end) in panels[at : at + 16]:
@@ -250,11 +253,11 @@ def check(mask: torch.Tensor, block_size: tuple[int, int]) -> None:
         "col": ([b[::-1] for b in blocks], cols, *block_size[::-1]),
     }
     for side, (pairs, majors, extent, depth) in sides.items():
-        down = max(1, PANEL // extent)
+        down, minors = max(1, PANEL // extent), cols if side == "row" else rows
         placed = pairs
-        starts = [[2 * panel, 2 * panel + 1] for panel in range(-(-majors // down))]
+        starts = [[2 * panel, 2 * panel + 1, 0] for panel in range(-(-majors // down))]
         if extent == PAIRED and min(block_size) >= HOPPER_BLOCK:
-            placed, starts = in_pairs(pairs, majors, cols if side == "row" else rows)
+            placed, starts = chosen_rows(pair_rows, 2, pairs, majors, minors)
         steps, pointers, order = naive_panels(placed, majors, down)
         assert layout.view(index, f"{side}_panel_ptr").tolist() == pointers, side
         assert layout.view(index, f"{side}_panel_blocks").tolist() == order, side
@@ -279,8 +282,7 @@ def check(mask: torch.Tensor, block_size: tuple[int, int]) -> None:
             down, across = max(1, height // extent), max(1, SLAB // depth)
             of_kind = ranked if kind == "picked" else placed
             if kind == "tall":
-                of_kind = pairs
-                starts = [[3 * panel, 3 * panel + 1] for panel in range(-(-majors // down))]
+                of_kind, starts = chosen_rows(triple_rows, 3, pairs, majors, minors)
             steps, pointers, order = naive_panels(of_kind, majors, down, across)
             name = f"{side}_{kind}"
             if kind == "picked":
@@ -367,23 +369,23 @@ def test_parts_lie_where_the_header_says() -> None:
         "row_panel_blocks": (104, 7),
         "col_panel_blocks": (111, 7),
         "hopper_padding": (118, 2),
-        "row_panels_sorted": (120, 20),
-        "col_panels_sorted": (140, 100),
-        "row_gather_steps": (240, 56),
-        "row_gather_tiles": (296, 80),
-        "col_gather_steps": (376, 28),
-        "col_gather_tiles": (404, 56),
-        "col_slab_panels": (460, 100),
-        "col_slab_steps": (560, 28),
-        "row_gather_blocks": (588, 14),
-        "col_gather_blocks": (602, 7),
-        "col_slab_blocks": (609, 7),
-        "wide_padding": (616, 0),
-        "row_wide_tiles": (616, 32),
-        "col_wide_tiles": (648, 48),
-        "picked_padding": (696, 0),
+        "row_panels_sorted": (120, 24),
+        "col_panels_sorted": (144, 120),
+        "row_gather_steps": (264, 56),
+        "row_gather_tiles": (320, 80),
+        "col_gather_steps": (400, 28),
+        "col_gather_tiles": (428, 56),
+        "col_slab_panels": (484, 120),
+        "col_slab_steps": (604, 28),
+        "row_gather_blocks": (632, 14),
+        "col_gather_blocks": (646, 7),
+        "col_slab_blocks": (653, 7),
+        "wide_padding": (660, 0),
+        "row_wide_tiles": (660, 32),
+        "col_wide_tiles": (692, 48),
+        "picked_padding": (740, 0),
     }
-    assert layout.size == 696
+    assert layout.size == 740
 
 
 @pytest.mark.parametrize("panels", [False, True])

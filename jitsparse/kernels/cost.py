@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING
 from jitsparse.kernels import thin, turn
 from jitsparse.kernels.cuda import PICKED
 from jitsparse.kernels.roles import is_flipped, is_k_contiguous, op_block
-from jitsparse.panels import PAIRED, PAIRED_AMONG, PANEL, SMS
+from jitsparse.panels import PAIRED, PAIRED_AMONG, PANEL, SMS, TRIPLED_AMONG
 from jitsparse.traits import LINE, Steps, density, places, random_steps, side_of, slab_columns
 
 if TYPE_CHECKING:
@@ -228,8 +228,10 @@ def _steps(
     # All blocks side by side is the fewest that there can be.
     fewest = density(rows, depth, problem.nnz, block) * all_of_them
     mean = random.mean * 2**-clustering
-    if block[0] == PAIRED and panel == PANEL and across == 1 and not side.clustering:
-        mean -= _shared_by_pairs(rows // block[0], all_of_them, fewest / all_of_them)
+    if block[0] == PAIRED and panel > PAIRED and across == 1 and not side.clustering:
+        mean -= _shared_by_choice(
+            panel // PAIRED, rows // block[0], all_of_them, fewest / all_of_them
+        )
     mean = max(mean, fewest)
     longest = mean * random.longest / random.mean * 2**side.skew
     return Steps(mean, max(mean, min(longest, all_of_them)))
@@ -244,14 +246,19 @@ def _picked_steps(
     return Steps(*(min((each + missing) / across, slabs) for each in columns))
 
 
-def _shared_by_pairs(rows: int, columns: float, share: float) -> float:
-    """Block columns that the two rows of a panel share above chance, since they were paired for it
-    (:mod:`jitsparse.pairs`): so many standard deviations of what two random rows do. The number was
-    fitted to patterns of 4 to 256 rows and 16 to 256 columns, densities of 0.05 to 0.75."""
-    among = min(rows, PAIRED_AMONG)
-    if among <= 2:
+def _shared_by_choice(down: int, rows: int, columns: float, share: float) -> float:
+    """Block columns that the two or three rows of a panel share above chance, since they were
+    chosen for it (:mod:`jitsparse.pairs`): so many standard deviations of what a random row does
+    with another, or with two others. The numbers were fitted to patterns of 4 to 256 rows and 16 to
+    256 columns, densities of 0.05 to 0.75."""
+    among = min(rows, PAIRED_AMONG if down == 2 else TRIPLED_AMONG)
+    if among <= down:
         return 0.0
-    return (0.16 + 0.33 * math.log2(among)) * share * (1 - share) * math.sqrt(columns)
+    if down == 2:
+        return (0.16 + 0.33 * math.log2(among)) * share * (1 - share) * math.sqrt(columns)
+    by_two = 1 - (1 - share) ** 2
+    deviation = math.sqrt(share * (1 - share) * by_two * (1 - by_two) * columns)
+    return max(0.0, -0.42 + 0.61 * math.log2(among)) * deviation
 
 
 def _busiest(mean: float, longest: float, panels: int, tiles_across: int, at_once: int) -> float:

@@ -106,6 +106,26 @@ def test_the_steps_of_a_random_pattern_are_what_the_index_has(
     assert abs(steps - expected) <= 0.03 * expected + chance
 
 
+@pytest.mark.parametrize("density", [0.05, 0.1, 0.25, 0.5, 0.9])
+@pytest.mark.parametrize("size", [768, 2048, 8192])
+def test_the_steps_of_three_rows_are_what_the_index_has(size: int, density: float) -> None:
+    """Of panels of 192 rows, which are chosen for what they share."""
+    block, grid = (64, 64), (size // 64, size // 64)
+    mask = torch.rand(grid, generator=torch.Generator().manual_seed(size)) < density
+    pattern = js.Pattern.from_mask(mask, block)
+    layout = IndexLayout(*grid, pattern.nnz_blocks, block, panels=True)
+    index = build_index(pattern.crow_indices, pattern.col_indices, grid[1], block, panels=True)
+    panels = layout.view(index, "row_tall_panels").view(-1, PANEL_WORDS)
+    # The last panel may have fewer than three rows.
+    steps = (panels[:, 1] - panels[:, 0]).sum().item() / (size / 192)
+    problem = product_problem("dsd", "cuda", "bf16", block, "nn", (size, 1024, size), density)
+    problem = dataclasses.replace(problem, nnz=pattern.nnz_blocks)
+    expected = cost._steps(problem, block, (size, size), 192, 1).mean
+    # A standard deviation of the mean over the panels, and 4 %.
+    chance = (steps * max(1 - steps / grid[1], 0) / len(panels)) ** 0.5
+    assert abs(steps - expected) <= 0.04 * expected + chance
+
+
 @pytest.mark.parametrize("height", [16, 64, 128])
 @pytest.mark.parametrize("density", [0.02, 0.1, 0.5, 1.0])
 def test_the_steps_that_are_picked_are_what_the_index_has(density: float, height: int) -> None:
@@ -116,7 +136,7 @@ def test_the_steps_that_are_picked_are_what_the_index_has(density: float, height
     layout = IndexLayout(*grid, pattern.nnz_blocks, block, panels=True)
     index = build_index(pattern.crow_indices, pattern.col_indices, grid[1], block, panels=True)
     panels = layout.view(index, "row_picked_panels").view(-1, PANEL_WORDS)
-    steps = (panels[:, 2] - panels[:, 1]).float().mean().item()
+    steps = (panels[:, 1] - panels[:, 0]).float().mean().item()
     problem = product_problem("dsd", "cuda", "bf16", block, "nn", (rows, 1024, depth), density)
     problem = dataclasses.replace(problem, nnz=pattern.nnz_blocks)
     expected = cost._picked_steps(problem, block, (rows, depth), 128, 4).mean

@@ -382,7 +382,7 @@ def test_wgmma_as_narrow_as_a_tile(
     monkeypatch.setattr(gathers, "SMS", 1)  # or tiles of few columns would be better
     monkeypatch.setattr(gathers, "_BUSY", 0)
     monkeypatch.setattr(schedule, "gather_tiles", gather)
-    resize(**{"ROWS" if "rows" in name else "COLS": 904})
+    resize(**{"ROWS" if "rows" in name else "COLS": 936})
     check(Variant.parse(name), sources)
     block, tiles = found["rows" in name]
     count, _, _, step = tiles[0, :4].tolist()

@@ -175,10 +175,11 @@ struct SpmmStages {
 
   // Panels of a group, see SpmmOrder. Where blocks are high and tiles wide, two sets have one column, so that less of the dense
   // operand has to come from DRAM at the same time: 1.00 to 1.11 times as fast at density 0.1, 0.99 to 1.03 at 0.25 and 0.5. (Low
-  // blocks 0.87 to 1.05; panels of 192 rows not timed.) Narrow tiles of high blocks load more of these than of the dense operand,
+  // blocks 0.87 to 1.05; panels of 192 rows 0.93 to 1.04.) Narrow tiles of high blocks load more of these than of the dense operand,
   // and two columns side by side share them: 1.00 to 1.15 times as fast.
-  static constexpr bool kHigh = kBlockM >= 64 && !kTall, kHighAndWide = kHigh && kTileN == 256;
-  static constexpr unsigned kGroup = kHighAndWide ? 2 * SpmmOrder::kSet : kHigh ? SpmmOrder::kSet / 2 : SpmmOrder::kSet;
+  static constexpr bool kHigh = kBlockM >= 64, kHighAndWide = kHigh && kTileN == 256;
+  static constexpr unsigned kOfHigh = kTileN == 256 ? 2 * SpmmOrder::kSet : SpmmOrder::kSet / 2;
+  static constexpr unsigned kGroup = kHigh && !kTall ? kOfHigh : SpmmOrder::kSet;
 
   // Whether the two CTAs of a TPC have one panel and two columns: then they share its blocks, a quarter to a third of a stage, and no
   // slab. (High blocks at density 0.25 and 0.5: 1.00 to 1.04 times as fast; at 0.1 0.98 to 1.01. Low ones, which share more of a

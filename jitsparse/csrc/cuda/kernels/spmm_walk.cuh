@@ -13,7 +13,7 @@ namespace jitsparse {
 template <typename Stages>
 struct SpmmSteps {
   static constexpr int kFirstSteps = 4;
-  const int4* panels;    // (first rows, first step, end, second rows), the longest first; after each its first steps once more
+  const int4* panels;    // the longest first: (first step, end, -, -), where each 64 of its rows begin, its first steps
   const int4* steps;     // (slab or block column, mask of the blocks, first in positions, position of the first block)
   const int* positions;  // where a step's blocks lie in values
   const int* picked;     // the block columns of a step, if they are picked
@@ -42,28 +42,34 @@ struct SpmmSteps {
     return {reinterpret_cast<const int4*>(panels), reinterpret_cast<const int4*>(steps), positions, picked};
   }
 
-  __device__ __forceinline__ int4 panel(int rank) const { return __ldg(panels + rank * (1 + kFirstSteps)); }
-  __device__ __forceinline__ int4 first_step(int rank, int n) const { return __ldg(panels + rank * (1 + kFirstSteps) + 1 + n); }
+  static constexpr int kWords = 2 + kFirstSteps;  // of a panel
+  __device__ __forceinline__ int4 panel(int rank) const { return __ldg(panels + rank * kWords); }
+  __device__ __forceinline__ int4 rows(int rank) const { return __ldg(panels + rank * kWords + 1); }
+  __device__ __forceinline__ int4 first_step(int rank, int n) const { return __ldg(panels + rank * kWords + 2 + n); }
 
-  // Where the n-th 64 rows of a panel begin. Those of 128 rows are any two, which may lie past the end; those of 192 follow on
-  // one another.
-  static __device__ __forceinline__ int first_row(const int4& panel, int n) {
-    return 64 * (Stages::kTall || n == 0 ? panel.x + n : panel.w);
-  }
+  // Where the n-th 64 rows of a panel begin, which may lie past the end.
+  static __device__ __forceinline__ int first_row(const int4& rows, int n) { return 64 * (n == 0 ? rows.x : n == 1 ? rows.y : rows.z); }
 };
 
-// The tiles of a CTA, one after another. What is needed of a tile is read while the one before it is computed.
-template <typename Stages>
+// The tiles of a CTA, one after another. What is needed of a tile is read while the one before it is computed, by those who store it
+// its rows too.
+template <typename Stages, bool STORES>
 struct SpmmTiles {
   const SpmmOrder& order;
   const SpmmSteps<Stages>& index;
   int round = 0;        // of `next`
   SpmmTile next, tile;  // and the one that is computed
-  int4 next_panel = {}, panel = {};
+  int4 next_panel = {}, panel = {}, next_rows = {}, rows = {};
 
   __device__ __forceinline__ explicit SpmmTiles(const typename Stages::Params& params)
       : order(params.order), index(params.index), next(order, 0), tile(next) {
-    if (next.valid) next_panel = index.panel(next.rank);
+    ask();
+  }
+
+  __device__ __forceinline__ void ask() {
+    if (!next.valid) return;
+    next_panel = index.panel(next.rank);
+    if (STORES) next_rows = index.rows(next.rank);
   }
 
   // Goes on to the next tile, if there is one.
@@ -71,18 +77,19 @@ struct SpmmTiles {
     if (!next.valid) return false;
     tile = next;
     panel = next_panel;
+    rows = next_rows;
     next = SpmmTile(order, ++round);
-    if (next.valid) next_panel = index.panel(next.rank);
+    ask();
     return true;
   }
 
-  __device__ __forceinline__ int steps() const { return panel.z - panel.y; }
+  __device__ __forceinline__ int steps() const { return panel.y - panel.x; }
 };
 
 // The steps of a CTA's tiles one after another, of which a producer warp takes every kStride-th.
 template <typename Stages>
 struct SpmmWalk {
-  SpmmTiles<Stages> tiles;
+  SpmmTiles<Stages, /*STORES=*/false> tiles;
   int at, end;  // the warp's next step of its tile, and where the tile ends
   int number;   // of that step among all of the CTA's
   int4 words;   // of that step
@@ -99,8 +106,8 @@ struct SpmmWalk {
   // Goes on to the next tile, if there is one.
   __device__ __forceinline__ bool enter() {
     if (!tiles.take()) return false;
-    at = tiles.panel.y + (at - end);
-    end = tiles.panel.z;
+    at = tiles.panel.x + (at - end);
+    end = tiles.panel.y;
     return true;
   }
 

@@ -62,14 +62,14 @@ struct SpmmWgmma {
   static __device__ __forceinline__ void consume(const Params& params, unsigned base, const StageBarriers& barriers, int group,
                                                  int thread) {
     const int lane = thread % 32, first_slot = kBlockM > kGroupM ? 0 : group * kAcross;
-    SpmmTiles<Stages> tiles(params);
+    SpmmTiles<Stages, /*STORES=*/true> tiles(params);
     StepMasks masks(tiles.index.steps, lane);
     RingPosition ring;
     Out outbox = Output::outbox_of(base, group, thread);
     Finished finished;
-    if (kSlots > 1) masks.start(tiles.next_panel.y, tiles.next_panel.z);
+    if (kSlots > 1) masks.start(tiles.next_panel.x, tiles.next_panel.y);
     while (tiles.take()) {
-      const int first_m = Steps::first_row(tiles.panel, group);
+      const int first_m = Steps::first_row(tiles.rows, group);
       float2 bias = {0.0f, 0.0f};  // of the thread's rows
       if (OUT_TRANSPOSED && params.args.bias != nullptr) {
         bias = bias_of_rows<Element>(params.args.bias, first_m + thread / 32 * 16, Stages::m(params.args), lane);
@@ -107,7 +107,7 @@ struct SpmmWgmma {
       }
       ptx::wgmma_wait<0>();
       if (pending >= 0) barriers.release(pending, lane);
-      if (kSlots > 1 && tiles.next.valid) masks.start(tiles.next_panel.y, tiles.next_panel.z);
+      if (kSlots > 1 && tiles.next.valid) masks.start(tiles.next_panel.x, tiles.next_panel.y);
       ptx::keep_in_order(c);
       if constexpr (kDeferred) {
         // What a short tile has left to store of the one before it.

@@ -79,11 +79,11 @@ struct SpmmWgmmaSmall {
     const Operands first(base + first_tile * Stages::kSubtileBytes, base + Stages::kDenseBytes + first_slot * Stages::kSlotBytes, warp,
                          lane);
     Operands operands = first;
-    SpmmTiles<Stages> tiles(params);
+    SpmmTiles<Stages, /*STORES=*/true> tiles(params);
     StepMasks masks(tiles.index.steps, lane);
     RingPosition ring;
     Out outbox = Output::outbox_of(base, group, thread);
-    masks.start(tiles.next_panel.y, tiles.next_panel.z);
+    masks.start(tiles.next_panel.x, tiles.next_panel.y);
     while (tiles.take()) {
       Accumulators c = {};
       unsigned ahead = masks.take(0);
@@ -101,9 +101,9 @@ struct SpmmWgmmaSmall {
           barriers.release(stage, lane);
         }
       }
-      if (tiles.next.valid) masks.start(tiles.next_panel.y, tiles.next_panel.z);
+      if (tiles.next.valid) masks.start(tiles.next_panel.x, tiles.next_panel.y);
       ptx::keep_in_order(reinterpret_cast<float(&)[kTiles * kHalves][8 * 4]>(c));
-      store(params, c, tiles.panel, tiles.tile, first_tile, first_half, outbox);
+      store(params, c, tiles.rows, tiles.tile, first_tile, first_half, outbox);
     }
     outbox.empty();
   }
@@ -145,7 +145,7 @@ struct SpmmWgmmaSmall {
   }
 
   // Bias, activation, rounding, and out.
-  static __device__ __forceinline__ void store(const Params& params, Accumulators& c, const int4& panel, const SpmmTile& tile,
+  static __device__ __forceinline__ void store(const Params& params, Accumulators& c, const int4& rows, const SpmmTile& tile,
                                                int first_tile, int first_half, Out& outbox) {
     const int64 m = Stages::m(params.args);
     const int lane = outbox.thread % 32;
@@ -153,7 +153,7 @@ struct SpmmWgmmaSmall {
     for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
       for (int i = 0; i < kHalves; ++i) {
-        const int at_n = tile.column * TILE_N + (first_tile + t) * 64, at_m = Steps::first_row(panel, first_half + i);
+        const int at_n = tile.column * TILE_N + (first_tile + t) * 64, at_m = Steps::first_row(rows, first_half + i);
         if (at_m >= m || at_n >= params.args.n) continue;
         float(&part)[8][4] = reinterpret_cast<float(&)[8][4]>(c[t][i]);
         if (OUT_TRANSPOSED && params.args.bias != nullptr) add_bias_along<Element>(part, params.args.bias, at_m, m, lane);

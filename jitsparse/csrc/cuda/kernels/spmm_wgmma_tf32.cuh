@@ -50,10 +50,10 @@ struct SpmmWgmmaTf32 {
   static __device__ __forceinline__ void consume(const Params& params, unsigned base, const StageBarriers& barriers, int group,
                                                  int thread) {
     const int lane = thread % 32, warp = thread / 32;
-    SpmmTiles<Stages> tiles(params);
+    SpmmTiles<Stages, /*STORES=*/true> tiles(params);
     StepMasks masks(tiles.index.steps, lane);
     RingPosition ring;
-    if (Stages::kSlots > 1) masks.start(tiles.next_panel.y, tiles.next_panel.z);
+    if (Stages::kSlots > 1) masks.start(tiles.next_panel.x, tiles.next_panel.y);
     while (tiles.take()) {
       Accumulators c = {};
       for (int step = 0; step < tiles.steps(); ++step) {
@@ -67,14 +67,14 @@ struct SpmmWgmmaTf32 {
         }
       }
       ptx::keep_in_order(reinterpret_cast<float(&)[kTiles][kRight / 2]>(c));
-      if (Stages::kSlots > 1 && tiles.next.valid) masks.start(tiles.next_panel.y, tiles.next_panel.z);
+      if (Stages::kSlots > 1 && tiles.next.valid) masks.start(tiles.next_panel.x, tiles.next_panel.y);
       if constexpr (kBlocksLeft) {
-        store_rows(params.args, c, Steps::first_row(tiles.panel, group), tiles.tile.column * TILE_N, tiles.tile.batch, warp, lane);
+        store_rows(params.args, c, Steps::first_row(tiles.rows, group), tiles.tile.column * TILE_N, tiles.tile.batch, warp, lane);
       } else {
         const int first_n = tiles.tile.column * TILE_N + group * kLeft;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          store_half(params.args, c, half, Steps::first_row(tiles.panel, half), first_n, tiles.tile.batch, warp, lane);
+          store_half(params.args, c, half, Steps::first_row(tiles.rows, half), first_n, tiles.tile.batch, warp, lane);
         }
       }
     }
