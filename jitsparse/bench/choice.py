@@ -56,7 +56,9 @@ def choice_section(device: torch.device, extents: Extents) -> Section:
 
 
 def _sample(device: torch.device, extents: Extents) -> Iterator[Case]:
-    """Of every combination some, in random order; shapes are those of the sparse operand."""
+    """Of every combination some, in random order; shapes are those of the sparse operand. Then
+    some with few columns, where both operands lie along the axis that is summed over, as in the
+    forward pass of a layer: more families compete there."""
     everything = list(
         product(
             ("dsd", "dds", "sdd"),
@@ -69,6 +71,13 @@ def _sample(device: torch.device, extents: Extents) -> Iterator[Case]:
     )
     random.Random(0).shuffle(everything)
     sample = list(dict.fromkeys(everything))[: extents.chosen]
+    shapes = [
+        (rows, columns, cols)
+        for (rows, cols), columns in product(extents.few_choices, extents.few_columns)
+    ]
+    few = list(product(("dds",), ("nt",), (16, 32, 64, 128), (0.1, 0.25, 0.5), shapes, ("random",)))
+    random.Random(0).shuffle(few)
+    sample += few[: extents.few_chosen]
     for op, layout, block, density, (rows, extent, cols), pattern in sample:
         size = {
             "dsd": (rows, extent, cols),

@@ -23,6 +23,10 @@ class Extents:
         choices: ``(rows, extent, cols)`` of products whose choice of kernel is judged: the shape of
             the sparse operand, and the third extent between.
         chosen: how many of those products, over all blocks, densities and patterns.
+        few_choices: ``(rows, cols)`` of the sparse operand of products with few columns, whose
+            choice is judged besides.
+        few_columns: how many columns these have.
+        few_chosen: how many of those products.
     """
 
     products: tuple[int, ...]
@@ -35,6 +39,9 @@ class Extents:
     experts: tuple[tuple[int, int, int, int], ...]
     choices: tuple[tuple[int, int, int], ...]
     chosen: int
+    few_choices: tuple[tuple[int, int], ...]
+    few_columns: tuple[int, ...]
+    few_chosen: int
 
 
 H200 = Extents(
@@ -70,6 +77,17 @@ H200 = Extents(
         (3000, 800, 5000),
     ),
     chosen=900,
+    few_choices=(
+        (4096, 4096),
+        (4096, 11008),
+        (11008, 4096),
+        (14336, 4096),
+        (16384, 16384),
+        (2048, 2048),
+        (1024, 8192),
+    ),
+    few_columns=(8, 16, 32, 64, 128, 256),
+    few_chosen=400,
 )
 
 SMALL = Extents(
@@ -83,5 +101,8 @@ SMALL = Extents(
     experts=((256, 64, 128, 2),),
     choices=((256, 64, 512), (512, 512, 256)),
     chosen=12,
+    few_choices=((256, 512),),
+    few_columns=(8, 64),
+    few_chosen=4,
 )
 """What a CPU does in seconds: it shows that the suite works, and says nothing about Hopper."""

@@ -21,13 +21,15 @@ struct SpmmArgs {
   const void* dense;
   void* out;                 // row-major
   const void* bias;          // one element a column of out (dds only), or null; same dtype as out
-  void* workspace;           // CUDA: for a turned dense operand or turned values, or null.  CPU: see Scratch, or null
+  void* workspace;           // CUDA: for a turned operand, then float32 (parts, batch, rows and columns of out), as the kernel wants; or
+                             // null.  CPU: see Scratch, or null
   int64 rows, cols, nnz;     // of the sparse matrix as stored, in elements and in blocks
   int64 n;
   int64 dense_ld, dense_batch_stride;   // elements; ld is the stride of the axis that is not contiguous
   int64 out_ld, out_batch_stride;
   int64 batch;
   int64 activation;          // Activation
+  int64 parts;               // that the sums over k may be divided into: 1 without a workspace for them
   int64 context;             // CPU: number of threads.  CUDA: cudaStream_t
 };
 

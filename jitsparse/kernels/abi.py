@@ -28,6 +28,7 @@ SPMM_WORDS = (
     "out_batch_stride",
     "batch",
     "activation",
+    "parts",
     "context",
 )
 """Members of ``SpmmArgs``: what a ``dsd`` or ``dds`` kernel is called with."""

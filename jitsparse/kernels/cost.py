@@ -21,9 +21,10 @@ columns are picked are fewer, and have the prices of those that are not.
 :mod:`jitsparse.bench.fitting` finds them from times that ``jitsparse bench --suite hopper --section
 choice --json`` has measured, and docs/performance.md says how often the model's choice is the best.
 
-Two costs beside these are the same for all kinds: ``copy``, of a variant that turns the dense
-operand (:mod:`jitsparse.kernels.turn`), and ``lines``, of the copy engine where rows of the dense
-operand begin within cache lines, so that each row of a box is two requests.
+Three costs beside these are the same for all kinds: ``copy``, of a variant that turns the dense
+operand (:mod:`jitsparse.kernels.turn`); ``sums``, of one that divides the steps of a tile, for
+adding the parts (:mod:`jitsparse.kernels.split`); and ``lines``, of the copy engine where rows of
+the dense operand begin within cache lines, so that each row of a box is two requests.
 
 How many steps a panel has, and how many the longest, is what a random pattern of this density has,
 corrected by the pattern's profile (:mod:`jitsparse.traits`). Tiles go to the CTAs in turns, those
@@ -40,7 +41,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jitsparse.kernels import thin, turn
+from jitsparse.kernels import split, thin, turn
 from jitsparse.kernels.cuda import PICKED
 from jitsparse.kernels.roles import is_flipped, is_k_contiguous, op_block
 from jitsparse.panels import PAIRED, PAIRED_AMONG, PANEL, SMS, TRIPLED_AMONG
@@ -76,9 +77,15 @@ _FEW_TILES = 3
 
 _MANY_ROUNDS = 16
 
+_NARROWEST = 64
+"""Columns of the narrowest tiles of ``wgmma``."""
+
 _LINES = 6e-4
 """Microseconds that the copy engine takes for one more request: the median of 32 times of
 ``wgmma`` on an H200, half of which are between 4e-4 and 8e-4."""
+
+_ADDING, _ADDED = 1.5, 2e-6
+"""Microseconds that adding divided sums takes, and each element of a part."""
 
 _WORKSPACE = 1.05
 """By how much faster a variant has to be that needs memory for a copy of an operand."""
@@ -97,7 +104,8 @@ def quickest_first(problem: Problem, candidates: Sequence[Candidate]) -> list[Ca
 
     def worth(pair: tuple[float, Candidate]) -> float:
         us, each = pair
-        return us * _WORKSPACE if turn.turns(each.variant) else us
+        needs = turn.turns(each.variant) or split.splits(each.variant)
+        return us * _WORKSPACE if needs else us
 
     return [
         *(
@@ -118,9 +126,9 @@ def breakdown(problem: Problem, variant: Variant) -> dict[str, float]:
     """Microseconds of each part; empty if the model does not know the problem or the kind."""
     if not covers(problem, variant.target) or variant.family not in FAMILIES:
         return {}
-    if variant.family == "thin" and thin.wasteful(problem, variant):
+    if wasteful(problem, variant):
         return {}
-    prices = _table().get(kind(problem, variant))
+    prices = _prices(kind(problem, variant))
     if prices is None:
         return {}
     amounts = parts(problem, variant)
@@ -132,6 +140,15 @@ def breakdown(problem: Problem, variant: Variant) -> dict[str, float]:
     return costs | extras(problem, variant, amounts)
 
 
+def wasteful(problem: Problem, variant: Variant) -> bool:
+    """Whether a variant is out of the question, since a narrower tile holds all columns."""
+    if variant.family == "thin":
+        return thin.wasteful(problem, variant)
+    # Never the fastest of 413 products of 8 to 256 columns, and up to 1.8 times as slow.
+    width = variant.ints("t")[1]
+    return variant.family == "wgmma" and width > _NARROWEST and 2 * problem.extent <= width
+
+
 def extras(problem: Problem, variant: Variant, amounts: Sequence[float]) -> dict[str, float]:
     """Microseconds of what is no part of all products, of one with these parts."""
     costs = {}
@@ -139,9 +156,22 @@ def extras(problem: Problem, variant: Variant, amounts: Sequence[float]) -> dict
     if turn.turns(variant):
         # As if each matrix of a batch were another, which a problem does not say.
         costs["copy"] = turn.copying(depth * problem.extent * problem.batch)
+    divided = _parts_of_steps(problem, variant)
+    if divided > 1:
+        rows, _ = _size(problem)
+        costs["sums"] = _ADDING + _ADDED * divided * rows * problem.extent * problem.batch
     if variant.family == "wgmma" and depth % LINE and _lies_along(problem, variant):
         costs["lines"] = _LINES * amounts[PARTS.index("dense")] / variant.ints("t")[2]
     return costs
+
+
+def _parts_of_steps(problem: Problem, variant: Variant) -> int:
+    """Into how many parts a variant divides the steps of a tile."""
+    if not split.splits(variant):
+        return 1
+    rows, depth = _size(problem)
+    width = variant.ints("t")[1]
+    return split.most_parts_of_steps(rows, problem.extent, depth, problem.batch, width)
 
 
 def _lies_along(problem: Problem, variant: Variant) -> bool:
@@ -166,6 +196,11 @@ def kind(problem: Problem, variant: Variant) -> str:
         # (spmm_wgmma_small.cuh). With numbers for each width the choice is within 5 % of the best
         # for 0.910 of the held-out half, without for 0.887.
         way = "tall" if tile[0] > PANEL else f"n{tile[1]}"
+        # Columns that are not there take the copy engine longer than those that are.
+        if 2 * problem.extent <= tile[1]:
+            way += ".few"
+        elif split.splits(variant):
+            way += ".split"
         return f"wgmma.{height}.s{slab}.{lies}.{way}"
     if variant.family == "thin":
         # Its tiles lie inside a block row, however high that is.
@@ -194,10 +229,12 @@ def parts(problem: Problem, variant: Variant) -> tuple[float, ...]:
     panels, tiles_across = -(-rows // tile[0]), -(-problem.extent // tile[1]) * problem.batch
     at_once = SMS * ctas
     share = panels * tiles_across / at_once
-    rounds = math.ceil(share) if share < _FEW_TILES else share + 0.5
-    busiest = max(share * steps, _busiest(steps, longest, panels, tiles_across, at_once))
+    divided = _parts_of_steps(problem, variant)
+    items = share * divided
+    rounds = math.ceil(items) if items < _FEW_TILES else items + 0.5
+    busiest = max(share * steps, _busiest(steps, longest, panels, tiles_across, at_once) / divided)
 
-    together = min(1.0, share)
+    together = min(1.0, items)
     dense = across * block[1] * tile[1]
     blocks = busiest / steps * share_stored * depth * tile[0]
     return (
@@ -271,6 +308,11 @@ def _busiest(mean: float, longest: float, panels: int, tiles_across: int, at_onc
         return panels * tiles_across / at_once * mean + longest / 2
     ranks = (turn * at_once // tiles_across for turn in range(rounds))
     return float(sum(longest * (1 - rank / panels) ** power for rank in ranks))
+
+
+def _prices(kind: str) -> list[float] | None:
+    """Of a kind, or if it was not timed, of what it is a kind of: ``"a.b"`` for ``"a.b.few"``."""
+    return _table().get(kind) or _table().get(kind.rpartition(".")[0])
 
 
 @functools.cache

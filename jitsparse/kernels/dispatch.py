@@ -21,13 +21,13 @@ from torch import Tensor
 from jitsparse import reference
 from jitsparse.errors import CacheMiss
 from jitsparse.jit import config
-from jitsparse.kernels import threads
+from jitsparse.kernels import split, threads, turn
 from jitsparse.kernels.choice import REFERENCE, Key, choosing, select
 from jitsparse.kernels.float32 import float32_arithmetic
 from jitsparse.kernels.operands import LOW, layout_of, require_memory, workspace
 from jitsparse.kernels.scratch import KEPT
-from jitsparse.kernels.split import MOST_ELEMENTS, most_parts, splits
-from jitsparse.kernels.turn import bytes_for_sdd, bytes_for_spmm, turns, turns_any
+from jitsparse.kernels.split import MOST_ELEMENTS, most_parts, most_parts_of_steps, splits
+from jitsparse.kernels.turn import bytes_for_sdd, bytes_for_spmm, turns
 from jitsparse.traits import TRAITS, pack
 
 if TYPE_CHECKING:
@@ -46,6 +46,9 @@ DTYPES = {
 """Short name and bytes of the dtypes that operations take."""
 
 # -- from key to kernel -------------------------------------------------------------------------
+
+WORKSPACE = {turn.KNOB, turn.VALUES_KNOB, split.KNOB}
+"""Knobs of a dsd or dds for which it may need memory beside its operands."""
 
 _kernels: dict[Key, Any] = {}
 _generation = -1
@@ -154,10 +157,10 @@ def dsd(
         return _plain(reference.dsd, device, values, index, dense, rows, cols, transposed)
     if values_ptr < LOW or dense_ptr < LOW:
         require_memory(kernel, values, dense)
-    workspace_ptr = KEPT if device < 0 else 0
-    if device >= 0 and turns_any(kernel.variant):
+    parts, workspace_ptr = 1, KEPT if device < 0 else 0
+    if device >= 0 and not WORKSPACE.isdisjoint(kernel.variant.knobs):
         k = rows if transposed else cols
-        room = _room_to_turn(kernel.variant, out, values, n, k, batch, batch_stride)
+        room, parts = _room(kernel.variant, out, values, (m, n, k), batch, batch_stride)
         workspace_ptr = 0 if room is None else room.data_ptr()
     code = kernel.launch(
         kernel.pack(
@@ -177,6 +180,7 @@ def dsd(
             out_stride,
             batch,
             0,
+            parts,
             threads.allowed() if device < 0 else torch._C._cuda_getCurrentRawStream(device),
         )
     )
@@ -255,10 +259,10 @@ def dds(
     # Of a tangent that stands for zeros there is no address, which says that there is no bias.
     if bias is not None and bias_ptr < LOW and not bias._is_zerotensor():
         require_memory(kernel, bias)
-    workspace_ptr = KEPT if device < 0 else 0
-    if device >= 0 and turns_any(kernel.variant):
+    parts, workspace_ptr = 1, KEPT if device < 0 else 0
+    if device >= 0 and not WORKSPACE.isdisjoint(kernel.variant.knobs):
         k = cols if transposed else rows
-        room = _room_to_turn(kernel.variant, out, values, n, k, batch, batch_stride)
+        room, parts = _room(kernel.variant, out, values, (m, n, k), batch, batch_stride)
         workspace_ptr = 0 if room is None else room.data_ptr()
     code = kernel.launch(
         kernel.pack(
@@ -278,6 +282,7 @@ def dds(
             out_stride,
             batch,
             activation,
+            parts,
             threads.allowed() if device < 0 else torch._C._cuda_getCurrentRawStream(device),
         )
     )
@@ -379,18 +384,23 @@ def sdd(
     return out
 
 
-def _room_to_turn(
+def _room(
     variant: Variant,
     out: Tensor,
     values: Tensor,
-    n: int,
-    k: int,
+    size: tuple[int, int, int],
     batch: int,
     batch_stride: int,
-) -> Tensor | None:
-    """Workspace for what a dsd or dds turns, if anything."""
-    size = bytes_for_spmm(variant, values.nbytes, n, k, batch, batch_stride, values.itemsize)
-    return workspace(out, size) if size else None
+) -> tuple[Tensor | None, int]:
+    """Workspace for what a dsd or dds turns and for divided sums, if any, and how many parts of
+    these it holds; ``size`` is (rows, columns, k) in the role of ``op_block``."""
+    m, n, k = size
+    needed = bytes_for_spmm(variant, values.nbytes, n, k, batch, batch_stride, values.itemsize)
+    parts = 1
+    if splits(variant):
+        parts = most_parts_of_steps(m, n, k, batch, variant.ints("t")[1])
+        needed += 4 * parts * out.numel() if parts > 1 else 0
+    return (workspace(out, needed) if needed else None), parts
 
 
 def _plain(compute: Callable[..., Tensor], device: int, *arguments: Any) -> Tensor:

@@ -87,17 +87,12 @@ def candidates(problem: Problem, target: str | None = None) -> list[Candidate]:
     """
     where = target_of(problem.device) if target is None else target
     places = [(module.place(problem), module) for module in _modules(problem.device)]
-    settled: list[Candidate] = []
-    open_to_cost: list[Candidate] = []
-    for place, module in sorted(places, key=lambda each: each[0].rank):
-        found = [
-            dataclasses.replace(candidate, why=place.why)
-            for candidate in module.candidates(problem, where)
-        ]
-        (settled if place.rank < 0 else open_to_cost).extend(found)
-    if problem.device == "cpu":
-        return settled + open_to_cost
-    return settled + cost.quickest_first(problem, open_to_cost)
+    ranked = [
+        dataclasses.replace(candidate, why=place.why)
+        for place, module in sorted(places, key=lambda each: each[0].rank)
+        for candidate in module.candidates(problem, where)
+    ]
+    return ranked if problem.device == "cpu" else cost.quickest_first(problem, ranked)
 
 
 def warmup_command(variant: Variant) -> str:

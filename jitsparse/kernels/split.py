@@ -1,9 +1,10 @@
-"""Dividing the sums of an sdd among CTAs: few blocks and a long k would leave most of a GPU idle.
+"""Dividing sums over k among CTAs: few tiles and a long k would leave most of a GPU idle.
 
-A weight gradient of 1024 x 1024 in blocks of 128 at a quarter is 16 tiles, however many tokens it
-sums over. Variants with the knob ``k`` = ``split`` leave sums in parts in a workspace, and a second
-kernel adds them, always in the same order. How many parts there are the kernel decides, which knows
-its tiles; here is how many there can be.
+A weight gradient of 1024 x 1024 in blocks of 128 at a quarter is 16 tiles of an sdd, however many
+tokens it sums over; 64 tokens through a layer of 4096 outputs are 32 of a dds. Variants with the
+knob ``k`` = ``split`` leave sums in parts in a workspace, and a second kernel adds them, always in
+the same order. How many parts there are the kernel decides, which knows its tiles; here is how many
+there can be.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jitsparse.jit import Variant
-from jitsparse.panels import SLAB, SMS
+from jitsparse.panels import PANEL, SLAB, SMS
 
 if TYPE_CHECKING:
     from jitsparse.kernels.problem import Problem
 
-__all__ = ["KNOB", "MOST_ELEMENTS", "most_parts", "pays", "splits"]
+__all__ = ["KNOB", "MOST_ELEMENTS", "most_parts", "most_parts_of_steps", "pays", "splits"]
 
 KNOB = ("k", "split")
 
@@ -64,3 +65,15 @@ def most_parts(elements: int, k: int, batch: int) -> int:
     """
     tiles = -(-elements // _TILE)
     return max(1, min(SMS // tiles, batch * -(-k // SLAB) // _FEWEST_SLABS, _MOST))
+
+
+def most_parts_of_steps(m: int, n: int, k: int, batch: int, width: int) -> int:
+    """Into how many parts the steps of a dsd or dds may be divided; the workspace holds as many.
+
+    Args:
+        m, n, k: rows and columns of the result in the role of ``op_block``, and length of a sum.
+        batch: results.
+        width: columns of a tile.
+    """
+    tiles = -(-m // PANEL) * -(-n // width) * batch
+    return max(1, min(SMS // max(1, tiles), -(-k // SLAB) // _FEWEST_SLABS, _MOST))

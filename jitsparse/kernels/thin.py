@@ -8,7 +8,6 @@ Knobs: ``b`` block, ``l`` layout, ``t`` tile (rows x columns that a CTA computes
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from jitsparse.jit import Candidate, Template, Variant
@@ -33,17 +32,12 @@ _FEW = 32
 _TILES = ((16, 8), (32, 16), (32, 32), (16, 32))
 """The narrower first: the first that holds all columns loads nothing in vain."""
 
-_MMA_BYTES = 40 << 20
-"""Of values, from which ``mma`` reads high blocks faster for 9 to 16 columns (1.1 times)."""
-
 
 def place(problem: Problem) -> Place:
-    """Before all others for few columns, else before ``simt`` only."""
+    """Before all others for few columns, else before ``simt`` only; where there is a cost model
+    (:mod:`jitsparse.kernels.cost`), that decides."""
     if problem.extent > _FEW:
         return Place(2, f"more than {_FEW} columns: multiplying takes longer than reading values")
-    if problem.extent == 16 and problem.block[0] == 128:
-        if problem.nnz * math.prod(problem.block) * 2 >= _MMA_BYTES:
-            return Place(2, "9 to 16 columns and many values in high blocks: mma reads them faster")
     return Place(-1, f"at most {_FEW} columns: reading the values is what takes the time")
 
 

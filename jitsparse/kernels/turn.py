@@ -31,7 +31,6 @@ __all__ = [
     "pays",
     "pays_in_tf32",
     "turns",
-    "turns_any",
     "turns_values",
     "width",
 ]
@@ -39,7 +38,6 @@ __all__ = [
 KNOB = ("o", "turned")
 VALUES_KNOB = ("o", "values")
 
-_KNOBS = frozenset((KNOB, VALUES_KNOB))
 
 _ALIGNMENT = 16
 """Bytes at whose multiples rows of a turned operand begin (``csrc/cuda/kernels/turn.cuh``)."""
@@ -68,11 +66,6 @@ def turns(variant: Variant) -> bool:
 def turns_values(variant: Variant) -> bool:
     """Whether a variant turns each stored block."""
     return VALUES_KNOB in variant.knobs
-
-
-def turns_any(variant: Variant) -> bool:
-    """Whether a variant turns anything. Asked in every call: half the time of asking for both."""
-    return not _KNOBS.isdisjoint(variant.knobs)
 
 
 def width(problem: Problem, side: str) -> int:

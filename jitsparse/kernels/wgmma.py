@@ -85,11 +85,10 @@ def candidates(problem: Problem, target: str) -> list[Candidate]:
             for way in _ways(problem)
         ]
     else:
-        turning = _turning(problem)
         variants = [
             Variant(problem.op, "wgmma", target, problem.dtype, (*knobs(problem, t=tile), *way))
             for tile in _tiles(problem)
-            for way in (_picking(problem) if _may_pick(problem, tile) else [turning])
+            for way in _ways_of_tile(problem, tile)
         ]
     refused = _refusal(problem, target)
     return [Candidate(variant, template(variant), refused) for variant in variants]
@@ -150,6 +149,20 @@ def _tiles(problem: Problem) -> list[tuple[int, int, int]]:
     if has_tall(*op_block(problem.op, problem.block, problem.layout)):
         tiles.append((TALL_PANEL, 256, SLAB))
     return tiles
+
+
+def _ways_of_tile(problem: Problem, tile: tuple[int, int, int]) -> list[list[tuple[str, str]]]:
+    """Knobs of a dsd or dds beside block, layout and tile."""
+    ways = _picking(problem) if _may_pick(problem, tile) else [_turning(problem)]
+    return [*ways, [split.KNOB]] if _may_split(problem, tile) else ways
+
+
+def _may_split(problem: Problem, tile: tuple[int, int, int]) -> bool:
+    """Whether several CTAs may have a part of the steps of each tile."""
+    if problem.dtype == "tf32" or tile[0] != PANEL:
+        return False
+    m, k = op_block(problem.op, (problem.rows, problem.cols), problem.layout)
+    return split.most_parts_of_steps(m, problem.extent, k, problem.batch, tile[1]) > 1
 
 
 def _may_pick(problem: Problem, tile: tuple[int, int, int]) -> bool:
@@ -250,13 +263,15 @@ def context(variant: Variant) -> Context:
             names |= {"turn": "turn_values"}
         names |= {"values_turned": cpp_bool(turn.turns_values(variant))}
         panel, tile_n, slab = variant.ints("t")
-        names |= {"panel": panel, "tile_n": tile_n, "slab": slab}
-        return names | {"picked": cpp_bool(picked)}
+        names |= {"panel": panel, "tile_n": tile_n, "slab": slab, "picked": cpp_bool(picked)}
+        return names | _of_split(variant)
     gathered = "left" if variant.knob("g") == "rows" else "right"
     if turn.turns(variant):
         names |= {"turn": f"turn_{gathered}", f"{gathered}_k_contiguous": cpp_bool(True)}
-    return names | {
-        "gather_rows": cpp_bool(gathered == "left"),
-        "split": cpp_bool(split.splits(variant)),
-        "launch": "launch_and_sum" if split.splits(variant) else "launch_with_maps",
-    }
+    return names | {"gather_rows": cpp_bool(gathered == "left")} | _of_split(variant)
+
+
+def _of_split(variant: Variant) -> dict[str, str | int | bool]:
+    splits = split.splits(variant)
+    launch = "launch_and_sum" if splits else "launch_with_maps"
+    return {"split": cpp_bool(splits), "launch": launch}

@@ -1,4 +1,4 @@
-"""An sdd whose sums are divided among CTAs: few blocks, a long k."""
+"""Products whose sums are divided among CTAs: few blocks or few columns, a long k."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jitsparse as js
 from jitsparse.bench.cases import DTYPES
 from jitsparse.kernels import registry
 from jitsparse.kernels.problem import Problem
-from jitsparse.kernels.roles import LAYOUTS
+from jitsparse.kernels.roles import LAYOUTS, is_flipped
 from jitsparse.kernels.split import most_parts, splits
 
 pytestmark = pytest.mark.gpu
@@ -40,3 +40,39 @@ def test_divided_sums_are_right_and_repeatable(dtype: str, block: int, layout: s
     left = cases.dense((BATCH, ROWS, EXTENT), layout[0], **make)
     right = cases.dense((BATCH, EXTENT, COLS), layout[1], **make)
     cases.check_sdd_variants(names, dtype, left, right, pattern)
+
+
+FEW, LONG, COLUMNS = 200, 2696, 40
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("block", [16, 32, 64, 128])
+@pytest.mark.parametrize("op", ["dsd", "dds"])
+def test_divided_steps_are_right_and_repeatable(op: str, block: int, layout: str) -> None:
+    """With a bias and an activation, which whoever adds the parts applies."""
+    shape = (LONG, FEW) if is_flipped(op, layout) else (FEW, LONG)
+    blocks = (block, block)
+    problem = Problem(op, "cuda", "bf16", blocks, layout, True, *shape, 8, COLUMNS, BATCH)
+    legal = [each.variant for each in registry.candidates(problem) if each.refused is None]
+    names = [variant.name for variant in legal if splits(variant)]
+    if not names:
+        pytest.skip("no variant that divides steps")
+    generator = torch.Generator().manual_seed(0)
+    pattern = js.Pattern.random(shape, block, 0.4, generator=generator).to("cuda")
+    values = torch.randn((pattern.nnz_blocks, *blocks), generator=generator)
+    stored = js.BlockSparse(values.cuda().bfloat16(), pattern)
+    make = dict(strided="packed", dtype=torch.bfloat16, device="cuda", generator=generator)
+    for name in names:
+        with js.pin(f"{op}={name}"):
+            if op == "dsd":
+                a = stored.T if layout[0] == "t" else stored
+                x = cases.dense((BATCH, a.shape[1], COLUMNS), layout[1], **make)
+                first, second = js.dsd(a, x), js.dsd(a, x)
+                cases.check_product(first, a.to_dense(), x)
+            else:
+                b = stored.T if layout[1] == "t" else stored
+                x = cases.dense((BATCH, COLUMNS, b.shape[0]), layout[0], **make)
+                bias = torch.randn(b.shape[1], generator=generator).cuda().bfloat16()
+                first, second = (js.linear(x, b.T, bias, "gelu") for _ in range(2))
+                cases.check_product(first, x, b.to_dense(), bias, "gelu")
+        assert torch.equal(first, second)

@@ -10,6 +10,7 @@ from jitsparse.kernels import registry
 from jitsparse.kernels.cuda import shared_memory_limit
 from jitsparse.kernels.problem import Problem, typical_problem
 from jitsparse.kernels.roles import LAYOUTS
+from jitsparse.kernels.split import splits
 
 
 def chosen(problem: Problem, target: str = "sm90a") -> str:
@@ -22,9 +23,10 @@ def chosen(problem: Problem, target: str = "sm90a") -> str:
 
 @pytest.mark.parametrize(
     ("tokens", "expected"),
-    [(1, "thin.16x8"), (8, "thin.16x8"), (16, "thin.32x16"), (32, "thin.32x32")],
+    [(1, "thin.16x8"), (8, "thin.16x8"), (16, "thin.32x16"), (32, "thin.16x32")],
 )
 def test_few_tokens_through_a_layer(tokens: int, expected: str) -> None:
+    """Of 4096 x 4096; at 32 tokens thin and wgmma are within a tenth of each other."""
     assert chosen(typical_problem("dds", "cuda", "bf16", 64, "nt", tokens)) == expected
 
 
@@ -37,11 +39,28 @@ def test_blocks_too_low_for_a_tile_take_a_lower_one() -> None:
     assert chosen(typical_problem("dds", "cuda", "f16", 16, "nt", 32)) == "thin.16x32"
 
 
-def test_sixteen_tokens_through_a_large_layer_of_high_blocks() -> None:
-    layer = typical_problem("dds", "cuda", "bf16", 128, "nt", 16)
-    assert chosen(layer).startswith("thin.")
-    large = dataclasses.replace(layer, rows=16384, cols=16384, nnz=4096)
-    assert not chosen(large).startswith("thin.")
+@pytest.mark.parametrize("block", [64, 128])
+def test_tokens_through_a_large_layer(block: int) -> None:
+    """16384 x 16384, half of it stored; measured at 8, 16, 32 and 64 tokens."""
+    blocks = (16384 // block) ** 2 // 2
+    layer = typical_problem("dds", "cuda", "bf16", block, "nt", 8)
+    large = dataclasses.replace(layer, rows=16384, cols=16384, nnz=blocks)
+    assert chosen(large).startswith("thin.")
+    for tokens in (32, 64):
+        assert chosen(dataclasses.replace(large, extent=tokens)) == "wgmma.128x64x64"
+
+
+def test_steps_are_divided_for_tokens_through_few_outputs() -> None:
+    """64 tokens through 11008 x 4096, the last layer of a block; 1.2 to 1.6 times as fast."""
+    layer = typical_problem("dds", "cuda", "bf16", 64, "nt", 64)
+    layer = dataclasses.replace(layer, rows=4096, cols=11008, nnz=64 * 172 // 2)
+    first = registry.candidates(layer, "sm90a")[0].variant
+    assert splits(first), first.name
+
+
+def test_before_hopper_few_columns_are_for_thin() -> None:
+    """Where no cost model decides."""
+    assert chosen(typical_problem("dds", "cuda", "bf16", 64, "nt", 32), "sm80") == "thin.32x32"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import jitsparse as js
 from jitsparse.bench import fitting
 from jitsparse.bench.choice import FITTED, HELD_OUT
 from jitsparse.jit import Variant
-from jitsparse.kernels import cost, registry
+from jitsparse.kernels import cost, registry, split
 from jitsparse.kernels.cuda import PICKED
 from jitsparse.kernels.problem import Problem, product_problem, typical_problem
 from jitsparse.kernels.roles import LAYOUTS, is_flipped
@@ -160,8 +160,48 @@ def test_few_blocks_are_picked(op: str, layout: str, block: tuple[int, int]) -> 
         assert (PICKED in first.knobs) == picked, first.name
 
 
+@pytest.mark.parametrize("op", ["dsd", "dds"])
+def test_divided_steps_are_a_part_of_all_and_have_to_be_added(op: str) -> None:
+    """64 columns of 4096 rows are 32 tiles, of four parts."""
+    problem = typical_problem(op, "cuda", "bf16", 64, "nn", 64)
+    whole = Variant.parse(f"{op}.wgmma.sm90a.bf16.b64x64.lnn.t128x64x64")
+    divided = dataclasses.replace(whole, knobs=(*whole.knobs, split.KNOB))
+    all_of_them, a_part = (
+        dict(zip(cost.PARTS, cost.parts(problem, each), strict=True)) for each in (whole, divided)
+    )
+    for part in ("step", "dense", "product"):
+        assert a_part[part] == pytest.approx(all_of_them[part] / 4)
+    for part in ("start", "tile", "shared", "memory"):
+        assert a_part[part] == all_of_them[part]
+    assert cost.breakdown(problem, divided)["sums"] > 0
+    assert "sums" not in cost.breakdown(problem, whole)
+
+
+def test_a_kind_that_was_not_timed_has_the_prices_of_its_kind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = typical_problem("dds", "cuda", "bf16", 64, "nt", 16)
+    variant = Variant.parse("dds.wgmma.sm90a.bf16.b64x64.lnt.t128x64x64")
+    kind = cost.kind(problem, variant)
+    assert kind == "wgmma.64.s64.along.n64.few"
+    prices = [1.0, *[0.0] * (len(cost.PARTS) - 1)]
+    for known in ({kind: prices}, {kind.removesuffix(".few"): prices}):
+        monkeypatch.setattr(cost, "_table", known.copy)
+        assert cost.microseconds(problem, variant) == 1.0
+    monkeypatch.setattr(cost, "_table", dict)
+    assert cost.microseconds(problem, variant) is None
+
+
+def test_tiles_twice_as_wide_as_needed_are_left_out() -> None:
+    problem = typical_problem("dds", "cuda", "bf16", 64, "nt", 64)
+    for width, known in ((64, True), (128, False), (256, False)):
+        variant = Variant.parse(f"dds.wgmma.sm90a.bf16.b64x64.lnt.t128x{width}x64")
+        assert (cost.microseconds(problem, variant) is not None) == known
+
+
 def test_the_cheapest_comes_first_and_says_why() -> None:
-    problem = typical_problem("dsd", "cuda", "bf16", 64, "nn", 256)
+    """Of 4096 columns, where no variant asks for a workspace, which would have to be worth it."""
+    problem = typical_problem("dsd", "cuda", "bf16", 64, "nn")
     legal = [each for each in registry.candidates(problem, "sm90a") if each.refused is None]
     expected = [cost.microseconds(problem, each.variant) for each in legal]
     known = [us for us in expected if us is not None]

@@ -165,6 +165,7 @@ def multiply(
         out_batch_stride=room.stride(0),
         batch=batch,
         activation=ACTIVATIONS.index(activation),
+        parts=1,
         context=threads,
     )
     run(*(words[name] for name in abi.SPMM_WORDS))

@@ -8,6 +8,7 @@ headers cost more than a kernel does.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import re
@@ -34,8 +35,9 @@ pytestmark = pytest.mark.nvcc
 
 def not_chosen(target: str) -> Iterator[Variant]:
     """Panels of 192 rows and divided sums, which are for larger products and for smaller ones than
-    the default table's, picked block columns, which are for fewer blocks: a block of each kind; and
-    IEEE float32 in blocks that are higher than wide, which ask for the most registers."""
+    the default table's, in tiles of all widths; picked block columns, which are for fewer blocks: a
+    block of each kind; and IEEE float32 in blocks that are higher than wide, which ask for the most
+    registers."""
     blocks, layouts = ((32, 32), (64, 64), (128, 128)), ("nn", "tn")
     for op, block, layout in itertools.product(registry.OPS, blocks, layouts):
         problem = typical_problem(op, "cuda", "bf16", block, layout)
@@ -48,6 +50,12 @@ def not_chosen(target: str) -> Iterator[Variant]:
             yield from filter(splits, found)
         else:
             yield from (each for each in found if each.ints("t")[0] == TALL_PANEL)
+            few = dataclasses.replace(problem, extent=64)
+            yield from (
+                each.variant
+                for each in registry.candidates(few, target)
+                if splits(each.variant) and each.refused is None
+            )
     for height, (op, layout) in itertools.product((16, 64, 128), (("dsd", "nn"), ("dds", "nt"))):
         problem = typical_problem(op, "cuda", "bf16", (height, 16), layout)
         for each in registry.candidates(problem, target):

@@ -94,7 +94,13 @@ NAMED = (
     "sdd.wgmma.sm90a.f16.b128x128.ltn.gcols",
     "sdd.wgmma.sm90a.bf16.b64x128.lnn.gcols",
     "sdd.wgmma.sm90a.bf16.b32x32.lnt.gcols",
-    # divided sums
+    # divided sums, of either accumulator, to an output either way
+    "dsd.wgmma.sm90a.bf16.b64x64.lnn.t128x64x64.ksplit",
+    "dds.wgmma.sm90a.f16.b64x64.lnt.t128x128x64.ksplit",
+    "dds.wgmma.sm90a.bf16.b128x128.ltt.t128x256x64.ksplit",
+    "dsd.wgmma.sm90a.f16.b16x16.ltn.t128x64x64.ksplit",
+    "dds.wgmma.sm90a.bf16.b32x32.lnt.t128x256x32.ksplit",
+    "dsd.wgmma.sm90a.bf16.b32x64.lnt.t128x128x64.ksplit",
     "sdd.wgmma.sm90a.bf16.b128x128.ltn.gcols.ksplit",
     "sdd.wgmma.sm90a.bf16.b16x16.lnn.grows.ksplit",
     # an operand that is turned before, either of them
@@ -356,6 +362,7 @@ def test_a_sum_that_may_be_divided_and_is_not(sources: Path, resize: Callable[..
     """There are multiprocessors for the tiles alone."""
     resize(MANY=2)
     check(Variant.parse("sdd.wgmma.sm90a.bf16.b16x16.lnn.grows.ksplit"), sources)
+    check(Variant.parse("dds.wgmma.sm90a.bf16.b64x64.lnt.t128x64x64.ksplit"), sources)
 
 
 @pytest.mark.parametrize("name", WIDE)
@@ -509,19 +516,23 @@ def check(variant: Variant, sources: Path) -> None:
     turned = bytes_for_spmm(
         variant, stored_bytes, extent, depth, BATCH, dense.stride(0), dtype.itemsize
     )
-    workspace = torch.full((turned // 4,), float("nan"))
+    workspace = torch.full((turned // 4 + PARTS * out.numel(),), float("nan"))
+    sums = workspace[turned // 4 :]
     operands = values, index, dense, out
     pointers = (*(each.data_ptr() for each in operands), bias_at, workspace.data_ptr())
-    strides = (*ld, out.stride(-2), out.stride(0), BATCH, ACTIVATIONS.index(activation), 0)
+    parts, multiprocessors = (PARTS, MANY) if splits(variant) else (1, FEW)
+    strides = (*ld, out.stride(-2), out.stride(0), BATCH, ACTIVATIONS.index(activation), parts, 0)
     words, reads = (*pointers, *sizes, extent, *strides), [values, dense, index, workspace]
-    kernel(words, reads)
+    kernel(words, reads, multiprocessors)
+    divided = parts > 1 and MANY > FEW
+    assert bool(sums.isfinite().any()) == divided, "sums are divided where they may be"
     if op == "dsd":
         cases.check_product(out, whole, dense, products=products)
     else:
         cases.check_product(out, dense, whole, bias, activation, products=products)
     # What the pattern does not store is not multiplied, not even by infinity.
     cases.infinite(dense, -2 if op == "dsd" else -1)
-    kernel(words, reads)
+    kernel(words, reads, multiprocessors)
     apart = cases.apart(stored, transposed=layout[op == "dds"] == "t", columns=op == "dds")
     finite = out[:, apart] if op == "dsd" else out[..., apart]
     assert finite.numel() or max(rows, cols) == 128  # of which there are four

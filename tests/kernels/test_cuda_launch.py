@@ -28,9 +28,10 @@ pytestmark = [
     pytest.mark.skipif(torch.version.cuda is not None, reason="the real CUDA runtime is loaded"),
 ]
 
-SDD, DSD = (
+SDD, DSD, SPLIT = (
     "sdd.wgmma.sm90a.bf16.b64x64.lnt.gcols.ksplit",
     "dsd.wgmma.sm90a.bf16.b64x64.lnn.t128x256x64",
+    "dsd.wgmma.sm90a.bf16.b64x64.lnn.t128x256x64.ksplit",
 )
 SIZE, BLOCK = 256, 64
 STREAM = 77
@@ -44,7 +45,7 @@ class Machine:
         flags = ["-shared", "-fPIC", f"-Wl,-soname,{stub.name}"]
         subprocess.run(["gcc", *flags, str(DRIVER), "-o", str(stub)], check=True)
         self.stub = ctypes.CDLL(str(stub))
-        self.libraries = {name: self._build(name, folder, nvcc) for name in (SDD, DSD)}
+        self.libraries = {name: self._build(name, folder, nvcc) for name in (SDD, DSD, SPLIT)}
         self.kernels = {name: ctypes.CDLL(str(path)) for name, path in self.libraries.items()}
         grid = torch.ones(SIZE // BLOCK, SIZE // BLOCK, dtype=torch.bool)
         pattern = js.Pattern.from_mask(grid, (BLOCK, BLOCK))
@@ -80,11 +81,11 @@ class Machine:
         words = *pointers, SIZE, SIZE, self.blocks, k, *strides, 1, parts, STREAM
         return int(self.kernels[SDD].jitsparse_launch(struct.pack(f"{len(words)}q", *words)))
 
-    def dsd(self, n: int = 128, batch: int = 1) -> int:
-        pointers = 0x1000, self.index.data_ptr(), 0x2000, 0x3000, 0, 0
-        sizes = SIZE, SIZE, self.blocks, n, max(n, 8), 0, max(n, 8), 0, batch, 0, STREAM
+    def dsd(self, n: int = 128, batch: int = 1, *, name: str = DSD, parts: int = 1) -> int:
+        pointers = 0x1000, self.index.data_ptr(), 0x2000, 0x3000, 0, 0x10000
+        sizes = SIZE, SIZE, self.blocks, n, max(n, 8), 0, max(n, 8), 0, batch, 0, parts, STREAM
         words = *pointers, *sizes
-        return int(self.kernels[DSD].jitsparse_launch(struct.pack(f"{len(words)}q", *words)))
+        return int(self.kernels[name].jitsparse_launch(struct.pack(f"{len(words)}q", *words)))
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +135,18 @@ def test_sums_in_parts_are_added_by_a_second_kernel(machine: Machine) -> None:
     before = machine["launches"]
     assert machine.sdd(parts=4) == 0
     assert machine["launches"] == before + 2
+    assert machine.dsd(name=SPLIT) == 0
+    assert machine["launches"] == before + 3
+    assert machine.dsd(name=SPLIT, parts=4) == 0
+    assert machine["launches"] == before + 5
+
+
+def test_a_sum_that_has_no_multiprocessors_to_be_divided_among_is_one_launch(
+    machine: Machine,
+) -> None:
+    before = machine["launches"]
+    assert machine.dsd(n=256 * 70, name=SPLIT, parts=4) == 0
+    assert machine["launches"] == before + 1
 
 
 def test_an_error_of_the_launch_is_returned_and_not_left_pending(machine: Machine) -> None:

@@ -1,4 +1,4 @@
-"""Into how many parts an sdd may divide its sums."""
+"""Into how many parts sums over k may be divided."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jitsparse.kernels import registry
 from jitsparse.kernels.cuda import SMS
 from jitsparse.kernels.problem import typical_problem
-from jitsparse.kernels.split import MOST_ELEMENTS, most_parts, splits
+from jitsparse.kernels.split import MOST_ELEMENTS, most_parts, most_parts_of_steps, splits
 
 TILE = 128 * 256
 
@@ -43,3 +43,46 @@ def test_dividing_is_offered_beside_not_dividing(block: int) -> None:
     wgmma = [variant for variant in legal if variant.family == "wgmma"]
     assert {splits(variant) for variant in wgmma} == {False, True}
     assert not any(splits(variant) for variant in legal if variant.family != "wgmma")
+
+
+@given(
+    m=st.integers(1, 2**20),
+    n=st.integers(1, 2**12),
+    k=st.integers(1, 2**31),
+    batch=st.integers(1, 2**6),
+    width=st.sampled_from([64, 128, 256]),
+)
+def test_parts_of_steps_leave_no_tile_waiting(
+    m: int, n: int, k: int, batch: int, width: int
+) -> None:
+    parts = most_parts_of_steps(m, n, k, batch, width)
+    assert parts >= 1
+    if parts > 1:
+        assert parts * -(-m // 128) * -(-n // width) * batch <= SMS
+        assert parts * 8 <= -(-k // 64), "a part has eight slabs and more"
+
+
+def test_few_tokens_through_few_outputs_are_divided() -> None:
+    assert most_parts_of_steps(4096, 64, 4096, 1, 64) == 4
+    assert most_parts_of_steps(4096, 64, 11008, 1, 64) == 4
+    assert most_parts_of_steps(1024, 64, 8192, 1, 64) == 16
+    assert most_parts_of_steps(4096, 4096, 4096, 1, 64) == 1
+    assert most_parts_of_steps(14336, 64, 4096, 1, 64) == 1
+
+
+@pytest.mark.parametrize("block", [16, 64])
+@pytest.mark.parametrize("op", ["dsd", "dds"])
+def test_steps_are_divided_where_few_tiles_are(op: str, block: int) -> None:
+    few, many = (
+        [
+            each.variant
+            for each in registry.candidates(
+                typical_problem(op, "cuda", "bf16", block, "nn", columns), "sm90a"
+            )
+            if not each.refused
+        ]
+        for columns in (64, 4096)
+    )
+    assert any(splits(variant) for variant in few)
+    assert any(not splits(variant) for variant in few if variant.family == "wgmma")
+    assert not any(splits(variant) for variant in many)

@@ -21,26 +21,27 @@ struct SpmmOrder {
   bool moving;       // panels change places, see SpmmTile::moved
   GroupedTiles grouped;
   Divisor two_rounds;  // tiles
+  Divisor parts;       // into which the steps of a tile are divided, one a CTA
 
-  static SpmmOrder of(int64 panels, int64 columns, int64 batch, unsigned group, bool two_columns, int64 grid) {
+  static SpmmOrder of(int64 panels, int64 columns, int64 batch, unsigned group, bool two_columns, int64 parts, int64 grid) {
     return {panels * columns * batch,
             unsigned(columns),
             group,
             two_columns,
-            grid % kSet == 0 && group % kSet == 0,
+            grid % kSet == 0 && group % kSet == 0 && parts == 1,
             GroupedTiles::of(panels, columns, group),
-            Divisor::of(unsigned(2 * grid))};
+            Divisor::of(unsigned(2 * grid)),
+            Divisor::of(unsigned(parts))};
   }
 };
 
-// The tile that a CTA computes in its n-th round.
+// A tile of the list.
 struct SpmmTile {
   int rank;  // of its panel in SpmmSteps::panels
   int column, batch;
   bool valid;  // or there is none, and the others say nothing
 
-  __device__ __forceinline__ SpmmTile(const SpmmOrder& order, int round) {
-    const int64 number = tile_of_round(round);
+  __device__ __forceinline__ SpmmTile(const SpmmOrder& order, int64 number) {
     valid = number < order.tiles;
     const TileCoordinates tile = order.grouped.at(unsigned(number));
     unsigned row = moved(unsigned(tile.row), unsigned(number), order), of_columns = unsigned(tile.column);

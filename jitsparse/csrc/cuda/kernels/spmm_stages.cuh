@@ -20,14 +20,15 @@
 namespace jitsparse {
 
 // PANEL, TILE_N: rows and columns of a tile. SLAB: depth of a stage. PICKED: of so many k, the next that the panel needs, wherever they
-// are. VALUES_TURNED: each stored block has been transposed.
+// are. VALUES_TURNED: each stored block has been transposed. SPLIT: where there are more CTAs than tiles, several have a part of the
+// steps of each; spmm_sum.cuh adds what they leave in the workspace.
 template <typename Element, int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CONTIGUOUS, int PANEL, int TILE_N, int SLAB,
-          bool PICKED = false, bool VALUES_TURNED = false>
+          bool PICKED = false, bool VALUES_TURNED = false, bool SPLIT = false>
 struct SpmmStages {
   using Storage = typename Element::Storage;
   using Index = IndexView<BLOCK_ROWS, BLOCK_COLS>;
   using Walk = SpmmWalk<SpmmStages>;
-  static constexpr bool kFlipped = FLIPPED, kPicked = PICKED;
+  static constexpr bool kFlipped = FLIPPED, kPicked = PICKED, kSplit = SPLIT;
   static constexpr int kItemBytes = sizeof(Storage), kRowItems = 128 / kItemBytes;  // of the widest rows that a swizzle knows
   static constexpr int kPanel = PANEL, kTileN = TILE_N;
   static constexpr bool kTall = PANEL == 192;  // three warpgroups, which leaves room for three stages
@@ -161,8 +162,15 @@ struct SpmmStages {
   static int64 column_tiles(const SpmmArgs& args) { return div_up(args.n, kTileN); }
   static int64 tiles(const SpmmArgs& args) { return panels(args) * column_tiles(args) * args.batch; }
 
+  // Of the steps of a tile.
+  static int64 parts(const SpmmArgs& args) {
+    if (!SPLIT || !tiles(args)) return 1;
+    const int64 wanted = multiprocessors() / tiles(args);
+    return wanted < 1 ? 1 : wanted < args.parts ? wanted : args.parts;
+  }
+
   static int64 grid(const SpmmArgs& args) {
-    const int64 count = tiles(args), sms = multiprocessors();
+    const int64 count = tiles(args) * parts(args), sms = multiprocessors();
     if (count < sms) return count;
     // Neighbours of a set have the same columns, and L2 answers those of them who ask at the same time with one read: whole sets,
     // so that they stay neighbours, unless somebody gets a tile more for it. With many rounds they may, if few SMs are left out.
@@ -191,9 +199,11 @@ struct SpmmStages {
 
   static cudaError_t prepare(const SpmmArgs& args, Params& params) {
     params.args = args;
+    params.args.parts = parts(args);
     if (tiles(args) > 0x7fffffff) return cudaErrorInvalidConfiguration;
     params.index = SpmmSteps<SpmmStages>::of(args);
-    params.order = SpmmOrder::of(panels(args), column_tiles(args), args.batch, kGroup, two_columns(args), grid(args));
+    params.order = SpmmOrder::of(panels(args), column_tiles(args), args.batch, kGroup, two_columns(args), parts(args),
+                                 grid(args));
     const MatrixShape values = {kLyingCols, args.nnz * kLyingRows, 1, kLyingCols, 0};
     if (auto error = encode_map<Storage>(&params.values, args.values, values, {kSlotSpan, kSlotRows})) return error;
     const int64 inner = DENSE_K_CONTIGUOUS ? k(args) : args.n, outer = DENSE_K_CONTIGUOUS ? args.n : k(args);

@@ -59,16 +59,29 @@ struct SpmmTiles {
   const SpmmSteps<Stages>& index;
   int round = 0;        // of `next`
   SpmmTile next, tile;  // and the one that is computed
+  int part;             // of its steps, if they are divided; then there is one round
   int4 next_panel = {}, panel = {}, next_rows = {}, rows = {};
 
   __device__ __forceinline__ explicit SpmmTiles(const typename Stages::Params& params)
-      : order(params.order), index(params.index), next(order, 0), tile(next) {
+      : order(params.order), index(params.index), next(order, number()), tile(next) {
+    if (Stages::kSplit) part = int(blockIdx.x - order.parts.quotient(blockIdx.x) * order.parts.value);
     ask();
+  }
+
+  // Of the tile in the round that is next.
+  __device__ __forceinline__ int64 number() const {
+    if (Stages::kSplit && order.parts.value > 1) return round == 0 ? order.parts.quotient(blockIdx.x) : order.tiles;
+    return tile_of_round(round);
   }
 
   __device__ __forceinline__ void ask() {
     if (!next.valid) return;
     next_panel = index.panel(next.rank);
+    if (Stages::kSplit && order.parts.value > 1) {
+      const int steps = next_panel.y - next_panel.x, share = int(order.parts.quotient(steps + order.parts.value - 1));
+      next_panel.x += part * share < steps ? part * share : steps;
+      if (next_panel.y - next_panel.x > share) next_panel.y = next_panel.x + share;
+    }
     if (STORES) next_rows = index.rows(next.rank);
   }
 
@@ -78,7 +91,8 @@ struct SpmmTiles {
     tile = next;
     panel = next_panel;
     rows = next_rows;
-    next = SpmmTile(order, ++round);
+    ++round;
+    next = SpmmTile(order, number());
     ask();
     return true;
   }
@@ -98,9 +112,9 @@ struct SpmmWalk {
       : tiles(params), at(first), end(0), number(first) {
     // The kernel's first copies wait for one read from memory, since this and the panel's do not wait for each other.
     static_assert(Stages::kStride <= SpmmSteps<Stages>::kFirstSteps, "each warp's first step stands beside the panel");
-    words = tiles.index.first_step(tiles.next.rank, first);
+    if (!Stages::kSplit) words = tiles.index.first_step(tiles.next.rank, first);
     enter();
-    if (at >= end) find();
+    if (Stages::kSplit || at >= end) find();
   }
 
   // Goes on to the next tile, if there is one.

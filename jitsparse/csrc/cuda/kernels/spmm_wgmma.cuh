@@ -11,20 +11,24 @@
 #include "../tile/ring.cuh"
 #include "../tile/staged_part.cuh"
 #include "../tile/step_masks.cuh"
+#include "../tile/store_fragments.cuh"
 #include "spmm_output.cuh"
 #include "spmm_stages.cuh"
+#include "spmm_sum.cuh"
 
 namespace jitsparse {
 
-// PANEL, TILE_N: rows and columns of a tile. SLAB: depth of a stage. PICKED: see SpmmStages.
+// PANEL, TILE_N: rows and columns of a tile. SLAB: depth of a stage. PICKED, SPLIT: see SpmmStages.
 template <typename Element, int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CONTIGUOUS, bool OUT_TRANSPOSED, int PANEL,
-          int TILE_N, int SLAB, bool PICKED>
+          int TILE_N, int SLAB, bool PICKED, bool SPLIT>
 struct SpmmWgmma {
-  using Stages = SpmmStages<Element, BLOCK_ROWS, BLOCK_COLS, FLIPPED, DENSE_K_CONTIGUOUS, PANEL, TILE_N, SLAB, PICKED>;
+  using Stages = SpmmStages<Element, BLOCK_ROWS, BLOCK_COLS, FLIPPED, DENSE_K_CONTIGUOUS, PANEL, TILE_N, SLAB, PICKED,
+                            /*VALUES_TURNED=*/false, SPLIT>;
   using Output = SpmmOutput<Stages, OUT_TRANSPOSED, /*ACCUMULATOR_ROWS=*/!OUT_TRANSPOSED>;
   using Out = typename Output::Out;
   using Params = typename Output::Params;
   using Steps = SpmmSteps<Stages>;
+  using Sum = SpmmSum<Element>;
   static constexpr int kThreads = Stages::kThreads, kBarriersAt = Output::kBarriersAt, kSharedBytes = Output::kSharedBytes;
   static constexpr int kConsumers = Stages::kConsumers;
   static constexpr int kPanel = PANEL, kTileN = TILE_N, kParts = Stages::kParts, kAcross = Stages::kAcross;
@@ -109,6 +113,10 @@ struct SpmmWgmma {
       if (pending >= 0) barriers.release(pending, lane);
       if (kSlots > 1 && tiles.next.valid) masks.start(tiles.next_panel.x, tiles.next_panel.y);
       ptx::keep_in_order(c);
+      if (SPLIT && params.args.parts > 1) {
+        store_sums(params.args, c, first_m, tiles.tile, tiles.part, thread);
+        return;
+      }
       if constexpr (kDeferred) {
         // What a short tile has left to store of the one before it.
         while (finished.next != kStored) store_part(params, finished, outbox);
@@ -148,6 +156,14 @@ struct SpmmWgmma {
   }
 
   // ---- epilogue
+
+  // What the CTA's part of the steps adds up to.
+  static __device__ __forceinline__ void store_sums(const SpmmArgs& args, const Accumulators& c, int first_m, const SpmmTile& tile,
+                                                    int part, int thread) {
+    store_fragments<RowOrder<1, false>, OUT_TRANSPOSED>(reinterpret_cast<const float(&)[1][kTileN / 8][4]>(c),
+                                                        Output::sums(args, part, tile.batch), Output::sums_ld(args), first_m,
+                                                        Stages::m(args), tile.column * kTileN, args.n, thread / 32, thread % 32);
+  }
 
   // Bias, activation and rounding.
   static __device__ __forceinline__ void finish_part(const SpmmArgs& args, float (&c)[8 * 4], float2 bias, unsigned (&packed)[8 * 2]) {
@@ -194,6 +210,7 @@ struct SpmmWgmma {
 
   static int64 grid(const SpmmArgs& args) { return Stages::grid(args); }
   static cudaError_t prepare(const SpmmArgs& args, Params& params) { return Output::prepare(args, params); }
+  static typename Sum::Params sum(const SpmmArgs& args) { return Output::template sum<Sum>(args, Stages::parts(args)); }
 };
 
 }  // namespace jitsparse

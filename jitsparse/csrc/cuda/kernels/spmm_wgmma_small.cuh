@@ -19,20 +19,24 @@
 #include "../tile/ring.cuh"
 #include "../tile/staged_part.cuh"
 #include "../tile/step_masks.cuh"
+#include "../tile/store_fragments.cuh"
 #include "spmm_output.cuh"
 #include "spmm_stages.cuh"
+#include "spmm_sum.cuh"
 
 namespace jitsparse {
 
-// PANEL, TILE_N: rows and columns of a tile. SLAB: depth of a stage. PICKED: see SpmmStages.
+// PANEL, TILE_N: rows and columns of a tile. SLAB: depth of a stage. PICKED, SPLIT: see SpmmStages.
 template <typename Element, int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CONTIGUOUS, bool OUT_TRANSPOSED, int PANEL,
-          int TILE_N, int SLAB, bool PICKED>
+          int TILE_N, int SLAB, bool PICKED, bool SPLIT>
 struct SpmmWgmmaSmall {
-  using Stages = SpmmStages<Element, BLOCK_ROWS, BLOCK_COLS, FLIPPED, DENSE_K_CONTIGUOUS, PANEL, TILE_N, SLAB, PICKED>;
+  using Stages = SpmmStages<Element, BLOCK_ROWS, BLOCK_COLS, FLIPPED, DENSE_K_CONTIGUOUS, PANEL, TILE_N, SLAB, PICKED,
+                            /*VALUES_TURNED=*/false, SPLIT>;
   using Output = SpmmOutput<Stages, OUT_TRANSPOSED, /*ACCUMULATOR_ROWS=*/OUT_TRANSPOSED>;
   using Out = typename Output::Out;
   using Params = typename Output::Params;
   using Steps = SpmmSteps<Stages>;
+  using Sum = SpmmSum<Element>;
   static constexpr int kThreads = Stages::kThreads, kBarriersAt = Output::kBarriersAt, kSharedBytes = Output::kSharedBytes;
   static constexpr int kAcross = Stages::kAcross, kSlotK = Stages::kSlotK, kBlockM = Stages::kBlockM;
   static_assert(PANEL == 128 && (kBlockM == 16 || kBlockM == 32), "the panels and blocks that this is for");
@@ -103,6 +107,10 @@ struct SpmmWgmmaSmall {
       }
       if (tiles.next.valid) masks.start(tiles.next_panel.x, tiles.next_panel.y);
       ptx::keep_in_order(reinterpret_cast<float(&)[kTiles * kHalves][8 * 4]>(c));
+      if (SPLIT && params.args.parts > 1) {
+        store_sums(params.args, c, tiles, first_tile, first_half, thread);
+        return;
+      }
       store(params, c, tiles.rows, tiles.tile, first_tile, first_half, outbox);
     }
     outbox.empty();
@@ -144,6 +152,21 @@ struct SpmmWgmmaSmall {
     ptx::wgmma_wait<0>();
   }
 
+  // What the CTA's part of the steps adds up to.
+  static __device__ __forceinline__ void store_sums(const SpmmArgs& args, const Accumulators& c, const SpmmTiles<Stages, true>& tiles,
+                                                    int first_tile, int first_half, int thread) {
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (int i = 0; i < kHalves; ++i) {
+        const int at_n = tiles.tile.column * TILE_N + (first_tile + t) * 64, at_m = Steps::first_row(tiles.rows, first_half + i);
+        store_fragments<RowOrder<1, false>, !OUT_TRANSPOSED>(reinterpret_cast<const float(&)[1][8][4]>(c[t][i]),
+                                                             Output::sums(args, tiles.part, tiles.tile.batch), Output::sums_ld(args),
+                                                             at_n, args.n, at_m, Stages::m(args), thread / 32, thread % 32);
+      }
+    }
+  }
+
   // Bias, activation, rounding, and out.
   static __device__ __forceinline__ void store(const Params& params, Accumulators& c, const int4& rows, const SpmmTile& tile,
                                                int first_tile, int first_half, Out& outbox) {
@@ -167,6 +190,7 @@ struct SpmmWgmmaSmall {
 
   static int64 grid(const SpmmArgs& args) { return Stages::grid(args); }
   static cudaError_t prepare(const SpmmArgs& args, Params& params) { return Output::prepare(args, params); }
+  static typename Sum::Params sum(const SpmmArgs& args) { return Output::template sum<Sum>(args, Stages::parts(args)); }
 };
 
 }  // namespace jitsparse
