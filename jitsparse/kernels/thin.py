@@ -85,13 +85,19 @@ def _across(problem: Problem, tile: tuple[int, int]) -> str | None:
 
 def default_variants(target: str) -> Iterator[Variant]:
     """What the forward pass of a layer chooses for up to 8, 16 and 32 tokens."""
+    from jitsparse.kernels import cost  # which asks this module what is wasteful
+
     problems = (
         problem
         for extent in (8, 16, _FEW)
         for problem in typical_problems(("bf16",), (16, 32, 64, 128), extent=extent)
     )
+
+    def quickest_first(problem: Problem, target: str) -> list[Candidate]:
+        return cost.quickest_first(problem, candidates(problem, target))
+
     # Low blocks have one tile for 16 and for 32 columns.
-    yield from first_legal(candidates, problems, target)
+    yield from first_legal(quickest_first, problems, target)
 
 
 def template(variant: Variant) -> Template:

@@ -41,12 +41,12 @@ extern "C" bool prepared_is_right(int rows, int columns, int batch, int group) {
 extern "C" void deal(int panels, int columns, int batch, int group, bool two_columns, int grid,
                      int* times, int* ctas, int* rounds) {
   const auto order =
-      jitsparse::SpmmOrder::of(panels, columns, batch, unsigned(group), two_columns, grid);
+      jitsparse::SpmmOrder::of(panels, columns, batch, unsigned(group), two_columns, /*parts=*/1, grid);
   gridDim.x = grid;
   for (int cta = 0; cta < grid; ++cta) {
     blockIdx.x = cta;
     for (int round = 0;; ++round) {
-      const jitsparse::SpmmTile tile(order, round);
+      const jitsparse::SpmmTile tile(order, jitsparse::tile_of_round(round));
       if (!tile.valid) break;
       const int at = (tile.batch * columns + tile.column) * panels + tile.rank;
       ++times[at];
