@@ -40,8 +40,8 @@ extern "C" bool prepared_is_right(int rows, int columns, int batch, int group) {
 
 extern "C" void deal(int panels, int columns, int batch, int group, bool two_columns, int grid,
                      int* times, int* ctas, int* rounds) {
-  const auto order =
-      jitsparse::SpmmOrder::of(panels, columns, batch, unsigned(group), two_columns, /*parts=*/1, grid);
+  const auto order = jitsparse::SpmmOrder::of(panels, columns, batch, unsigned(group), two_columns,
+                                              /*parts=*/1, grid);
   gridDim.x = grid;
   for (int cta = 0; cta < grid; ++cta) {
     blockIdx.x = cta;
