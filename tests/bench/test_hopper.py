@@ -23,6 +23,9 @@ TINY = Extents(
     experts=((256, 64, 128, 2),),
     choices=((256, 64, 128),),
     chosen=40,
+    few_choices=((256, 128),),
+    few_columns=(8, 64),
+    few_chosen=10,
 )
 
 
@@ -48,7 +51,7 @@ def test_sections_hold_what_is_asked_of_the_kernels() -> None:
         "linear": 4 * 3 * 2,
         "tokens": 5 * 3 * 3,
         "epilogue": 4 * 3 * 2,
-        "choice": 900,
+        "choice": 900 + 400,
     }
     layouts = {(case.facts["op"], case.facts["layout"]) for case in suite["products"].cases}
     assert layouts == {

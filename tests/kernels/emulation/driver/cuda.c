@@ -41,7 +41,7 @@ int cudaDeviceGetAttribute(int* value, int attribute, int which) {
 int cudaFuncSetAttribute(const void* function, int attribute, int value) {
   ++attributes_set;
   if (value > kMostShared) return pending = kInvalidValue;
-  shared_allowed[device] = value;
+  if (value > shared_allowed[device]) shared_allowed[device] = value;  // of all kernels, which this does not tell apart
   return kSuccess;
 }
 int cudaFuncGetAttributes(void* attributes, const void* function) {
