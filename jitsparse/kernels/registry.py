@@ -239,7 +239,7 @@ def _typical_problems(
 
     for op, dtype, block in itertools.product(ops, dtypes or DTYPES, block_sizes):
         for layout, aligned, extent in itertools.product(
-            ("nn", "nt", "tn", "tt"), (True, False), (8, 16, 256, 4096)
+            ("nn", "nt", "tn", "tt"), (True, False), (8, 16, 32, 64, 256, 4096)
         ):
             yield typical_problem(op, device, dtype, block, layout, extent, aligned=aligned)
 
