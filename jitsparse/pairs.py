@@ -92,8 +92,7 @@ def triple_rows(major: Tensor, minor: Tensor, majors: int, minors: int) -> Tenso
     of_pair = weights.gather(2, partner.unsqueeze(2)).squeeze(2)
     order = torch.argsort(of_pair, dim=1, descending=True)
     begin = TRIPLED_AMONG * torch.arange(windows, device=device).unsqueeze(1)
-    none = begin + order >= majors
-    order = order.gather(1, torch.argsort(none.long(), dim=1, stable=True))
+    order = order.gather(1, _first(begin + order < majors))
     rows = (majors - begin).clamp(max=TRIPLED_AMONG)
     panels = (rows + 2) // 3
     number = torch.arange(most, device=device).expand(windows, most)
@@ -111,15 +110,14 @@ def triple_rows(major: Tensor, minor: Tensor, majors: int, minors: int) -> Tenso
 def _shared_by_thirds(
     stored: Tensor, pairs: Tensor, others: Tensor, nnz: int, blocks: int
 ) -> Tensor:
-    """How much more the other rows share with the pairs than by chance, as in :func:`_weights`:
-    ``(windows, pairs, others)``."""
+    """How much more the other rows share with the pairs than by chance, ``(windows, pairs,
+    others)``."""
 
     def columns(rows: Tensor) -> Tensor:
         return stored.gather(1, rows.unsqueeze(2).expand(-1, -1, stored.shape[2]))
 
     paired, alone = columns(pairs[:, :, 0]) | columns(pairs[:, :, 1]), columns(others)
-    by_chance = nnz * (paired.sum(2).unsqueeze(2) + alone.sum(2).unsqueeze(1))
-    return _shared(paired, alone) * blocks - by_chance
+    return _above_chance(_shared(paired, alone), paired.sum(2), alone.sum(2), nnz, blocks)
 
 
 def _dealt(more: Tensor, there: tuple[Tensor, Tensor]) -> Tensor:
@@ -138,7 +136,7 @@ def _dealt(more: Tensor, there: tuple[Tensor, Tensor]) -> Tensor:
     both[:, most:, :most] = weights.transpose(1, 2)
     partner, taker = match_some(both, _ROUNDS).split(most, 1)
     left = there[1] & (taker < 0)
-    in_order = torch.argsort(left.logical_not().long(), dim=1, stable=True)
+    in_order = _first(left)
     waiting = partner < 0
     rank = waiting.cumsum(1) - 1
     dealt = torch.where(rank < left.sum(1, keepdim=True), in_order.gather(1, rank.clamp(min=0)), -1)
@@ -156,17 +154,27 @@ def _shared(some: Tensor, others: Tensor) -> Tensor:
     return (some.unsqueeze(2) & others.unsqueeze(1)).sum(3)
 
 
-def _weights(shared: Tensor, majors: int, nnz: int, blocks: int) -> Tensor:
-    """By which pairs are preferred, ``(windows, rows, rows)``: whole numbers, of which no two of a
-    window are equal. Pairs with rows that are none come last, and nobody is a pair with itself.
+def _above_chance(shared: Tensor, some: Tensor, others: Tensor, nnz: int, blocks: int) -> Tensor:
+    """How much more rows share than rows of so many blocks do by chance, times ``blocks``.
 
     By chance rows of a and b blocks share d (a + b - d C), about, in a pattern of density d. All
     matchings have the same sum of that, so the best one stays the best.
     """
+    return shared * blocks - nnz * (some.unsqueeze(2) + others.unsqueeze(1))
+
+
+def _first(those: Tensor) -> Tensor:
+    """The places of those in each window, and then of the others."""
+    return torch.argsort(those.logical_not().long(), dim=1, stable=True)
+
+
+def _weights(shared: Tensor, majors: int, nnz: int, blocks: int) -> Tensor:
+    """By which pairs are preferred, ``(windows, rows, rows)``: whole numbers, of which no two of a
+    window are equal. Pairs with rows that are none come last, and nobody is a pair with itself."""
     windows, rows, _ = shared.shape
     device = shared.device
     stored = shared.diagonal(dim1=1, dim2=2)
-    more = shared * blocks - nnz * (stored.unsqueeze(2) + stored.unsqueeze(1))
+    more = _above_chance(shared, stored, stored, nnz, blocks)
     real = (torch.arange(windows * rows, device=device) < majors).view(windows, rows)
     both = real.unsqueeze(2) & real.unsqueeze(1)
     weights = torch.where(both, more, _NOBODY) * rows**2
@@ -195,7 +203,7 @@ def match(weights: Tensor, rounds: int) -> Tensor:
     partner = match_some(weights, rounds)
     left = partner < 0
     rank = left.cumsum(1) - 1
-    in_order = torch.argsort(left.logical_not().long(), dim=1, stable=True)
+    in_order = _first(left)
     beside = in_order.gather(1, rank.clamp(min=0) ^ 1)
     return torch.where(left, beside, partner)
 

@@ -152,13 +152,12 @@ def wasteful(problem: Problem, variant: Variant) -> bool:
 def extras(problem: Problem, variant: Variant, amounts: Sequence[float]) -> dict[str, float]:
     """Microseconds of what is no part of all products, of one with these parts."""
     costs = {}
-    _, depth = _size(problem)
+    rows, depth = _size(problem)
     if turn.turns(variant):
         # As if each matrix of a batch were another, which a problem does not say.
         costs["copy"] = turn.copying(depth * problem.extent * problem.batch)
     divided = _parts_of_steps(problem, variant)
     if divided > 1:
-        rows, _ = _size(problem)
         costs["sums"] = _ADDING + _ADDED * divided * rows * problem.extent * problem.batch
     if variant.family == "wgmma" and depth % LINE and _lies_along(problem, variant):
         costs["lines"] = _LINES * amounts[PARTS.index("dense")] / variant.ints("t")[2]
@@ -167,11 +166,7 @@ def extras(problem: Problem, variant: Variant, amounts: Sequence[float]) -> dict
 
 def _parts_of_steps(problem: Problem, variant: Variant) -> int:
     """Into how many parts a variant divides the steps of a tile."""
-    if not split.splits(variant):
-        return 1
-    rows, depth = _size(problem)
-    width = variant.ints("t")[1]
-    return split.most_parts_of_steps(rows, problem.extent, depth, problem.batch, width)
+    return split.parts_of_problem(problem, variant.ints("t")[1]) if split.splits(variant) else 1
 
 
 def _lies_along(problem: Problem, variant: Variant) -> bool:

@@ -47,7 +47,7 @@ DTYPES = {
 
 # -- from key to kernel -------------------------------------------------------------------------
 
-WORKSPACE = {turn.KNOB, turn.VALUES_KNOB, split.KNOB}
+_WORKSPACE = frozenset((turn.KNOB, turn.VALUES_KNOB, split.KNOB))
 """Knobs of a dsd or dds for which it may need memory beside its operands."""
 
 _kernels: dict[Key, Any] = {}
@@ -158,7 +158,7 @@ def dsd(
     if values_ptr < LOW or dense_ptr < LOW:
         require_memory(kernel, values, dense)
     parts, workspace_ptr = 1, KEPT if device < 0 else 0
-    if device >= 0 and not WORKSPACE.isdisjoint(kernel.variant.knobs):
+    if device >= 0 and not _WORKSPACE.isdisjoint(kernel.variant.knobs):
         k = rows if transposed else cols
         room, parts = _room(kernel.variant, out, values, (m, n, k), batch, batch_stride)
         workspace_ptr = 0 if room is None else room.data_ptr()
@@ -260,7 +260,7 @@ def dds(
     if bias is not None and bias_ptr < LOW and not bias._is_zerotensor():
         require_memory(kernel, bias)
     parts, workspace_ptr = 1, KEPT if device < 0 else 0
-    if device >= 0 and not WORKSPACE.isdisjoint(kernel.variant.knobs):
+    if device >= 0 and not _WORKSPACE.isdisjoint(kernel.variant.knobs):
         k = cols if transposed else rows
         room, parts = _room(kernel.variant, out, values, (m, n, k), batch, batch_stride)
         workspace_ptr = 0 if room is None else room.data_ptr()

@@ -12,12 +12,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jitsparse.jit import Variant
+from jitsparse.kernels.roles import op_block
 from jitsparse.panels import PANEL, SLAB, SMS
 
 if TYPE_CHECKING:
     from jitsparse.kernels.problem import Problem
 
-__all__ = ["KNOB", "MOST_ELEMENTS", "most_parts", "most_parts_of_steps", "pays", "splits"]
+__all__ = [
+    "KNOB",
+    "MOST_ELEMENTS",
+    "most_parts",
+    "most_parts_of_steps",
+    "parts_of_problem",
+    "pays",
+    "splits",
+]
 
 KNOB = ("k", "split")
 
@@ -77,3 +86,9 @@ def most_parts_of_steps(m: int, n: int, k: int, batch: int, width: int) -> int:
     """
     tiles = -(-m // PANEL) * -(-n // width) * batch
     return max(1, min(SMS // max(1, tiles), -(-k // SLAB) // _FEWEST_SLABS, _MOST))
+
+
+def parts_of_problem(problem: Problem, width: int) -> int:
+    """The same for a problem of a dsd or dds, in tiles of so many columns."""
+    m, k = op_block(problem.op, (problem.rows, problem.cols), problem.layout)
+    return most_parts_of_steps(m, problem.extent, k, problem.batch, width)

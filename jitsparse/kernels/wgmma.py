@@ -161,8 +161,7 @@ def _may_split(problem: Problem, tile: tuple[int, int, int]) -> bool:
     """Whether several CTAs may have a part of the steps of each tile."""
     if problem.dtype == "tf32" or tile[0] != PANEL:
         return False
-    m, k = op_block(problem.op, (problem.rows, problem.cols), problem.layout)
-    return split.most_parts_of_steps(m, problem.extent, k, problem.batch, tile[1]) > 1
+    return split.parts_of_problem(problem, tile[1]) > 1
 
 
 def _may_pick(problem: Problem, tile: tuple[int, int, int]) -> bool:

@@ -152,7 +152,7 @@ struct SddWgmma {
       // But not five: four are 0.97 to 1.23 times as fast (docs/performance.md). Six are faster than four.
       if (stages == 5) stages = 4;
       slabs = slabs_of_batch * int(params.args.batch);
-      parts = SPLIT ? parts_of_sums(count, gridDim.x, int(params.args.parts)) : 1;
+      parts = SPLIT ? parts_of_sums(count, int(gridDim.x), int(params.args.parts)) : 1;
       if (SPLIT) first = tile(blockIdx.x);
     }
 

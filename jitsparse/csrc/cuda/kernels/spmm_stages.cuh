@@ -12,6 +12,7 @@
 #include "../ptx/register_budget.cuh"
 #include "../ptx/tma.cuh"
 #include "../tensor_map.cuh"
+#include "../tile/divided_sums.cuh"
 #include "../tile/load_operand.cuh"
 #include "../tile/ring.cuh"
 #include "spmm_order.cuh"
@@ -164,9 +165,7 @@ struct SpmmStages {
 
   // Of the steps of a tile.
   static int64 parts(const SpmmArgs& args) {
-    if (!SPLIT || !tiles(args)) return 1;
-    const int64 wanted = multiprocessors() / tiles(args);
-    return wanted < 1 ? 1 : wanted < args.parts ? wanted : args.parts;
+    return SPLIT ? parts_of_sums<int64>(tiles(args), multiprocessors(), args.parts) : 1;
   }
 
   static int64 grid(const SpmmArgs& args) {
@@ -202,7 +201,7 @@ struct SpmmStages {
     params.args.parts = parts(args);
     if (tiles(args) > 0x7fffffff) return cudaErrorInvalidConfiguration;
     params.index = SpmmSteps<SpmmStages>::of(args);
-    params.order = SpmmOrder::of(panels(args), column_tiles(args), args.batch, kGroup, two_columns(args), parts(args),
+    params.order = SpmmOrder::of(panels(args), column_tiles(args), args.batch, kGroup, two_columns(args), params.args.parts,
                                  grid(args));
     const MatrixShape values = {kLyingCols, args.nnz * kLyingRows, 1, kLyingCols, 0};
     if (auto error = encode_map<Storage>(&params.values, args.values, values, {kSlotSpan, kSlotRows})) return error;

@@ -4,16 +4,15 @@
 
 #include "../../abi.h"
 #include "../tile/activation.cuh"
+#include "../tile/divided_sums.cuh"
 #include "../tile/divisor.cuh"
-#include "../tile/element.cuh"
 
 namespace jitsparse {
 
 template <typename Element>
 struct SpmmSum {
   using Storage = typename Element::Storage;
-  static constexpr int kThreads = 256, kSharedBytes = 0, kAtOnce = 4;
-  static_assert(sizeof(Storage) == 2, "16-bit elements");
+  static constexpr int kThreads = 256, kSharedBytes = 0;
 
   struct Params {
     const float* sums;  // (parts, count)
@@ -30,24 +29,21 @@ struct SpmmSum {
   }
 
   static __device__ __forceinline__ void run(const Params& params) {
-    const int64 i = (int64(blockIdx.x) * kThreads + threadIdx.x) * kAtOnce;
+    const int64 i = (int64(blockIdx.x) * kThreads + threadIdx.x) * kSumsAtOnce;
     if (i >= params.count) return;
-    float sum[kAtOnce] = {};
-    for (int64 part = 0; part < params.parts; ++part) {
-      const float4 x = *reinterpret_cast<const float4*>(params.sums + part * params.count + i);
-      sum[0] += x.x, sum[1] += x.y, sum[2] += x.z, sum[3] += x.w;
-    }
+    float sum[kSumsAtOnce] = {};
+    add_parts(sum, params.sums, params.parts, params.count, i);
     if (params.bias != nullptr) {
       const unsigned column = unsigned(i) - params.columns.quotient(unsigned(i)) * params.columns.value;
 #pragma unroll
-      for (int e = 0; e < kAtOnce; ++e) sum[e] += Element::load(params.bias[column + e]);
+      for (int e = 0; e < kSumsAtOnce; ++e) sum[e] += Element::load(params.bias[column + e]);
     }
     apply_activation<Element>(sum, params.activation);
-    *reinterpret_cast<uint2*>(params.out + i) = make_uint2(Element::pack(sum[0], sum[1]), Element::pack(sum[2], sum[3]));
+    store_sums_at<Element>(params.out + i, sum);
   }
 
   // None where sums were not divided: then they lie in `out` already.
-  static int64 grid(const Params& params) { return params.parts > 1 ? div_up(params.count, kThreads * kAtOnce) : 0; }
+  static int64 grid(const Params& params) { return params.parts > 1 ? div_up(params.count, kThreads * kSumsAtOnce) : 0; }
 };
 
 }  // namespace jitsparse
