@@ -56,7 +56,7 @@ def dsd(a: BlockSparse, b: Tensor) -> Tensor:
         raise _wrong_rows(a, shape)
     if values.dtype is not b.dtype or values.device != b.device:
         raise _mismatch("dsd(a, b)", a=values, b=b)
-    if values.shape != (pattern.nnz_blocks, *pattern.block_size):
+    if values.shape != pattern.values_shape:
         raise _resized("dsd(a, b)", "a", a)
     index = pattern.index
     if index.device != b.device:
@@ -219,7 +219,7 @@ def _dds(
         return _dds(names, a.unsqueeze(0), b, transposed, bias, activation).squeeze(0)
     if values.dtype is not a.dtype or values.device != a.device:
         raise _mismatch(_call(names), **{names[1]: a, names[2]: values})
-    if values.shape != (pattern.nnz_blocks, *pattern.block_size):
+    if values.shape != pattern.values_shape:
         raise _resized(_call(names), names[2], b)
     index = pattern.index
     if index.device != a.device:

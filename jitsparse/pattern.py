@@ -76,6 +76,8 @@ class Pattern:
     block_size: tuple[int, int]
     crow_indices: Tensor
     col_indices: Tensor
+    values_shape: tuple[int, int, int]
+    """``(nnz_blocks, block_rows, block_cols)``, of the values of a matrix on this pattern."""
     index: Tensor
     """Every order in which kernels walk the blocks, packed (:mod:`jitsparse.layout`)."""
     traits: int
@@ -128,6 +130,7 @@ class Pattern:
         fields["block_size"] = block_size
         fields["crow_indices"] = crow
         fields["col_indices"] = col
+        fields["values_shape"] = (col.shape[0], *block_size)
         fields["index"] = build_index(crow, col, div_up(shape[1], block_size[1]), block_size)
         fields["traits"] = self._measure() if traits is None else traits
         ride(self.index, self.traits)

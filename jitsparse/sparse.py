@@ -381,7 +381,7 @@ def random(
     _check_dtype(torch.get_default_dtype() if dtype is None else dtype)
     pattern = Pattern.random(shape, block_size, density, generator=generator, device=device)
     values = torch.randn(
-        (pattern.nnz_blocks, *pattern.block_size),
+        pattern.values_shape,
         dtype=dtype,
         device=pattern.device if generator is None else generator.device,
         generator=generator,
@@ -395,7 +395,7 @@ def _check_values(values: Tensor, pattern: Pattern) -> None:
             "BlockSparse(values, pattern) takes a Tensor and a Pattern, got "
             f"{kind_of(values)} and {kind_of(pattern)}"
         )
-    expected = (pattern.nnz_blocks, *pattern.block_size)
+    expected = pattern.values_shape
     if tuple(values.shape) != expected:
         raise ArgumentError(
             f"the pattern has {expected[0]} blocks of {expected[1]} x {expected[2]}, so values has "

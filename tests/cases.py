@@ -130,7 +130,7 @@ def sparse(
         pattern = js.Pattern.from_mask(mask, variant.block, shape)
     else:
         pattern = js.Pattern.random(shape, variant.block, situation.density, generator=generator)
-    values = torch.randn((pattern.nnz_blocks, *variant.block), generator=generator)
+    values = torch.randn(pattern.values_shape, generator=generator)
     # Finite rubbish past the edge of the matrix, which must not be seen.
     return js.BlockSparse(values.to(device, variant.dtype), pattern.to(device))
 

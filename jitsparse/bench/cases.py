@@ -141,7 +141,7 @@ def make_operands(case: Case, seed: int = 0) -> Operands:
 
     sparse = []
     for _ in copies:
-        values = normal((pattern.nnz_blocks, *case.block), "n", dtype, generator)
+        values = normal(pattern.values_shape, "n", dtype, generator)
         stored = BlockSparse(values, pattern)
         sparse.append(stored.T if case.sparse_transposed else stored)
     left, right = case.layout[0], case.layout[1]

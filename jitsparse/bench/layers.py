@@ -94,7 +94,7 @@ def sparse_weights(case: LayerCase, generator: torch.Generator) -> list[BlockSpa
     pattern = Pattern.random(
         case.shape, case.block, case.density, generator=generator, device=case.device
     )
-    shape = (pattern.nnz_blocks, *case.block)
+    shape = pattern.values_shape
     return [BlockSparse(values, pattern) for values in copies(case, shape, generator)]
 
 

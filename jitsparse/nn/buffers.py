@@ -190,7 +190,7 @@ class PatternBuffers(nn.Module):
             )
         except (ValueError, AttributeError, RuntimeError) as error:  # also of what is no tensor
             return f": {error}"
-        wanted = (pattern.nnz_blocks, *pattern.block_size)
+        wanted = pattern.values_shape
         values = state_dict.get(prefix + "values", self.values)
         if tuple(values.shape) != wanted:
             has = tuple(values.shape) if prefix + "values" in state_dict else "none"

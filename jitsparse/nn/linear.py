@@ -107,7 +107,7 @@ class BlockSparseLinear(PatternBuffers):
         self.out_features = out_features
         self._set_pattern(pattern)
         factory = {"device": pattern.device, "dtype": dtype}
-        self.values = nn.Parameter(torch.empty((pattern.nnz_blocks, *block), **factory))  # type: ignore[arg-type]
+        self.values = nn.Parameter(torch.empty(pattern.values_shape, **factory))  # type: ignore[arg-type]
         if bias:
             self.bias = nn.Parameter(torch.empty(out_features, **factory))  # type: ignore[arg-type]
         else:

@@ -64,7 +64,7 @@ def main() -> None:
 def call(op: str, dtype: torch.dtype, block: tuple[int, int], layout: str, extent: int) -> None:
     generator = torch.Generator().manual_seed(0)
     pattern = js.Pattern.random((ROWS, COLS), block, 0.4, generator=generator).to("cuda")
-    values = torch.ones((pattern.nnz_blocks, *block), dtype=dtype, device="cuda")
+    values = torch.ones(pattern.values_shape, dtype=dtype, device="cuda")
     stored = js.BlockSparse(values, pattern)
 
     def dense(rows: int, cols: int, letter: str) -> torch.Tensor:

@@ -96,7 +96,7 @@ def test_every_candidate_is_right(op: str, dtype: str, block: tuple[int, int]) -
     mask = torch.rand(-(-ROWS // block[0]), -(-COLS // block[1]), generator=generator) < 0.5
     mask[:1] = False
     pattern = js.Pattern.from_mask(mask, block, (ROWS, COLS)).to("cuda")
-    values = torch.randn((pattern.nnz_blocks, *block), generator=generator)
+    values = torch.randn(pattern.values_shape, generator=generator)
     stored = js.BlockSparse(values.to("cuda", DTYPES[dtype]), pattern)
     products = 2**-9 if dtype == "tf32" else None
     with float32_as(dtype):
@@ -153,7 +153,7 @@ def test_ctas_that_take_tile_after_tile(op: str, dtype: str, block: tuple[int, i
     mask = torch.rand(grid, generator=generator) < density
     mask[grid[0] // 4 : grid[0] // 3] = False
     pattern = js.Pattern.from_mask(mask, block, (5000, 4104)).to("cuda")
-    values = torch.randn((pattern.nnz_blocks, *block), generator=generator)
+    values = torch.randn(pattern.values_shape, generator=generator)
     stored = js.BlockSparse(values.to("cuda", DTYPES[dtype]), pattern)
     make = dict(strided="packed", dtype=DTYPES[dtype], device="cuda", generator=generator)
     products = 2**-9 if dtype == "tf32" else None

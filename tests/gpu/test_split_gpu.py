@@ -59,7 +59,7 @@ def test_divided_steps_are_right_and_repeatable(op: str, block: int, layout: str
         pytest.skip("no variant that divides steps")
     generator = torch.Generator().manual_seed(0)
     pattern = js.Pattern.random(shape, block, 0.4, generator=generator).to("cuda")
-    values = torch.randn((pattern.nnz_blocks, *blocks), generator=generator)
+    values = torch.randn(pattern.values_shape, generator=generator)
     stored = js.BlockSparse(values.cuda().bfloat16(), pattern)
     make = dict(strided="packed", dtype=torch.bfloat16, device="cuda", generator=generator)
     for name in names:

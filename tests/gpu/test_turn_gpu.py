@@ -64,7 +64,7 @@ def test_dense_operands_of_any_depth(
         pytest.skip("no variant turns an operand on this GPU")
     generator = torch.Generator().manual_seed(0)
     pattern = js.Pattern.random((rows, COLS), block, 0.6, generator=generator).to("cuda")
-    values = torch.randn((pattern.nnz_blocks, *block), generator=generator)
+    values = torch.randn(pattern.values_shape, generator=generator)
     stored = js.BlockSparse(values.cuda(), pattern)
     make = dict(strided="padded", dtype=torch.float32, device="cuda", generator=generator)
     with float32_as("tf32"):
@@ -94,7 +94,7 @@ def test_block_columns_of_any_extent_are_picked(
         pytest.skip("no variant turns an operand on this GPU")
     generator = torch.Generator().manual_seed(0)
     pattern = js.Pattern.random((ROWS, COLS), block, 0.2, generator=generator).to("cuda")
-    values = torch.randn((pattern.nnz_blocks, *block), generator=generator)
+    values = torch.randn(pattern.values_shape, generator=generator)
     stored = js.BlockSparse(values.cuda().bfloat16(), pattern)
     weight = stored.T if transposed else stored
     make = dict(strided="padded", dtype=torch.bfloat16, device="cuda", generator=generator)
