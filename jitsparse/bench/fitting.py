@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -42,16 +43,19 @@ def fit(rows: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
     """Prices of the parts that explain best what extras leave of the times: least squares of the
     relative errors, none of them negative.
 
+    A kind is timed in 5 to 200 products, too few for eight prices. So kinds that differ little are
+    fitted together first, and each of them may then leave those prices as far as its own times ask
+    for it (a ridge). Cross-validated on the fitted half, and on the other, the choice is within 5 %
+    of the best in 0.853 and 0.899 of the cases, without in 0.841 and 0.867.
+
     Args:
         rows: of the section ``choice``; those of the held-out half are not looked at.
 
     Returns:
         kind of kernel to a price for each of :data:`~jitsparse.kernels.cost.PARTS`.
     """
-    import numpy as np
-    from scipy.optimize import nnls
-
-    samples: dict[str, list[tuple[list[float], float]]] = {}
+    alone: dict[str, list[_Sample]] = defaultdict(list)
+    together: dict[str, list[_Sample]] = defaultdict(list)
     for row in rows:
         problem, variant = problem_of(row), Variant.parse(row["variant"])
         known = cost.covers(problem, variant.target) and variant.family in cost.FAMILIES
@@ -61,15 +65,46 @@ def fit(rows: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
             amounts = cost.parts(problem, variant)
             relative = [part / row["us"] for part in amounts]
             rest = 1 - sum(cost.extras(problem, variant, amounts).values()) / row["us"]
-            samples.setdefault(cost.kind(problem, variant), []).append((relative, rest))
-    prices = {}
-    for kind, times in sorted(samples.items()):
-        parts, rest = (np.asarray(each) for each in zip(*times, strict=True))
-        # nnls wants columns of like size.
-        scale = np.maximum(np.max(parts, axis=0), 1e-30)
-        found, _ = nnls(parts / scale, rest)
-        prices[kind] = [float(f"{price:.3g}") for price in found / scale]
-    return prices
+            kind = cost.kind(problem, variant)
+            for samples, name in ((alone, kind), (together, _alike(kind))):
+                samples[name].append((relative, rest))
+    first = {name: _prices(samples) for name, samples in together.items()}
+    return {
+        kind: [float(f"{price:.3g}") for price in _prices(samples, first[_alike(kind)])]
+        for kind, samples in sorted(alone.items())
+    }
+
+
+_Sample = tuple[list[float], float]
+"""Parts, and what is to be explained of the time, both over the time."""
+
+_FAITH = 1.0
+"""How much the prices of similar kinds count: as much as a sample in which a part takes as large a
+share of the time as in any, for each part. From 0.5 to 2 the choice is as good."""
+
+
+def _alike(kind: str) -> str:
+    """What kinds that differ little share: those of ``thin`` in the height of a block, others in
+    how the dense operand lies."""
+    family, *others = kind.split(".")
+    kept = others[1:] if family == "thin" else (o for o in others if o not in ("along", "across"))
+    return ".".join((family, *kept))
+
+
+def _prices(samples: Sequence[_Sample], expected: Sequence[float] | None = None) -> list[float]:
+    """What explains the samples best, and deviates little from what is expected."""
+    import numpy as np
+    from scipy.optimize import nnls
+
+    parts, rest = (np.asarray(each) for each in zip(*samples, strict=True))
+    # nnls wants columns of like size.
+    scale = np.maximum(np.max(parts, axis=0), 1e-30)
+    parts = parts / scale
+    if expected is not None:
+        parts = np.vstack([parts, _FAITH * np.eye(scale.size)])
+        rest = np.concatenate([rest, _FAITH * scale * np.asarray(expected)])
+    found, _ = nnls(parts, rest)
+    return [float(price) for price in found / scale]
 
 
 def problem_of(row: dict[str, Any]) -> Problem:

@@ -46,8 +46,9 @@ def test_tokens_through_a_large_layer(block: int) -> None:
     layer = typical_problem("dds", "cuda", "bf16", block, "nt", 8)
     large = dataclasses.replace(layer, rows=16384, cols=16384, nnz=blocks)
     assert chosen(large).startswith("thin.")
-    for tokens in (32, 64):
-        assert chosen(dataclasses.replace(large, extent=tokens)) == "wgmma.128x64x64"
+    # For 32 tokens mma takes as long as wgmma, thin 1.2 times.
+    assert not chosen(dataclasses.replace(large, extent=32)).startswith("thin.")
+    assert chosen(dataclasses.replace(large, extent=64)) == "wgmma.128x64x64"
 
 
 def test_steps_are_divided_for_tokens_through_few_outputs() -> None:
