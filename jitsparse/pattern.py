@@ -32,7 +32,7 @@ from jitsparse.checks import (
 from jitsparse.drawing import draw
 from jitsparse.errors import PatternError
 from jitsparse.layout import IndexLayout, div_up
-from jitsparse.schedule import build_index
+from jitsparse.recorded import index_of
 from jitsparse.traits import measure, pack, ride, turned
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class Pattern:
         fields["crow_indices"] = crow
         fields["col_indices"] = col
         fields["values_shape"] = (col.shape[0], *block_size)
-        fields["index"] = build_index(crow, col, div_up(shape[1], block_size[1]), block_size)
+        fields["index"] = index_of(crow, col, div_up(shape[1], block_size[1]), block_size)
         fields["traits"] = self._measure() if traits is None else traits
         ride(self.index, self.traits)
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -22,6 +23,9 @@ __all__ = ["overhead_table"]
 
 PROCESSES = 7
 """Fresh processes behind a median."""
+
+PATTERNS = 8
+"""Behind a median, after as many that are not timed."""
 
 IMPORT = """
 import json, time, torch
@@ -69,6 +73,9 @@ def overhead_table(
     for number, what in enumerate(("", " and a first name")):
         median = statistics.median(each[number] for each in beyond)
         add(f"import jitsparse{what}, beyond torch", median, "ms")
+    on_step("making a pattern")
+    for name, seconds in _pattern_times(device):
+        add(name, seconds, "ms")
     on_step("host time of a call")
     for name, seconds, peer, peer_seconds in _host_times(device, notes):
         add(name, seconds, "us", peer, peer_seconds)
@@ -78,6 +85,32 @@ def overhead_table(
         rows,
         notes,
     )
+
+
+def _pattern_times(device: torch.device) -> list[tuple[str, float]]:
+    """Seconds until a pattern is made: of a layout that is new to the process, and of one that has
+    come before."""
+    size, block, blocks = 4096, 64, 1024
+
+    def settle() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    def seconds(counts: Iterable[int]) -> float:
+        took = []
+        for count in counts:
+            other = js.Pattern.random((size, size), block, count * (block / size) ** 2)
+            crow, col = (each.to(device) for each in (other.crow_indices, other.col_indices))
+            settle()
+            start = time.perf_counter()
+            js.Pattern((size, size), block, crow, col)
+            settle()
+            took.append(time.perf_counter() - start)
+        return statistics.median(took[len(took) // 2 :])
+
+    what = f"a pattern, {size} x {size} in {blocks} blocks of {block}"
+    new, known = range(blocks, blocks + 2 * PATTERNS), [blocks] * (2 * PATTERNS)
+    return [(f"{what}, of a new layout", seconds(new)), (what, seconds(known))]
 
 
 def _host_times(

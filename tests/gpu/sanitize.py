@@ -15,6 +15,8 @@ Arguments are the families and operations to run, by default all.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 
 import cases
 import pytest
@@ -23,9 +25,10 @@ from test_cuda_kernels import DTYPES, grid, problem
 
 import jitsparse as js
 from jitsparse.compilation import compile_variants
+from jitsparse.jit import Variant
 from jitsparse.kernels import registry
 from jitsparse.kernels.float32 import float32_as
-from jitsparse.kernels.roles import LAYOUTS
+from jitsparse.kernels.roles import LAYOUTS, is_flipped
 from jitsparse.kernels.split import splits
 
 ROWS, COLS, EXTENT, LONG = 200, 648, 136, 1032
@@ -43,12 +46,11 @@ def wanted(name: str) -> bool:
 def main() -> None:
     cases.share_columns(pytest.MonkeyPatch())  # which is undone by the end of the program
     calls = [
-        (op, dtype, block, layout, candidate.variant)
+        (op, dtype, block, layout, variant)
         for op, dtype, block in grid()
         for layout in LAYOUTS
-        for candidate in registry.candidates(problem(op, dtype, block, layout))
-        if candidate.refused is None
-        if wanted(candidate.variant.family) and wanted(op)
+        for variant in variants(op, dtype, block, layout)
+        if wanted(variant.family) and wanted(op)
     ]
     outcomes = compile_variants(dict.fromkeys(variant for *_, variant in calls))
     failed = [outcome for outcome in outcomes if outcome.error is not None]
@@ -56,14 +58,37 @@ def main() -> None:
         raise failed[0].error or RuntimeError(failed[0].variant.name)
     for op, dtype, block, layout, variant in calls:
         with float32_as(dtype), js.pin(f"{op}={variant.name}"):
-            call(op, DTYPES[dtype], block, layout, LONG if splits(variant) else EXTENT)
+            call(op, DTYPES[dtype], block, layout, divided=splits(variant))
     torch.cuda.synchronize()
     print(f"{len(calls)} kernels ran")
 
 
-def call(op: str, dtype: torch.dtype, block: tuple[int, int], layout: str, extent: int) -> None:
+def variants(op: str, dtype: str, block: tuple[int, int], layout: str) -> Iterator[Variant]:
+    """Those of a small product, and those that divide the sums of a dsd or dds if they are long."""
+    small = problem(op, dtype, block, layout)
+    rows, cols = pattern_shape(op, layout, divided=True)
+    long = replace(small, rows=rows, cols=cols)
+    for each in registry.candidates(small):
+        if each.refused is None:
+            yield each.variant
+    if op != "sdd":
+        for each in registry.candidates(long):
+            if each.refused is None and splits(each.variant):
+                yield each.variant
+
+
+def pattern_shape(op: str, layout: str, divided: bool) -> tuple[int, int]:
+    """Of the pattern. A dsd or dds sums over one of its sides, an sdd over the extent."""
+    if not divided or op == "sdd":
+        return ROWS, COLS
+    return (LONG, ROWS) if is_flipped(op, layout) else (ROWS, LONG)
+
+
+def call(op: str, dtype: torch.dtype, block: tuple[int, int], layout: str, divided: bool) -> None:
     generator = torch.Generator().manual_seed(0)
-    pattern = js.Pattern.random((ROWS, COLS), block, 0.4, generator=generator).to("cuda")
+    extent = LONG if divided and op == "sdd" else EXTENT
+    size = pattern_shape(op, layout, divided)
+    pattern = js.Pattern.random(size, block, 0.4, generator=generator).to("cuda")
     values = torch.ones(pattern.values_shape, dtype=dtype, device="cuda")
     stored = js.BlockSparse(values, pattern)
 

@@ -1,0 +1,142 @@
+"""An index that is replayed is, bit for bit, the one that would have been built."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import jitsparse as js
+from jitsparse import recorded
+from jitsparse.schedule import build_index
+
+pytestmark = pytest.mark.gpu
+
+LAYOUTS = [
+    ((1024, 1536), (64, 64), 0.25),
+    ((1000, 1500), (32, 32), 0.1),
+    ((2048, 2048), (16, 16), 0.3),
+    ((1024, 1024), (128, 128), 0.5),
+    ((700, 512), (8, 64), 0.2),
+]
+
+
+@pytest.fixture(autouse=True)
+def nothing_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded, "_seen", OrderedDict())
+    monkeypatch.setattr(recorded, "_recordings", {})
+
+
+def arguments(number: int, which: int = 0) -> tuple[Tensor, Tensor, int, tuple[int, int]]:
+    """What an index is built from: the number-th pattern of a layout."""
+    shape, block, density = LAYOUTS[which]
+    generator = torch.Generator().manual_seed(number)
+    pattern = js.Pattern.random(shape, block, density, generator=generator)
+    indices = (each.to("cuda") for each in (pattern.crow_indices, pattern.col_indices))
+    return (*indices, pattern.grid[1], block)
+
+
+@pytest.mark.parametrize("which", range(len(LAYOUTS)))
+def test_it_is_the_same_from_the_first_to_the_last(which: int) -> None:
+    for number in range(5):
+        given = arguments(number, which)
+        assert torch.equal(recorded.index_of(*given), build_index(*given))
+        assert len(recorded._recordings) == (number > 0)
+
+
+def test_layouts_by_turns_share_their_memory() -> None:
+    kept = []
+    for number in range(4):
+        for which in range(len(LAYOUTS)):
+            given = arguments(number, which)
+            kept.append((recorded.index_of(*given), given))
+    for index, given in kept:
+        assert torch.equal(index, build_index(*given))
+
+
+def test_streams_take_turns() -> None:
+    """Each replay follows on the one before, whichever stream that was on."""
+    given = [arguments(number) for number in range(12)]
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    torch.cuda.synchronize()
+    found = []
+    for number, each in enumerate(given):
+        with torch.cuda.stream(streams[number % 3]):
+            found.append(recorded.index_of(*each))
+    torch.cuda.synchronize()
+    for index, each in zip(found, given, strict=True):
+        assert torch.equal(index, build_index(*each))
+
+
+def test_threads_take_turns() -> None:
+    given = [arguments(number, number % 2) for number in range(16)]
+    found: dict[int, Tensor] = {}
+
+    def work(begin: int) -> None:
+        for number in range(begin, len(given), 4):
+            found[number] = recorded.index_of(*given[number])
+
+    threads = [threading.Thread(target=work, args=(begin,)) for begin in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    torch.cuda.synchronize()
+    for number, each in enumerate(given):
+        assert torch.equal(found[number], build_index(*each))
+
+
+def test_a_replay_never_waits_for_the_device() -> None:
+    for number in range(2):
+        recorded.index_of(*arguments(number))
+    given = arguments(2)
+    torch.cuda.synchronize()
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        index = recorded.index_of(*given)
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+    assert torch.equal(index, build_index(*given))
+
+
+def test_a_users_capture_holds_the_kernels_themselves() -> None:
+    for number in range(2):
+        recorded.index_of(*arguments(number))
+    crow, col, cols, block = arguments(2)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        index = recorded.index_of(crow, col, cols, block)
+    for number in (3, 4):
+        other = arguments(number)
+        crow.copy_(other[0])
+        col.copy_(other[1])
+        graph.replay()
+        assert torch.equal(index, build_index(*other))
+
+
+def test_what_there_is_no_room_for_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def refuse(*arguments: Any) -> Any:
+        tried.append(arguments)
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(recorded, "_Recording", refuse)
+    for number in range(4):
+        given = arguments(number)
+        assert torch.equal(recorded.index_of(*given), build_index(*given))
+    assert len(tried) == 1
+
+
+def test_beyond_the_most_layouts_they_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded, "_MOST", 1)
+    for which in (0, 1):
+        for number in range(3):
+            given = arguments(number, which)
+            assert torch.equal(recorded.index_of(*given), build_index(*given))
+    assert len(recorded._recordings) == 1
