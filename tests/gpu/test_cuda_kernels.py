@@ -16,6 +16,7 @@ import torch
 import jitsparse as js
 from jitsparse.bench.cases import DTYPES
 from jitsparse.compilation import compile_variants
+from jitsparse.jit import Variant
 from jitsparse.kernels import registry
 from jitsparse.kernels.float32 import float32_as
 from jitsparse.kernels.problem import Problem
@@ -47,9 +48,11 @@ def problem(op: str, dtype: str, block: tuple[int, int], layout: str) -> Problem
     )
 
 
-def legal(op: str, dtype: str, block: tuple[int, int], layout: str) -> list[str]:
-    found = registry.candidates(problem(op, dtype, block, layout))
-    return [each.variant.name for each in found if each.refused is None]
+def legal(
+    op: str, dtype: str, block: tuple[int, int], layout: str, target: str | None = None
+) -> list[Variant]:
+    found = registry.candidates(problem(op, dtype, block, layout), target)
+    return [each.variant for each in found if each.refused is None]
 
 
 def grid() -> list[tuple[str, str, tuple[int, int]]]:
@@ -73,25 +76,39 @@ def compiled(request: pytest.FixtureRequest) -> None:
     """Compiles, in parallel, what the selected tests run."""
     if not torch.cuda.is_available():
         return
-    grids = [
-        tuple(item.callspec.params.get(name) for name in ("op", "dtype", "block"))
+    names = ("family", "op", "dtype", "block")
+    wanted = [
+        tuple(item.callspec.params.get(name) for name in names)
         for item in request.session.items
         if getattr(item, "originalname", None) == test_every_candidate_is_right.__name__
     ]
     variants = [
-        each.variant
-        for op, dtype, block in grids
+        variant
+        for family, op, dtype, block in wanted
         for layout in LAYOUTS
-        for each in registry.candidates(problem(op, dtype, block, layout))
-        if each.refused is None
+        for variant in legal(op, dtype, block, layout)
+        if variant.family == family
     ]
     failed = [each for each in compile_variants(dict.fromkeys(variants)) if each.error is not None]
     if failed:
         raise failed[0].error or AssertionError
 
 
-@pytest.mark.parametrize(("op", "dtype", "block"), grid(), ids=lambda value: str(value))
-def test_every_candidate_is_right(op: str, dtype: str, block: tuple[int, int]) -> None:
+def by_family() -> list[tuple[str, str, str, tuple[int, int]]]:
+    """The grid, for each family that has something to offer on Hopper."""
+    return [
+        (family, op, dtype, block)
+        for op, dtype, block in grid()
+        for family in dict.fromkeys(
+            variant.family
+            for layout in LAYOUTS
+            for variant in legal(op, dtype, block, layout, "sm90a")
+        )
+    ]
+
+
+@pytest.mark.parametrize(("family", "op", "dtype", "block"), by_family(), ids=str)
+def test_every_candidate_is_right(family: str, op: str, dtype: str, block: tuple[int, int]) -> None:
     generator = torch.Generator().manual_seed(0)
     mask = torch.rand(-(-ROWS // block[0]), -(-COLS // block[1]), generator=generator) < 0.5
     mask[:1] = False
@@ -101,9 +118,10 @@ def test_every_candidate_is_right(op: str, dtype: str, block: tuple[int, int]) -
     products = 2**-9 if dtype == "tf32" else None
     with float32_as(dtype):
         for layout in LAYOUTS:
-            for name in legal(op, dtype, block, layout):
-                with js.pin(f"{op}={name}"):
-                    call(op, layout, stored, products, generator)
+            for variant in legal(op, dtype, block, layout):
+                if variant.family == family:
+                    with js.pin(f"{op}={variant.name}"):
+                        call(op, layout, stored, products, generator)
 
 
 def call(
@@ -159,10 +177,10 @@ def test_ctas_that_take_tile_after_tile(op: str, dtype: str, block: tuple[int, i
     products = 2**-9 if dtype == "tf32" else None
     with float32_as(dtype):
         for layout in LAYOUTS:
-            names = legal(op, dtype, block, layout)
-            persistent = [name for name in names if ".wgmma." in name]
-            for name in dict.fromkeys((names[0], *persistent)):
-                with js.pin(f"{op}={name}"):
+            found = legal(op, dtype, block, layout)
+            persistent = [variant for variant in found if variant.family == "wgmma"]
+            for variant in dict.fromkeys((found[0], *persistent)):
+                with js.pin(f"{op}={variant.name}"):
                     many_tiles(op, layout, stored, products, make)
 
 
