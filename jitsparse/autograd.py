@@ -24,6 +24,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd import forward_ad
 
 from jitsparse import ops
+from jitsparse.kernels import dispatch
 
 __all__ = ["dds", "dsd", "sdd"]
 
@@ -67,13 +68,14 @@ def dsd(
     values: Tensor, index: Tensor, dense: Tensor, rows: int, cols: int, transposed: bool
 ) -> Tensor:
     """As ``jitsparse::dsd``, differentiable in values and dense."""
+    recorded = (values.requires_grad or dense.requires_grad) and torch.is_grad_enabled()
+    if not recorded and ops.unobserved(values, dense):
+        return dispatch.dsd(values, index, dense, rows, cols, transposed)
     if transformed():
         return _transformed_dsd(values, index, dense, rows, cols, transposed)
-    if (values.requires_grad or dense.requires_grad) and torch.is_grad_enabled():
-        if _captured():
-            return ops.dsd_op(values, index, dense, rows, cols, transposed)
-        return _dsd_with_gradient(values, index, dense, rows, cols, transposed)
-    return ops.dsd(values, index, dense, rows, cols, transposed)
+    if not recorded or _captured():
+        return ops.dsd_op(values, index, dense, rows, cols, transposed)
+    return _dsd_with_gradient(values, index, dense, rows, cols, transposed)
 
 
 def dds(
@@ -91,16 +93,17 @@ def dds(
     Where a gradient is recorded the activation is none or relu: the others need the product, which
     is computed again where a graph that was captured without gradients is differentiated.
     """
-    if transformed():
-        arguments = dense, values, index, rows, cols, transposed, bias, activation
-        return _transformed_dds(*arguments)
-    if (
+    recorded = (
         dense.requires_grad or values.requires_grad or (bias is not None and bias.requires_grad)
-    ) and torch.is_grad_enabled():
-        if _captured():
-            return ops.dds_op(dense, values, index, rows, cols, transposed, bias, activation)
-        return _dds_with_gradient(dense, values, index, rows, cols, transposed, bias, activation)
-    return ops.dds(dense, values, index, rows, cols, transposed, bias, activation)
+    ) and torch.is_grad_enabled()
+    if not recorded and ops.unobserved(values, dense, bias):
+        return dispatch.dds(dense, values, index, rows, cols, transposed, bias, activation)
+    arguments = dense, values, index, rows, cols, transposed, bias, activation
+    if transformed():
+        return _transformed_dds(*arguments)
+    if not recorded or _captured():
+        return ops.dds_op(*arguments)
+    return _dds_with_gradient(*arguments)
 
 
 def sdd(
@@ -114,14 +117,15 @@ def sdd(
     block_cols: int,
 ) -> Tensor:
     """As ``jitsparse::sdd``, differentiable in left and right."""
+    recorded = (left.requires_grad or right.requires_grad) and torch.is_grad_enabled()
+    if not recorded and ops.unobserved(left, right):
+        return dispatch.sdd(left, right, index, rows, cols, nnz, block_rows, block_cols)
+    arguments = left, right, index, rows, cols, nnz, block_rows, block_cols
     if transformed():
-        arguments = left, right, index, rows, cols, nnz, block_rows, block_cols
         return _transformed_sdd(*arguments)
-    if (left.requires_grad or right.requires_grad) and torch.is_grad_enabled():
-        if _captured():
-            return ops.sdd_op(left, right, index, rows, cols, nnz, block_rows, block_cols)
-        return _sdd_with_gradient(left, right, index, rows, cols, nnz, block_rows, block_cols)
-    return ops.sdd(left, right, index, rows, cols, nnz, block_rows, block_cols)
+    if not recorded or _captured():
+        return ops.sdd_op(*arguments)
+    return _sdd_with_gradient(*arguments)
 
 
 def _differentiable(grad: Tensor, *saved: Tensor | None) -> tuple[Callable[..., Tensor], ...]:

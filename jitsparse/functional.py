@@ -54,12 +54,13 @@ def dsd(a: BlockSparse, b: Tensor) -> Tensor:
     transposed = a.transposed
     if shape[-2] != (rows if transposed else cols):
         raise _wrong_rows(a, shape)
-    if values.dtype is not b.dtype or values.device != b.device:
+    device = b.device
+    if values.dtype is not b.dtype or values.device != device:
         raise _mismatch("dsd(a, b)", a=values, b=b)
     if values.shape != pattern.values_shape:
         raise _resized("dsd(a, b)", "a", a)
     index = pattern.index
-    if index.device != b.device:
+    if index.device != device:
         raise _mismatch("dsd(a, b)", b=b, pattern=index)
     return autograd.dsd(values, index, b, rows, cols, transposed)
 

@@ -28,7 +28,7 @@ from jitsparse.errors import ArgumentError
 from jitsparse.kernels import dispatch
 from jitsparse.layout import IndexLayout, div_up
 
-__all__ = ["dds", "dds_op", "dsd", "dsd_op", "sdd", "sdd_op"]
+__all__ = ["dds", "dds_op", "dsd", "dsd_op", "sdd", "sdd_op", "unobserved"]
 
 _library = torch.library.Library("jitsparse", "DEF")
 
@@ -198,7 +198,7 @@ _tracing_state = torch._C._get_tracing_state
 _profiled = torch._C._autograd._profiler_enabled
 
 
-def _unobserved(a: Tensor, b: Tensor, bias: Tensor | None = None) -> bool:
+def unobserved(a: Tensor, b: Tensor, bias: Tensor | None = None) -> bool:
     """Whether nothing but the kernel wants to see a call: no tracer, mode, profiler, transform or
     subclass, no tangents, and nobody's promise to negate an operand later.
 
@@ -225,7 +225,7 @@ def dsd(
     values: Tensor, index: Tensor, dense: Tensor, rows: int, cols: int, transposed: bool
 ) -> Tensor:
     """``jitsparse::dsd``, directly where nobody observes it."""
-    call = dispatch.dsd if _unobserved(values, dense) else dsd_op
+    call = dispatch.dsd if unobserved(values, dense) else dsd_op
     return call(values, index, dense, rows, cols, transposed)
 
 
@@ -240,7 +240,7 @@ def dds(
     activation: int,
 ) -> Tensor:
     """``jitsparse::dds``, directly where nobody observes it."""
-    call = dispatch.dds if _unobserved(values, dense, bias) else dds_op
+    call = dispatch.dds if unobserved(values, dense, bias) else dds_op
     return call(dense, values, index, rows, cols, transposed, bias, activation)
 
 
@@ -255,5 +255,5 @@ def sdd(
     block_cols: int,
 ) -> Tensor:
     """``jitsparse::sdd``, directly where nobody observes it."""
-    call = dispatch.sdd if _unobserved(left, right) else sdd_op
+    call = dispatch.sdd if unobserved(left, right) else sdd_op
     return call(left, right, index, rows, cols, nnz, block_rows, block_cols)
