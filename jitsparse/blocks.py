@@ -1,19 +1,16 @@
-"""Blocks of dense matrices: those at some places, those that hold something, and what lies past the
-edge of the last ones."""
+"""Blocks of matrices: those of a dense one at some places, those that hold something, what lies
+past the edge of the last ones, and those of a sparse one on another pattern."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from jitsparse.errors import ArgumentError
 from jitsparse.layout import div_up
+from jitsparse.pattern import Pattern
 
-if TYPE_CHECKING:
-    from jitsparse.pattern import Pattern
-
-__all__ = ["blocks_of", "clear_edge", "nonzero_blocks"]
+__all__ = ["blocks_of", "clear_edge", "nonzero_blocks", "places_of", "require_like", "taken"]
 
 
 def blocks_of(dense: Tensor, row: Tensor, col: Tensor, block_size: tuple[int, int]) -> Tensor:
@@ -57,3 +54,38 @@ def clear_edge(values: Tensor, pattern: Pattern) -> Tensor:
     row = row + torch.arange(block_rows, device=values.device)[:, None]
     col = col + torch.arange(block_cols, device=values.device)
     return values.masked_fill((row >= rows) | (col >= cols), 0)
+
+
+def require_like(
+    pattern: object, shape: tuple[int, int], block_size: tuple[int, int], device: torch.device
+) -> None:
+    """Judge a pattern that is to take the place of another.
+
+    Raises:
+        ArgumentError: it is none, or has another shape, block size or device.
+    """
+    wanted = f"a Pattern of shape {shape} in blocks of {block_size} on {device}"
+    if not isinstance(pattern, Pattern):
+        raise ArgumentError(f"{wanted} is needed, got {type(pattern).__name__}")
+    if (pattern.shape, pattern.block_size, pattern.device) != (shape, block_size, device):
+        raise ArgumentError(f"{wanted} is needed, got {pattern!r}")
+
+
+def places_of(wanted: Pattern, stored: Pattern) -> Tensor:
+    """Where the blocks of one pattern are among those of another, of one shape, block size and
+    device. Reads nothing on the host.
+
+    Returns:
+        ``(nnz,)`` int64: a position in ``stored``, or its number of blocks where it has none.
+    """
+    (rows, cols), nnz = stored.grid, stored.nnz_blocks
+    known, asked = (each.row_indices.long() * cols + each.col_indices for each in (stored, wanted))
+    # A last one that nobody asks for, so that every answer is a position.
+    known = torch.nn.functional.pad(known, (0, 1), value=rows * cols)
+    place = torch.searchsorted(known, asked)
+    return torch.where(known[place] == asked, place, nnz)
+
+
+def taken(values: Tensor, places: Tensor) -> Tensor:
+    """The blocks at :func:`places_of`, and zeros where there are none; differentiable."""
+    return torch.cat([values, values.new_zeros(1, *values.shape[1:])]).index_select(0, places)

@@ -11,7 +11,14 @@ from torch import Tensor
 
 import jitsparse  # for jitsparse.functional, which imports this module
 from jitsparse import reference, restoring
-from jitsparse.blocks import blocks_of, clear_edge, nonzero_blocks
+from jitsparse.blocks import (
+    blocks_of,
+    clear_edge,
+    nonzero_blocks,
+    places_of,
+    require_like,
+    taken,
+)
 from jitsparse.checks import as_block_size, is_dense, kind_of
 from jitsparse.errors import ArgumentError
 from jitsparse.pattern import Pattern
@@ -136,6 +143,29 @@ class BlockSparse:
             self.values, pattern.row_indices, pattern.col_indices, pattern.shape
         )
         return dense.mT if self.transposed else dense
+
+    def to_pattern(self, pattern: Pattern) -> BlockSparse:
+        """This matrix on another pattern: blocks that both store, bit for bit, and zeros in those
+        that only the other one stores; differentiable.
+
+        Args:
+            pattern: of the same shape, block size and device.
+
+        Raises:
+            ArgumentError: if it is no such pattern.
+
+        Example:
+            >>> import torch, jitsparse as js
+            >>> a = js.random((128, 128), 32, 0.5)
+            >>> everywhere = js.Pattern.from_mask(torch.ones(4, 4, dtype=torch.bool), 32)
+            >>> torch.equal(a.to_pattern(everywhere).to_dense(), a.to_dense())
+            True
+        """
+        stored = self.pattern
+        block = stored.block_size[::-1] if self.transposed else stored.block_size
+        require_like(pattern, self.shape, block, stored.device)
+        wanted = pattern.T if self.transposed else pattern
+        return self._with(taken(self.values, places_of(wanted, stored)), wanted)
 
     @classmethod
     def from_bsr(cls, tensor: Tensor) -> BlockSparse:

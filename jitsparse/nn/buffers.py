@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from jitsparse.blocks import places_of, require_like, taken
 from jitsparse.checks import check_indices
 from jitsparse.errors import ArgumentError
+from jitsparse.nn.moving import move_state, require_trained
 from jitsparse.pattern import Pattern
 
 __all__ = ["PatternBuffers"]
@@ -40,7 +42,65 @@ class PatternBuffers(nn.Module):
         self._follow_buffers()
         return self._pattern
 
-    def _set_pattern(self, pattern: Pattern) -> None:
+    def set_pattern(self, pattern: Pattern, *optimizers: torch.optim.Optimizer) -> None:
+        """Store other blocks from now on, as training does that prunes blocks and grows others.
+
+        Blocks that both patterns store keep their values, bit for bit; new ones begin with zeros.
+        ``values`` stays the same Parameter, with as many blocks as the pattern has; its gradient is
+        dropped. Nothing waits for the device.
+
+        Args:
+            pattern: of the same shape and block size, on the same device.
+            optimizers: that train ``values``: what they keep of each block, such as momentum and
+                running averages, moves along, and is zero for new blocks. An optimizer that is not
+                named here must not have state of ``values`` if the number of blocks changes.
+
+        Call it after a step and before the next forward pass: a backward pass of an earlier one
+        has gradients for the blocks of that time. A compiled layer follows. A CUDA graph that was
+        captured before has the blocks of that time, in memory that may be gone: capture it anew.
+
+        Raises:
+            ArgumentError: if the pattern does not fit, an optimizer does not train ``values``, or
+                these are no plain Parameter, since the model is sharded.
+
+        Example:
+            >>> import torch, jitsparse as js
+            >>> layer = js.nn.BlockSparseLinear(256, 512, 32, density=0.25)
+            >>> adam = torch.optim.Adam(layer.parameters())
+            >>> norms = layer.values.detach().norm(dim=(1, 2))
+            >>> mask = layer.pattern.to_mask()
+            >>> mask[mask.clone()] = norms > norms.quantile(0.1)  # prune a tenth
+            >>> layer.set_pattern(js.Pattern.from_mask(mask, 32), adam)
+            >>> layer.pattern.nnz_blocks
+            28
+        """
+        old = self.pattern
+        require_like(pattern, old.shape, old.block_size, old.device)
+        values = self.values
+        if type(values) is not nn.Parameter or values.is_meta or old.device != values.device:
+            raise ArgumentError(
+                "set_pattern moves the values of a layer whose values are a Parameter with data, "
+                f"on the device of its pattern; they are a {type(values).__name__} on "
+                f"{values.device}, the pattern is on {old.device}"
+            )
+        require_trained(values, optimizers)
+        places, shape = places_of(pattern, old), values.shape
+        with torch.no_grad():
+            moved = taken(values, places)
+            move_state(values, optimizers, shape, lambda state: taken(state, places))
+            if moved.shape != shape:
+                self._resize_values(moved.shape)
+            values.copy_(moved)
+            values.grad = None
+            for name in _INDICES:
+                buffer, wanted = getattr(self, name), getattr(pattern, name)
+                if buffer.shape == wanted.shape and not buffer.is_inference():
+                    buffer.copy_(wanted)  # DistributedDataParallel knows the tensor
+                else:
+                    self.register_buffer(name, wanted.clone())
+        self._note(pattern, self.crow_indices, self.col_indices)
+
+    def _begin_with(self, pattern: Pattern) -> None:
         # The buffers are what a state dict holds; the pattern's packed index is derived from them
         # and differs between devices, so it is no buffer. They are copies: others may write to a
         # layer's buffers, and nobody to a pattern, which other layers and matrices may have too.
@@ -206,7 +266,7 @@ class PatternBuffers(nn.Module):
                     "sharded"
                 )
             self._resize_values(wanted)
-        self._set_pattern(pattern)
+        self._begin_with(pattern)
         return None
 
     def _resize_values(self, shape: tuple[int, ...]) -> None:

@@ -1,0 +1,187 @@
+"""A matrix on another pattern, and a layer whose blocks move while it is trained: what both
+patterns store is kept bit for bit, what is new is zero, and an optimizer's state goes along."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.autograd import gradcheck
+
+import jitsparse as js
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def masks(rows: int, cols: int) -> st.SearchStrategy[Tensor]:
+    bits = st.lists(st.booleans(), min_size=rows * cols, max_size=rows * cols)
+    return bits.map(lambda each: torch.tensor(each, dtype=torch.bool).view(rows, cols))
+
+
+def expand(mask: Tensor, block: tuple[int, int], shape: tuple[int, int]) -> Tensor:
+    """The elements of the blocks of a mask."""
+    whole = mask.repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)
+    return whole[: shape[0], : shape[1]]
+
+
+@given(masks(3, 4), masks(3, 4), st.booleans())
+def test_a_matrix_on_another_pattern(before: Tensor, after: Tensor, transposed: bool) -> None:
+    shape, block = (20, 50), (8, 16)
+    a = js.BlockSparse.from_dense(torch.randn(shape), block, before)
+    pattern = js.Pattern.from_mask(after, block, shape)
+    moved = a.T.to_pattern(pattern.T).T if transposed else a.to_pattern(pattern)
+    assert moved.pattern == pattern
+    expected = torch.where(expand(after, block, shape), a.to_dense(), 0)
+    assert torch.equal(moved.to_dense(), expected)
+
+
+def test_what_is_not_finite_stays_in_its_block() -> None:
+    a = js.random((64, 64), 16, 0.5)
+    a.values[0], a.values[1] = torch.inf, torch.nan
+    everywhere = js.Pattern.from_mask(torch.ones(4, 4, dtype=torch.bool), 16)
+    values = a.to_pattern(everywhere).values
+    assert values.isinf().sum() == values.isnan().sum() == 256
+    assert torch.equal(a.to_pattern(everywhere).to_pattern(a.pattern).values[2:], a.values[2:])
+
+
+def test_gradients_of_what_moved() -> None:
+    old, new = (js.Pattern.random((24, 16), 8, 0.5) for _ in range(2))
+    values = torch.randn(old.values_shape, dtype=torch.float64, requires_grad=True)
+    assert gradcheck(lambda v: js.BlockSparse(v, old).to_pattern(new).values, (values,))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said"),
+    [
+        (js.Pattern.random((64, 64), 16, 0.5), r"blocks of \(32, 32\)"),
+        (js.Pattern.random((64, 96), 32, 0.5), r"shape \(64, 64\)"),
+        (torch.ones(2, 2), "got Tensor"),
+        (js.Pattern.random((64, 64), 32, 0.5, device="meta"), "on cpu is needed"),
+    ],
+)
+def test_a_pattern_that_does_not_fit(pattern: object, said: str) -> None:
+    layer = js.nn.BlockSparseLinear(64, 64, 32, density=0.5)
+    for move in (layer.set_pattern, layer.weight.to_pattern):
+        with pytest.raises(js.ArgumentError, match=said):
+            move(pattern)  # type: ignore[arg-type]
+
+
+# -- layers -------------------------------------------------------------------------------------
+
+SHAPE, BLOCK = (64, 96), 16
+
+OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9),
+    "adam": lambda p: torch.optim.Adam(p, 0.01, amsgrad=True),
+    "adamw": lambda p: torch.optim.AdamW(p, 0.01),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, 0.01, momentum=0.5),
+    "adagrad": lambda p: torch.optim.Adagrad(p, 0.1),
+}
+
+
+class Masked(nn.Module):
+    """The same layer with a dense weight: what its mask forgets is zero, for its optimizer too."""
+
+    def __init__(self, layer: js.nn.BlockSparseLinear) -> None:
+        super().__init__()
+        dense = layer.to_linear()
+        self.weight, self.bias = dense.weight, dense.bias
+        self.set_mask(layer.pattern.to_mask())
+
+    def set_mask(self, mask: Tensor, *optimizers: torch.optim.Optimizer) -> None:
+        self.stored = expand(mask, (BLOCK, BLOCK), SHAPE)
+        states = [
+            state
+            for each in optimizers
+            for state in each.state[self.weight].values()
+            if state.shape == self.weight.shape
+        ]
+        with torch.no_grad():
+            for tensor in (self.weight, *states):
+                tensor.mul_(self.stored)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight * self.stored, self.bias)
+
+
+def train(module: nn.Module, optimizer: torch.optim.Optimizer, data: list[Tensor]) -> None:
+    for x in data:
+        optimizer.zero_grad()
+        module(x).square().mean().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("densities", [(0.5, 0.5, 0.5), (0.5, 0.25, 0.75), (0.25, 1.0, 0.5)])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_training_goes_on_as_that_of_a_masked_layer(
+    name: str, densities: tuple[float, ...], device: str
+) -> None:
+    """In float64; adagrad's new blocks begin with an accumulator of 0, as its default is."""
+    generator = torch.Generator().manual_seed(0)
+    make = dict(dtype=torch.float64, device=device)
+    layer = js.nn.BlockSparseLinear(SHAPE[1], SHAPE[0], BLOCK, density=densities[0], **make)
+    twin = Masked(layer)
+    ours, theirs = (OPTIMIZERS[name](list(each.parameters())) for each in (layer, twin))
+    parameter = layer.values
+    for density in densities[1:]:
+        data = [torch.randn(8, SHAPE[1], generator=generator).to(**make) for _ in range(3)]
+        train(layer, ours, data)
+        train(twin, theirs, data)
+        torch.testing.assert_close(layer.weight.to_dense(), twin.weight.detach())
+        before = layer.weight.to_dense()
+        pattern = js.Pattern.random(SHAPE, BLOCK, density, generator=generator).to(device)
+        layer.set_pattern(pattern, ours)
+        twin.set_mask(pattern.to_mask(), theirs)
+        assert layer.pattern == pattern
+        assert layer.values is parameter
+        assert layer.values.grad is None
+        assert torch.equal(layer.weight.to_dense(), torch.where(twin.stored, before, 0))
+    train(layer, ours, data)
+    train(twin, theirs, data)
+    torch.testing.assert_close(layer.weight.to_dense(), twin.weight.detach())
+
+
+@pytest.mark.parametrize("density", [0.5, 0.25])
+def test_a_moved_layer_is_saved_loaded_and_copied(density: float) -> None:
+    layer = js.nn.BlockSparseLinear(64, 96, 16, density=0.5)
+    layer.set_pattern(js.Pattern.random((96, 64), 16, density))
+    x = torch.randn(3, 64)
+    other = js.nn.BlockSparseLinear(64, 96, 16, density=0.75)
+    other.load_state_dict(layer.state_dict())
+    for twin in (other, copy.deepcopy(layer)):
+        assert twin.pattern == layer.pattern
+        assert torch.equal(twin(x), layer(x))
+
+
+@pytest.mark.parametrize("density", [0.5, 0.25])
+def test_a_compiled_layer_follows(density: float) -> None:
+    torch._dynamo.reset()
+    layer = js.nn.BlockSparseLinear(64, 96, 16, density=0.5)
+    compiled, x = torch.compile(layer, backend="aot_eager"), torch.randn(3, 64)
+    compiled(x).sum().backward()
+    layer.set_pattern(js.Pattern.random((96, 64), 16, density))
+    with torch.no_grad():
+        layer.values.normal_()
+    torch.testing.assert_close(compiled(x), layer(x))
+    compiled(x).sum().backward()
+    got, layer.values.grad = layer.values.grad, None
+    layer(x).sum().backward()
+    torch.testing.assert_close(got, layer.values.grad)
+
+
+def test_an_optimizer_that_trains_something_else() -> None:
+    layer, other = (js.nn.BlockSparseLinear(64, 64, 32, density=0.5) for _ in range(2))
+    before = layer.values.clone()
+    for optimizer, said in (
+        (torch.optim.Adam(other.parameters()), "this Adam does not train"),
+        (layer, "takes optimizers, got BlockSparseLinear"),
+    ):
+        with pytest.raises(js.ArgumentError, match=said):
+            layer.set_pattern(js.Pattern.random((64, 64), 32, 0.25), optimizer)  # type: ignore[arg-type]
+    assert torch.equal(layer.values, before)
