@@ -1,11 +1,11 @@
 """Which block rows of 64 share a panel: those that store most of the same columns.
 
 On Hopper a panel of 128 rows is two of them and one of 192 three, a warpgroup each, and loads every
-slab of the dense operand that any of them needs. Rows that share more load less: random patterns of
-64 x 64 blocks 14, 12 and 9 % less at densities of 0.1, 0.25 and 0.5 in pairs, 16, 12 and 8 % less
-in threes; in pairs, patterns whose rows are of very different lengths a fifth
-(docs/performance.md). Rows are matched with others of the same 128 or 126, so that all windows are
-matched at once.
+slab of the dense operand that any of them needs. Rows that share more load less: of random patterns
+of 128 x 128 blocks pairs need 12, 9 and 7 % fewer slabs at densities of 0.1, 0.25 and 0.5, threes
+15, 12 and 7 %; of 64 x 64 blocks 15, 12 and 8 %, and 21, 15 and 9 %; pairs of patterns whose rows
+are of very different lengths a fifth (docs/performance.md). Rows are matched with others of the
+same 128 or 126, so that all windows are matched at once.
 
 The matching is the greedy one: of all pairs that are left the best comes next. Two rows that are
 each other's best are what it would match sooner or later, so all of those are matched at once

@@ -1,18 +1,26 @@
 """The index of a pattern like one before: one launch in place of two thousand.
 
-On a GPU building an index is launching small kernels: 9 to 40 ms of the host's time for a few of
+On a GPU building an index is launching small kernels: 9 to 40 ms of the host's time for 2 to 7 of
 the device's (docs/performance.md). Which kernels these are depends on nothing but the grid, the
 block size and the number of blocks. The layers of a model share a few of those, and training that
 moves blocks keeps them, so the second time they come everything is recorded as a CUDA graph, and
 replayed from then on.
+
+A capture is an affair of the whole process: up to torch 2.11 another thread cannot draw random
+numbers on the same GPU meanwhile, and one that fails leaves torch's generator and allocator in the
+middle of it. So nothing is recorded unless this thread is the only one, torch's own allocator is in
+use, and there is memory enough; then patterns are built kernel by kernel, as always before.
 """
 
 from __future__ import annotations
 
-import contextlib
+import gc
+import os
 import threading
+import warnings
 from collections import OrderedDict
-from typing import Any, NamedTuple
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,62 +30,21 @@ from jitsparse.schedule import build_index
 __all__ = ["index_of"]
 
 _MOST = 32
-"""Recordings that are kept. None is dropped for another: to destroy a graph is an error while
-another thread captures one."""
+"""Recordings of a device. None is dropped for another: to destroy a graph is an error while another
+thread captures one."""
 
 _REMEMBERED = 1024
-"""Keys that are known to have come once."""
+"""Keys of a device that are known to have come."""
+
+_ROOM = 1 << 30
+"""Bytes that must be free on the device for a recording: those that were measured kept 158 MB at
+most (16384 x 16384, blocks of 64)."""
 
 _Key = tuple[int, ...]
-"""Device, block rows, block columns, blocks, and the block size."""
+"""Block rows, block columns, blocks, and the block size."""
 
-_guard = threading.Lock()
-_seen: OrderedDict[_Key, None] = OrderedDict()
-_recordings: dict[_Key, _Recording | None] = {}
-_devices: dict[int, _Device] = {}
-
-
-class _Device(NamedTuple):
-    """What the recordings of a device share: as only one is replayed at a time, and its result
-    copied before the next, also the memory for everything between."""
-
-    pool: Any
-    stream: torch.cuda.Stream
-    idle: torch.cuda.Event
-
-
-class _Recording:
-    """A graph whose operands and result have fixed places.
-
-    Raises:
-        torch.OutOfMemoryError: there is no memory for it.
-    """
-
-    def __init__(
-        self, on: _Device, crow: Tensor, col: Tensor, cols: int, block_size: tuple[int, int]
-    ) -> None:
-        self.crow, self.col = crow.clone(), col.clone()
-        self.graph = torch.cuda.CUDAGraph()
-        # Not torch.cuda.graph, which waits for the device and empties torch's cache of memory.
-        with torch.cuda.stream(on.stream):
-            self.graph.capture_begin(pool=on.pool, capture_error_mode="thread_local")
-            try:
-                self.index = build_index(self.crow, self.col, cols, block_size)
-            except BaseException:
-                with contextlib.suppress(RuntimeError):  # of a capture that failed
-                    self.graph.capture_end()
-                raise
-            self.graph.capture_end()
-
-    def replay(self, on: _Device, crow: Tensor, col: Tensor) -> Tensor:
-        stream = torch.cuda.current_stream()
-        stream.wait_event(on.idle)
-        self.crow.copy_(crow)
-        self.col.copy_(col)
-        self.graph.replay()
-        index = self.index.clone()
-        on.idle.record(stream)
-        return index
+_Arguments = tuple[Tensor, Tensor, int, tuple[int, int]]
+"""Those of :func:`~jitsparse.schedule.build_index`."""
 
 
 def index_of(crow: Tensor, col: Tensor, cols: int, block_size: tuple[int, int]) -> Tensor:
@@ -86,56 +53,139 @@ def index_of(crow: Tensor, col: Tensor, cols: int, block_size: tuple[int, int]) 
     Args:
         crow, col, cols, block_size: as there.
     """
-    if not _may_record(crow, col):
-        return build_index(crow, col, cols, block_size)
-    key = (crow.get_device(), crow.numel() - 1, cols, col.numel(), *block_size)
-    with torch.cuda.device(crow.device), _guard:
-        if key not in _recordings:
-            if not _is_second(key) or len(_recordings) >= _MOST:
-                return build_index(crow, col, cols, block_size)
-            _recordings[key] = _record(crow, col, cols, block_size)
-        recording = _recordings[key]
-        if recording is None:
-            return build_index(crow, col, cols, block_size)
-        return recording.replay(_device(key[0]), crow, col)
+    arguments = crow, col, cols, block_size
+    if _may_replay(crow, col):
+        key = crow.numel() - 1, cols, col.numel(), *block_size
+        with torch.cuda.device(crow.device):
+            index = _device(crow.get_device()).replay(key, arguments)
+        if index is not None:
+            return index
+    return build_index(*arguments)
 
 
-def _may_record(crow: Tensor, col: Tensor) -> bool:
-    """Whether these are blocks on a GPU, and nobody else traces or captures what is done here."""
+def _may_replay(crow: Tensor, col: Tensor) -> bool:
+    """Whether these are blocks on a GPU, and nobody traces, transforms or captures what is done
+    here."""
     return (
-        type(crow) is Tensor
+        not torch.compiler.is_compiling()
+        and type(crow) is Tensor
         and type(col) is Tensor
         and crow.is_cuda
         and col.numel() > 0
-        and not torch.compiler.is_compiling()
         and not torch._C._len_torch_dispatch_stack()
+        and not torch._C._are_functorch_transforms_active()
         and not torch.cuda.is_current_stream_capturing()
     )
 
 
-def _is_second(key: _Key) -> bool:
-    """Whether a key has come before; from now on it has. The first time loads the kernels, which a
-    capture cannot do."""
-    if key in _seen:
-        del _seen[key]
-        return True
-    _seen[key] = None
-    if len(_seen) > _REMEMBERED:
-        _seen.popitem(last=False)
-    return False
+def _may_record() -> bool:
+    """Whether a capture harms nobody and cannot fail, see above."""
+    return (
+        threading.active_count() == 1
+        and torch.cuda.get_allocator_backend() == "native"
+        and "PYTORCH_NO_CUDA_MEMORY_CACHING" not in os.environ
+        and torch.cuda.mem_get_info()[0] >= _ROOM
+    )
 
 
-def _record(crow: Tensor, col: Tensor, cols: int, block_size: tuple[int, int]) -> _Recording | None:
-    """A recording, or None where there is no memory that could be set aside for it."""
-    try:
-        return _Recording(_device(crow.get_device()), crow, col, cols, block_size)
-    except torch.OutOfMemoryError:
-        return None
+class _Recording:
+    """A graph whose operands and result have fixed places.
+
+    Args:
+        pool: for what it allocates.
+        stream: to capture on.
+        arguments: whose tensors are its operands.
+    """
+
+    def __init__(self, pool: Any, stream: torch.cuda.Stream, arguments: _Arguments) -> None:
+        self.crow, self.col = arguments[:2]
+        self.graph = torch.cuda.CUDAGraph()
+        # Not torch.cuda.graph, which waits for the device and empties torch's cache of memory.
+        with torch.cuda.stream(stream):
+            self.graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                self.index = build_index(*arguments)
+            finally:
+                self.graph.capture_end()
+
+    def replay(self, crow: Tensor, col: Tensor) -> Tensor:
+        self.crow.copy_(crow)
+        self.col.copy_(col)
+        self.graph.replay()
+        return self.index.clone()
+
+
+class _Device:
+    """The recordings of a GPU. As only one is replayed at a time, and its result copied before the
+    next, they share the memory for everything between."""
+
+    def __init__(self) -> None:
+        self.recordings: dict[_Key, _Recording] = {}
+        self._seen: OrderedDict[_Key, None] = OrderedDict()
+        self._most = _MOST
+        self._lock = threading.Lock()
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()
+        self._idle = torch.cuda.Event()
+
+    def replay(self, key: _Key, arguments: _Arguments) -> Tensor | None:
+        """The index, or None if it has to be built; recorded first, if that is to be."""
+        with self._lock:
+            if key not in self.recordings and self._again(key) and _may_record():
+                self._record(key, arguments)
+            recording = self.recordings.get(key)
+            if recording is None:
+                return None
+            stream = torch.cuda.current_stream()
+            stream.wait_event(self._idle)
+            try:
+                return recording.replay(*arguments[:2])
+            finally:
+                self._idle.record(stream)
+
+    def _again(self, key: _Key) -> bool:
+        """Whether a key has come before, and there may be another recording. The first time loads
+        the kernels, which a capture cannot do."""
+        again = key in self._seen
+        self._seen[key] = None
+        self._seen.move_to_end(key)
+        if len(self._seen) > _REMEMBERED:
+            self._seen.popitem(last=False)
+        return again and len(self.recordings) < self._most
+
+    def _record(self, key: _Key, arguments: _Arguments) -> None:
+        """Record in a thread of its own, which has none of the modes of this one: what is allocated
+        under ``torch.cuda.use_mem_pool``, for instance, would not be the graph's."""
+        crow, col, cols, block_size = arguments
+        kept = crow.clone(), col.clone(), cols, block_size
+        stream = torch.cuda.current_stream()
+        self._stream.wait_stream(stream)
+        collects = gc.isenabled()
+        gc.disable()  # it might free a graph of the user's, which would end this capture
+        try:
+            with ThreadPoolExecutor(1) as other:
+                recording = other.submit(_Recording, self._pool, self._stream, kept)
+                self.recordings[key] = recording.result()
+        except RuntimeError as error:  # of which running out of memory is one
+            self._most = 0
+            warnings.warn(
+                f"jitsparse builds the indices of patterns kernel by kernel from now on, since "
+                f"recording them as a CUDA graph failed: {error}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        finally:
+            if collects:
+                gc.enable()
+        stream.wait_stream(self._stream)
+
+
+_devices: dict[int, _Device] = {}
+_guard = threading.Lock()
 
 
 def _device(number: int) -> _Device:
-    found = _devices.get(number)
-    if found is None:
-        pool = torch.cuda.graph_pool_handle()
-        found = _devices[number] = _Device(pool, torch.cuda.Stream(), torch.cuda.Event())
-    return found
+    with _guard:
+        if number not in _devices:
+            _devices[number] = _Device()
+        return _devices[number]

@@ -304,7 +304,7 @@ def check_sdd_variants(
 def share_columns(patch: pytest.MonkeyPatch) -> None:
     """Give an sdd tiles of two panels wherever two store the same columns. By their cost only far
     larger patterns have them. Nothing is replayed that was recorded otherwise, or recorded so."""
-    patch.setattr(recorded, "_may_record", lambda *_: False)
+    patch.setattr(recorded, "_may_replay", lambda *_: False)
     patch.setattr(gathers, "SMS", 1)
     patch.setattr(gathers, "_FIXED_OF_TWO", -(1 << 20))
 

@@ -80,6 +80,7 @@ _MANY_ITEMS = 2
 is within 5 % of the best in 0.974 of the cases, without in 0.897."""
 
 _MANY_ROUNDS = 16
+"""Tiles of a CTA above which its steps are reckoned as an integral, not one by one."""
 
 _NARROWEST = 64
 """Columns of the narrowest tiles of ``wgmma``."""
@@ -170,7 +171,9 @@ def extras(problem: Problem, variant: Variant, amounts: Sequence[float]) -> dict
 
 def _parts_of_steps(problem: Problem, variant: Variant) -> int:
     """Into how many parts a variant divides the steps of a tile."""
-    return split.parts_of_problem(problem, variant.ints("t")[1]) if split.splits(variant) else 1
+    return (
+        split.most_parts_of_problem(problem, variant.ints("t")[1]) if split.splits(variant) else 1
+    )
 
 
 def _lies_along(problem: Problem, variant: Variant) -> bool:
@@ -192,8 +195,7 @@ def kind(problem: Problem, variant: Variant) -> str:
         # Slabs of 32 are for blocks of 32; a taller block of that depth is like its own kind.
         slab = tile[2] if height == 32 else 64
         # Narrow tiles have more stages, and of 32 rows wide ones the dense operand in registers
-        # (spmm_wgmma_small.cuh). With numbers for each width the choice is within 5 % of the best
-        # for 0.910 of the held-out half, without for 0.887.
+        # (spmm_wgmma_small.cuh).
         way = "tall" if tile[0] > PANEL else f"n{tile[1]}"
         # Columns that are not there take the copy engine longer than those that are.
         if 2 * problem.extent <= tile[1]:

@@ -22,9 +22,9 @@ __all__ = [
     "KNOB",
     "MOST_ELEMENTS",
     "most_parts",
+    "most_parts_of_problem",
     "most_parts_of_steps",
-    "parts_of_problem",
-    "pays",
+    "pays_in_sdd",
     "splits",
 ]
 
@@ -51,7 +51,7 @@ def splits(variant: Variant) -> bool:
     return KNOB in variant.knobs
 
 
-def pays(problem: Problem) -> bool:
+def pays_in_sdd(problem: Problem) -> bool:
     """Whether an sdd is faster with its sums divided.
 
     Measured on an H200: 1.2 to 2.6 times where this says so, but 0.98 where many tiles are narrow;
@@ -88,7 +88,7 @@ def most_parts_of_steps(m: int, n: int, k: int, batch: int, width: int) -> int:
     return max(1, min(SMS // max(1, tiles), -(-k // SLAB) // _FEWEST_SLABS, _MOST))
 
 
-def parts_of_problem(problem: Problem, width: int) -> int:
+def most_parts_of_problem(problem: Problem, width: int) -> int:
     """The same for a problem of a dsd or dds, in tiles of so many columns."""
     m, k = op_block(problem.op, (problem.rows, problem.cols), problem.layout)
     return most_parts_of_steps(m, problem.extent, k, problem.batch, width)

@@ -102,7 +102,7 @@ def _ways(problem: Problem) -> list[tuple[tuple[str, str], ...]]:
     pays = as_they_lie and turned and turn.pays(problem, sides[0])
     ways = [*turned, *as_they_lie] if pays else [*as_they_lie, *turned]
     divided = [(*way, split.KNOB) for way in ways]
-    return [*divided, *ways] if split.pays(problem) else [*ways, *divided]
+    return [*divided, *ways] if split.pays_in_sdd(problem) else [*ways, *divided]
 
 
 def _turned(problem: Problem) -> list[str]:
@@ -161,7 +161,7 @@ def _may_split(problem: Problem, tile: tuple[int, int, int]) -> bool:
     """Whether several CTAs may have a part of the steps of each tile."""
     if problem.dtype == "tf32" or tile[0] != PANEL:
         return False
-    return split.parts_of_problem(problem, tile[1]) > 1
+    return split.most_parts_of_problem(problem, tile[1]) > 1
 
 
 def _may_pick(problem: Problem, tile: tuple[int, int, int]) -> bool:

@@ -116,12 +116,18 @@ def test_every_candidate_is_right(family: str, op: str, dtype: str, block: tuple
     values = torch.randn(pattern.values_shape, generator=generator)
     stored = js.BlockSparse(values.to("cuda", DTYPES[dtype]), pattern)
     products = 2**-9 if dtype == "tf32" else None
+    found = [
+        (layout, variant.name)
+        for layout in LAYOUTS
+        for variant in legal(op, dtype, block, layout)
+        if variant.family == family
+    ]
+    if not found:
+        pytest.skip(f"{family} has nothing for this GPU")
     with float32_as(dtype):
-        for layout in LAYOUTS:
-            for variant in legal(op, dtype, block, layout):
-                if variant.family == family:
-                    with js.pin(f"{op}={variant.name}"):
-                        call(op, layout, stored, products, generator)
+        for layout, name in found:
+            with js.pin(f"{op}={name}"):
+                call(op, layout, stored, products, generator)
 
 
 def call(
@@ -162,8 +168,8 @@ MANY_TILES = [
 @pytest.mark.parametrize(("dtype", "block"), MANY_TILES, ids=str)
 @pytest.mark.parametrize("op", registry.OPS)
 def test_ctas_that_take_tile_after_tile(op: str, dtype: str, block: tuple[int, int]) -> None:
-    """More tiles than the GPU has multiprocessors, of all lengths, with panels that are empty: what
-    a call chooses, and every variant of persistent CTAs."""
+    """More tiles than the GPU has multiprocessors, of all lengths, with panels that are empty: the
+    first choice of a smaller product, and every variant of persistent CTAs."""
     generator = torch.Generator().manual_seed(1)
     grid = -(-5000 // block[0]), -(-4104 // block[1])
     density = torch.rand(grid[0], 1, generator=generator) ** 4

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+import warnings
 from typing import Any
 
 import pytest
@@ -27,8 +27,13 @@ LAYOUTS = [
 
 @pytest.fixture(autouse=True)
 def nothing_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded, "_seen", OrderedDict())
-    monkeypatch.setattr(recorded, "_recordings", {})
+    """As in a program of one thread; test runners have more."""
+    monkeypatch.setattr(recorded, "_devices", {})
+    monkeypatch.setattr(recorded.threading, "active_count", lambda: 1)
+
+
+def recordings() -> int:
+    return len(recorded._device(torch.cuda.current_device()).recordings)
 
 
 def arguments(number: int, which: int = 0) -> tuple[Tensor, Tensor, int, tuple[int, int]]:
@@ -45,7 +50,7 @@ def test_it_is_the_same_from_the_first_to_the_last(which: int) -> None:
     for number in range(5):
         given = arguments(number, which)
         assert torch.equal(recorded.index_of(*given), build_index(*given))
-        assert len(recorded._recordings) == (number > 0)
+        assert recordings() == (number > 0)
 
 
 def test_layouts_by_turns_share_their_memory() -> None:
@@ -59,9 +64,13 @@ def test_layouts_by_turns_share_their_memory() -> None:
 
 
 def test_streams_take_turns() -> None:
-    """Each replay follows on the one before, whichever stream that was on."""
-    given = [arguments(number) for number in range(12)]
+    """Each replay follows on the one before, whichever stream that was on: of another layout, too,
+    whose graph uses the same memory."""
+    given = [arguments(number, number % 2) for number in range(12)]
     streams = [torch.cuda.Stream() for _ in range(3)]
+    for each in given[:4]:
+        recorded.index_of(*each)
+    assert recordings() == 2
     torch.cuda.synchronize()
     found = []
     for number, each in enumerate(given):
@@ -119,18 +128,70 @@ def test_a_users_capture_holds_the_kernels_themselves() -> None:
         assert torch.equal(index, build_index(*other))
 
 
-def test_what_there_is_no_room_for_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capture_that_runs_out_of_memory_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
 
-    def refuse(*arguments: Any) -> Any:
-        tried.append(arguments)
-        raise torch.OutOfMemoryError("no memory")
+    def fail(*given: Any) -> Tensor:
+        index = build_index(*given)
+        if torch.cuda.is_current_stream_capturing():
+            tried.append(given)
+            raise torch.OutOfMemoryError("no memory")
+        return index
 
-    monkeypatch.setattr(recorded, "_Recording", refuse)
+    monkeypatch.setattr(recorded, "build_index", fail)
     for number in range(4):
+        for which in (0, 1):
+            given = arguments(number, which)
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                index = recorded.index_of(*given)
+            assert torch.equal(index, build_index(*given))
+            assert bool(said) == (number == 1 and which == 0)
+    assert len(tried) == 1
+    assert recordings() == 0
+    torch.nn.functional.dropout(torch.ones(8, device="cuda"))  # the generator is in no capture
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        torch.randn(8, device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("what", "how"),
+    [
+        ("threading.active_count", lambda: 2),
+        ("torch.cuda.get_allocator_backend", lambda: "cudaMallocAsync"),
+        ("torch.cuda.mem_get_info", lambda: (1 << 20, 1 << 36)),
+    ],
+)
+def test_where_a_capture_might_do_harm_all_is_built(
+    what: str, how: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(what, how)
+    for number in range(3):
         given = arguments(number)
         assert torch.equal(recorded.index_of(*given), build_index(*given))
-    assert len(tried) == 1
+    assert recordings() == 0
+
+
+def test_under_a_transform_all_is_built() -> None:
+    """Which wraps what is written to."""
+    dense = torch.randn(256, 256, device="cuda", dtype=torch.float64)
+
+    def loss(x: Tensor) -> Tensor:
+        return js.BlockSparse.from_dense(x, 32).values.square().sum()
+
+    for _ in range(4):
+        torch.testing.assert_close(torch.func.grad(loss)(dense), 2 * dense)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_another_gpu_than_the_current_one() -> None:
+    crow, col, *others = arguments(0)
+    for _ in range(3):
+        there = recorded.index_of(crow.to("cuda:1"), col.to("cuda:1"), *others)
+        assert torch.equal(there.cpu(), build_index(crow, col, *others).cpu())
+    assert recordings() == 0
+    assert len(recorded._device(1).recordings) == 1
 
 
 def test_beyond_the_most_layouts_they_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,4 +200,4 @@ def test_beyond_the_most_layouts_they_are_built(monkeypatch: pytest.MonkeyPatch)
         for number in range(3):
             given = arguments(number, which)
             assert torch.equal(recorded.index_of(*given), build_index(*given))
-    assert len(recorded._recordings) == 1
+    assert recordings() == 1

@@ -11,7 +11,7 @@ from jitsparse.bench.cases import DTYPES
 from jitsparse.kernels import registry
 from jitsparse.kernels.problem import Problem
 from jitsparse.kernels.roles import LAYOUTS, is_flipped
-from jitsparse.kernels.split import most_parts, splits
+from jitsparse.kernels.split import most_parts, most_parts_of_steps, splits
 
 pytestmark = pytest.mark.gpu
 
@@ -57,6 +57,8 @@ def test_divided_steps_are_right_and_repeatable(op: str, block: int, layout: str
     names = [variant.name for variant in legal if splits(variant)]
     if not names:
         pytest.skip("no variant that divides steps")
+    widest = 256
+    assert most_parts_of_steps(FEW, COLUMNS, LONG, BATCH, widest) > 1
     generator = torch.Generator().manual_seed(0)
     pattern = js.Pattern.random(shape, block, 0.4, generator=generator).to("cuda")
     values = torch.randn(pattern.values_shape, generator=generator)

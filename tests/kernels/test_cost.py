@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import math
 import random
 from typing import Any
@@ -376,6 +377,12 @@ def test_fitting_leaves_aside_what_is_no_part(monkeypatch: pytest.MonkeyPatch) -
     found = fitting.fit([row | {"us": row["us"] + 30.0} for row in measured])
     for row in measured:
         assert explained(row, found) == pytest.approx(row["us"], rel=0.02)
+
+
+def test_prices_are_of_the_parts_that_are_reckoned() -> None:
+    table = json.loads(cost.TABLE.read_text(encoding="utf-8"))
+    assert tuple(table["parts"]) == cost.PARTS
+    assert all(len(prices) == len(cost.PARTS) for prices in table["prices"].values())
 
 
 def test_a_kind_that_was_timed_once_costs_about_what_similar_ones_do() -> None:

@@ -22,12 +22,11 @@ struct SddSum {
   static __device__ __forceinline__ void run(const Params& params) {
     const int parts = parts_of_sums(__ldg(params.tiles), params.ctas, params.most);
     if (parts == 1) return;  // they lie in `out` already
-    const int64 step = int64(gridDim.x) * (kThreads * kSumsAtOnce);
-    for (int64 i = (int64(blockIdx.x) * kThreads + threadIdx.x) * kSumsAtOnce; i < params.count; i += step) {
-      float sum[kSumsAtOnce] = {};
-      add_parts(sum, params.sums, parts, params.count, i);
-      store_sums_at<Element>(params.out + i, sum);
-    }
+    const int64 i = (int64(blockIdx.x) * kThreads + threadIdx.x) * kSumsAtOnce;
+    if (i >= params.count) return;
+    float sum[kSumsAtOnce] = {};
+    add_parts(sum, params.sums, parts, params.count, i);
+    store_sums_at<Element>(params.out + i, sum);
   }
 
   // Divided sums are few, so this is a few thousand CTAs at most.

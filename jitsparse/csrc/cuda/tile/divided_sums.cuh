@@ -1,4 +1,4 @@
-// Sums over k that are divided among CTAs: into how many parts, and how four of them are added, always in the same order.
+// Sums over k that are divided among CTAs: into how many parts, and how these are added, always in the same order.
 #pragma once
 
 #include "../../abi.h"
