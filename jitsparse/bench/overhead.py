@@ -1,21 +1,21 @@
-"""What surrounds the kernel: import, and the host time of a call beside its peer's.
+"""What surrounds the kernel: import, making a pattern, the host time of a call beside its peer's.
 
-Import is timed in fresh processes, the host time of calls in this one. First use is a suite of its
-own, :mod:`~jitsparse.bench.first_use`.
+The first two are timed in fresh processes, the host time of calls in this one. First use is a suite
+of its own, :mod:`~jitsparse.bench.first_use`.
 """
 
 from __future__ import annotations
 
 import statistics
 import tempfile
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 import jitsparse as js
 from jitsparse.bench import fresh
+from jitsparse.bench.pattern_process import BLOCK, BLOCKS, SIZE
 from jitsparse.bench.report import Table
 from jitsparse.bench.timing import interleave_host
 
@@ -24,8 +24,7 @@ __all__ = ["overhead_table"]
 PROCESSES = 7
 """Fresh processes behind a median."""
 
-PATTERNS = 16
-"""Of which the second half is behind a median: a layout is recorded when it comes again."""
+_PATTERN = f"a pattern, {SIZE} x {SIZE} in {BLOCKS} blocks of {BLOCK}"
 
 IMPORT = """
 import json, time, torch
@@ -74,8 +73,12 @@ def overhead_table(
         median = statistics.median(each[number] for each in beyond)
         add(f"import jitsparse{what}, beyond torch", median, "ms")
     on_step("making a pattern")
-    for name, seconds in _pattern_times(device):
-        add(name, seconds, "ms")
+    with tempfile.TemporaryDirectory(prefix="jitsparse-bench-") as scratch:
+        arguments = ["-m", "jitsparse.bench.pattern_process", str(device)]
+        known, new = fresh.run(arguments, scratch)
+    add(_PATTERN, known, "ms")
+    if device.type == "cuda":
+        add(f"{_PATTERN} and more, each of a new layout", new, "ms")
     on_step("host time of a call")
     for name, seconds, peer, peer_seconds in _host_times(device, notes):
         add(name, seconds, "us", peer, peer_seconds)
@@ -85,35 +88,6 @@ def overhead_table(
         rows,
         notes,
     )
-
-
-def _pattern_times(device: torch.device) -> list[tuple[str, float]]:
-    """Seconds until a pattern is made: of a layout that is new to the process, and of one that has
-    come before."""
-    size, block, blocks = 4096, 64, 1024
-
-    def settle() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
-    def seconds(counts: Iterable[int]) -> float:
-        took = []
-        for count in counts:
-            other = js.Pattern.random((size, size), block, count * (block / size) ** 2)
-            crow, col = (each.to(device) for each in (other.crow_indices, other.col_indices))
-            settle()
-            start = time.perf_counter()
-            js.Pattern((size, size), block, crow, col)
-            settle()
-            took.append(time.perf_counter() - start)
-        return statistics.median(took[len(took) // 2 :])
-
-    what = f"a pattern, {size} x {size} in {blocks} blocks of {block}"
-    found = [(what, seconds([blocks] * PATTERNS))]
-    if device.type == "cuda":
-        new = range(blocks, blocks + PATTERNS)
-        found.append((f"{what} and more, each of a new layout", seconds(new)))
-    return found
 
 
 def _host_times(
