@@ -4,7 +4,10 @@ patterns store is kept bit for bit, what is new is zero, and an optimizer's stat
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -185,3 +188,43 @@ def test_an_optimizer_that_trains_something_else() -> None:
         with pytest.raises(js.ArgumentError, match=said):
             layer.set_pattern(js.Pattern.random((64, 64), 32, 0.25), optimizer)  # type: ignore[arg-type]
     assert torch.equal(layer.values, before)
+
+
+RANKS = """\
+import sys, torch, jitsparse as js
+rank, store = int(sys.argv[1]), sys.argv[2]
+torch.distributed.init_process_group(
+    "gloo", rank=rank, world_size=2, store=torch.distributed.FileStore(store, 2)
+)
+generator = torch.Generator().manual_seed(0)
+patterns = [js.Pattern.random((64, 96), 16, 0.5, generator=generator) for _ in range(3)]
+data = torch.randn(3, 8, 96, generator=generator, dtype=torch.float64)
+torch.manual_seed(0)
+alone, layer = (
+    js.nn.BlockSparseLinear(96, 64, 16, pattern=patterns[0], dtype=torch.float64) for _ in range(2)
+)
+alone.load_state_dict(layer.state_dict())
+together = torch.nn.parallel.DistributedDataParallel(layer)
+adam, twin = (torch.optim.Adam(each.parameters(), 0.01) for each in (layer, alone))
+for pattern, batch in zip(patterns, data):
+    layer.set_pattern(pattern, adam)
+    alone.set_pattern(pattern, twin)
+    for model, optimizer, x in ((together, adam, batch[rank::2]), (alone, twin, batch)):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+assert layer.pattern == patterns[-1]
+torch.testing.assert_close(layer.weight.to_dense(), alone.weight.to_dense())
+"""
+
+
+def test_ranks_that_move_together(tmp_path: Path) -> None:
+    """Each has half of a batch; a layer alone has all of it."""
+    arguments = [sys.executable, "-c", RANKS]
+    ranks = [
+        subprocess.Popen([*arguments, str(rank), str(tmp_path / "store")], stderr=subprocess.PIPE)
+        for rank in range(2)
+    ]
+    for rank in ranks:
+        _, err = rank.communicate(timeout=120)
+        assert rank.returncode == 0, err.decode()

@@ -58,6 +58,8 @@ class PatternBuffers(nn.Module):
         Call it after a step and before the next forward pass: a backward pass of an earlier one
         has gradients for the blocks of that time. A compiled layer follows. A CUDA graph that was
         captured before has the blocks of that time, in memory that may be gone: capture it anew.
+        Under ``DistributedDataParallel`` all ranks move to one pattern, with as many blocks as
+        before.
 
         Raises:
             ArgumentError: if the pattern does not fit, an optimizer does not train ``values``, or

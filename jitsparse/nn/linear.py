@@ -45,7 +45,7 @@ class BlockSparseLinear(PatternBuffers):
             an optimizer has state of it, and before the model is wrapped for several devices.
 
     Values are drawn as :class:`torch.nn.Linear` draws its weight, scaled to the density, so that
-    outputs have the same variance.
+    outputs have the same variance. :meth:`set_pattern` moves blocks while a layer is trained.
 
     A layer on the meta device knows its sizes only; materialise it with ``to_empty`` and load a
     state dict, which brings the pattern.
