@@ -87,5 +87,8 @@ def places_of(wanted: Pattern, stored: Pattern) -> Tensor:
 
 
 def taken(values: Tensor, places: Tensor) -> Tensor:
-    """The blocks at :func:`places_of`, and zeros where there are none; differentiable."""
-    return torch.cat([values, values.new_zeros(1, *values.shape[1:])]).index_select(0, places)
+    """The blocks at :func:`places_of`, or what else there is of each, and zeros where there are
+    none; differentiable."""
+    nothing = values.new_zeros(1, *values.shape[1:])
+    with torch.autocast("cuda" if values.is_cuda else "cpu", enabled=False):  # which has cat cast
+        return torch.cat([values, nothing]).index_select(0, places)

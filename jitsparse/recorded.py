@@ -1,6 +1,6 @@
 """The index of a pattern like one before: one launch in place of two thousand.
 
-On a GPU building an index is launching small kernels: 9 to 40 ms of the host's time for 2 to 7 of
+On a GPU building an index is launching small kernels: 9 to 43 ms of the host's time for 2 to 7 of
 the device's (docs/performance.md). Which kernels these are depends on nothing but the grid, the
 block size and the number of blocks. The layers of a model share a few of those, and training that
 moves blocks keeps them, so the second time they come everything is recorded as a CUDA graph, and
@@ -8,8 +8,8 @@ replayed from then on.
 
 A capture is an affair of the whole process: up to torch 2.11 another thread cannot draw random
 numbers on the same GPU meanwhile, and one that fails leaves torch's generator and allocator in the
-middle of it. So nothing is recorded unless this thread is the only one, torch's own allocator is in
-use, and there is memory enough; then patterns are built kernel by kernel, as always before.
+middle of it. So nothing is recorded unless this thread is the only one of Python's, torch's own
+allocator is in use, and there is memory enough: else patterns are built kernel by kernel.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from __future__ import annotations
 import gc
 import os
 import threading
-import warnings
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -25,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from jitsparse.jit import progress
 from jitsparse.schedule import build_index
 
 __all__ = ["index_of"]
@@ -37,11 +37,15 @@ _REMEMBERED = 1024
 """Keys of a device that are known to have come."""
 
 _ROOM = 1 << 30
-"""Bytes that must be free on the device for a recording: those that were measured kept 158 MB at
-most (16384 x 16384, blocks of 64)."""
+"""Bytes that must be free on the device for a recording. Those that were measured kept 158 MB at
+most (16384 x 16384, blocks of 64), 2.3 KB a block where there are many."""
+
+_MOST_BLOCKS = 1 << 18
+"""Of a pattern, above which the device has more to do than the host."""
 
 _Key = tuple[int, ...]
-"""Block rows, block columns, blocks, and the block size."""
+"""Block rows, block columns, blocks, the block size, and whether torch has to be deterministic,
+which takes other kernels."""
 
 _Arguments = tuple[Tensor, Tensor, int, tuple[int, int]]
 """Those of :func:`~jitsparse.schedule.build_index`."""
@@ -55,7 +59,8 @@ def index_of(crow: Tensor, col: Tensor, cols: int, block_size: tuple[int, int]) 
     """
     arguments = crow, col, cols, block_size
     if _may_replay(crow, col):
-        key = crow.numel() - 1, cols, col.numel(), *block_size
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        key = crow.numel() - 1, cols, col.numel(), *block_size, int(deterministic)
         with torch.cuda.device(crow.device):
             index = _device(crow.get_device()).replay(key, arguments)
         if index is not None:
@@ -71,7 +76,7 @@ def _may_replay(crow: Tensor, col: Tensor) -> bool:
         and type(crow) is Tensor
         and type(col) is Tensor
         and crow.is_cuda
-        and col.numel() > 0
+        and 0 < col.numel() <= _MOST_BLOCKS
         and not torch._C._len_torch_dispatch_stack()
         and not torch._C._are_functorch_transforms_active()
         and not torch.cuda.is_current_stream_capturing()
@@ -163,16 +168,15 @@ class _Device:
         collects = gc.isenabled()
         gc.disable()  # it might free a graph of the user's, which would end this capture
         try:
-            with ThreadPoolExecutor(1) as other:
+            number = torch.cuda.current_device()
+            with ThreadPoolExecutor(1, "", torch.cuda.set_device, (number,)) as other:
                 recording = other.submit(_Recording, self._pool, self._stream, kept)
                 self.recordings[key] = recording.result()
         except RuntimeError as error:  # of which running out of memory is one
             self._most = 0
-            warnings.warn(
-                f"jitsparse builds the indices of patterns kernel by kernel from now on, since "
-                f"recording them as a CUDA graph failed: {error}",
-                RuntimeWarning,
-                stacklevel=2,
+            progress.warn(
+                "jitsparse builds the indices of patterns kernel by kernel from now on, since "
+                f"recording them as a CUDA graph failed: {error}"
             )
         finally:
             if collects:

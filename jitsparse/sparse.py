@@ -144,7 +144,7 @@ class BlockSparse:
         )
         return dense.mT if self.transposed else dense
 
-    def to_pattern(self, pattern: Pattern) -> BlockSparse:
+    def with_pattern(self, pattern: Pattern) -> BlockSparse:
         """This matrix on another pattern: blocks that both store, bit for bit, and zeros in those
         that only the other one stores; differentiable.
 
@@ -158,14 +158,15 @@ class BlockSparse:
             >>> import torch, jitsparse as js
             >>> a = js.random((128, 128), 32, 0.5)
             >>> everywhere = js.Pattern.from_mask(torch.ones(4, 4, dtype=torch.bool), 32)
-            >>> torch.equal(a.to_pattern(everywhere).to_dense(), a.to_dense())
+            >>> torch.equal(a.with_pattern(everywhere).to_dense(), a.to_dense())
             True
         """
         stored = self.pattern
         block = stored.block_size[::-1] if self.transposed else stored.block_size
         require_like(pattern, self.shape, block, stored.device)
         wanted = pattern.T if self.transposed else pattern
-        return self._with(taken(self.values, places_of(wanted, stored)), wanted)
+        values = taken(self.values, places_of(wanted, stored))
+        return self._with(clear_edge(values, wanted), wanted)
 
     @classmethod
     def from_bsr(cls, tensor: Tensor) -> BlockSparse:

@@ -37,25 +37,31 @@ def test_a_matrix_on_another_pattern(before: Tensor, after: Tensor, transposed: 
     shape, block = (20, 50), (8, 16)
     a = js.BlockSparse.from_dense(torch.randn(shape), block, before)
     pattern = js.Pattern.from_mask(after, block, shape)
-    moved = a.T.to_pattern(pattern.T).T if transposed else a.to_pattern(pattern)
+    moved = a.T.with_pattern(pattern.T).T if transposed else a.with_pattern(pattern)
     assert moved.pattern == pattern
     expected = torch.where(expand(after, block, shape), a.to_dense(), 0)
     assert torch.equal(moved.to_dense(), expected)
+
+
+def test_what_lies_past_the_edge_is_no_part_of_it() -> None:
+    pattern = js.Pattern.from_mask(torch.ones(2, 2, dtype=torch.bool), 16, (20, 20))
+    values = js.BlockSparse(torch.ones(pattern.values_shape), pattern).with_pattern(pattern).values
+    assert values.sum() == 400
 
 
 def test_what_is_not_finite_stays_in_its_block() -> None:
     a = js.random((64, 64), 16, 0.5)
     a.values[0], a.values[1] = torch.inf, torch.nan
     everywhere = js.Pattern.from_mask(torch.ones(4, 4, dtype=torch.bool), 16)
-    values = a.to_pattern(everywhere).values
+    values = a.with_pattern(everywhere).values
     assert values.isinf().sum() == values.isnan().sum() == 256
-    assert torch.equal(a.to_pattern(everywhere).to_pattern(a.pattern).values[2:], a.values[2:])
+    assert torch.equal(a.with_pattern(everywhere).with_pattern(a.pattern).values[2:], a.values[2:])
 
 
 def test_gradients_of_what_moved() -> None:
     old, new = (js.Pattern.random((24, 16), 8, 0.5) for _ in range(2))
     values = torch.randn(old.values_shape, dtype=torch.float64, requires_grad=True)
-    assert gradcheck(lambda v: js.BlockSparse(v, old).to_pattern(new).values, (values,))
+    assert gradcheck(lambda v: js.BlockSparse(v, old).with_pattern(new).values, (values,))
 
 
 @pytest.mark.parametrize(
@@ -69,14 +75,14 @@ def test_gradients_of_what_moved() -> None:
 )
 def test_a_pattern_that_does_not_fit(pattern: object, said: str) -> None:
     layer = js.nn.BlockSparseLinear(64, 64, 32, density=0.5)
-    for move in (layer.set_pattern, layer.weight.to_pattern):
+    for move in (layer.set_pattern, layer.weight.with_pattern):
         with pytest.raises(js.ArgumentError, match=said):
             move(pattern)  # type: ignore[arg-type]
 
 
 # -- layers -------------------------------------------------------------------------------------
 
-SHAPE, BLOCK = (64, 96), 16
+SHAPE, BLOCK = (60, 90), 16
 
 OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9),
@@ -176,6 +182,87 @@ def test_a_compiled_layer_follows(density: float) -> None:
     got, layer.values.grad = layer.values.grad, None
     layer(x).sum().backward()
     torch.testing.assert_close(got, layer.values.grad)
+
+
+def test_state_of_rows_and_columns_of_blocks_moves_too() -> None:
+    layer = js.nn.BlockSparseLinear(64, 96, 16, density=0.5)
+    optimizer = torch.optim.Adafactor(layer.parameters())
+    train(layer, optimizer, [torch.randn(8, 64)])
+    before, old = copy.deepcopy(optimizer.state[layer.values]), layer.pattern
+    assert before["row_var"].shape == (12, 16, 1)
+    layer.set_pattern(js.Pattern.random((96, 64), 16, 0.75), optimizer)
+    after = optimizer.state[layer.values]
+    assert after["step"] == before["step"]
+    was, now = (
+        [tuple(each) for each in torch.stack([p.row_indices, p.col_indices], 1).tolist()]
+        for p in (old, layer.pattern)
+    )
+    for name in ("row_var", "col_var"):
+        for n, place in enumerate(now):
+            nothing = torch.zeros_like(before[name][0])
+            expected = before[name][was.index(place)] if place in was else nothing
+            assert torch.equal(after[name][n], expected)
+    train(layer, optimizer, [torch.randn(8, 64)])
+
+
+@pytest.mark.parametrize("density", [0.5, 0.25])
+def test_state_that_two_optimizers_share_moves_once(density: float) -> None:
+    layers = [js.nn.BlockSparseLinear(64, 96, 16, density=0.5)]
+    layers.append(copy.deepcopy(layers[0]))
+    x, pattern = torch.randn(8, 64), js.Pattern.random((96, 64), 16, density)
+    for layer, times in zip(layers, (1, 2), strict=True):
+        optimizer = torch.optim.Adam(layer.parameters())
+        train(layer, optimizer, [x])
+        layer.set_pattern(pattern, *[optimizer] * times)
+        train(layer, optimizer, [x])
+    assert torch.equal(layers[0].values, layers[1].values)
+
+
+def test_state_without_places_of_blocks_is_refused() -> None:
+    layer = js.nn.BlockSparseLinear(64, 96, 16, density=0.5)
+    optimizer = torch.optim.Adam(layer.parameters())
+    train(layer, optimizer, [torch.randn(8, 64)])
+    optimizer.state[layer.values]["absmax"] = torch.zeros(7)
+    before, old = copy.deepcopy(optimizer.state[layer.values]), layer.pattern
+    with pytest.raises(js.ArgumentError, match=r"'absmax' .* shape \(7,\)"):
+        layer.set_pattern(js.Pattern.random((96, 64), 16, 0.5), optimizer)
+    assert layer.pattern is old
+    assert torch.equal(optimizer.state[layer.values]["exp_avg"], before["exp_avg"])
+
+
+def test_values_that_are_a_shard() -> None:
+    layer = js.nn.BlockSparseLinear(64, 96, 16, density=0.5)
+    layer.values.data = torch.zeros(400)
+    with pytest.raises(js.ArgumentError, match="before the model is sharded"):
+        layer.set_pattern(js.Pattern.random((96, 64), 16, 0.5))
+
+
+@pytest.mark.parametrize("density", [0.5, 0.25])
+def test_moved_in_inference_mode_and_trained_afterwards(density: float) -> None:
+    layer = js.nn.BlockSparseLinear(64, 96, 16, density=0.5)
+    optimizer = torch.optim.Adam(layer.parameters())
+    train(layer, optimizer, [torch.randn(8, 64)])
+    with torch.inference_mode():
+        layer.set_pattern(js.Pattern.random((96, 64), 16, density), optimizer)
+    train(layer, optimizer, [torch.randn(8, 64)])
+
+
+def test_autocast_leaves_them_alone() -> None:
+    a = js.random((64, 64), 16, 0.5, dtype=torch.float16)
+    pattern = js.Pattern.random((64, 64), 16, 0.5)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert a.with_pattern(pattern).dtype == torch.float16
+
+
+def test_a_state_dict_of_before_can_be_loaded() -> None:
+    layer = js.nn.BlockSparseLinear(64, 96, 16, density=0.5)
+    before = {name: each.clone() for name, each in layer.state_dict().items()}
+    held = layer.state_dict()
+    layer.set_pattern(js.Pattern.random((96, 64), 16, 0.25))
+    for name in ("crow_indices", "col_indices"):
+        assert torch.equal(held[name], before[name])
+    layer.load_state_dict(before)
+    assert torch.equal(layer.values, before["values"])
 
 
 def test_an_optimizer_that_trains_something_else() -> None:

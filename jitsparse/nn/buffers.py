@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from jitsparse.blocks import places_of, require_like, taken
 from jitsparse.checks import check_indices
 from jitsparse.errors import ArgumentError
-from jitsparse.nn.moving import move_state, require_trained
+from jitsparse.nn.moving import moves_of, require_trained
 from jitsparse.pattern import Pattern
 
 __all__ = ["PatternBuffers"]
@@ -52,51 +52,61 @@ class PatternBuffers(nn.Module):
         Args:
             pattern: of the same shape and block size, on the same device.
             optimizers: that train ``values``: what they keep of each block, such as momentum and
-                running averages, moves along, and is zero for new blocks. An optimizer that is not
-                named here must not have state of ``values`` if the number of blocks changes.
+                running averages, moves along, and is zero for new blocks; counts of steps stay. The
+                state of an optimizer that is not named stays as it is, of other blocks.
 
         Call it after a step and before the next forward pass: a backward pass of an earlier one
-        has gradients for the blocks of that time. A compiled layer follows. A CUDA graph that was
-        captured before has the blocks of that time, in memory that may be gone: capture it anew.
-        Under ``DistributedDataParallel`` all ranks move to one pattern, with as many blocks as
-        before.
+        has gradients for the blocks of that time. What else knows the blocks has to follow:
+
+        - a moving average of the model: move that too, before it is updated;
+        - a CUDA graph that was captured: capture it anew;
+        - ``DistributedDataParallel``: all ranks move to one pattern, with as many blocks as before,
+          since hooks on gradients do not survive another number;
+        - a compiled layer follows, and is compiled anew for each number of blocks, up to
+          ``torch._dynamo.config.recompile_limit`` times;
+        - a Parameter that two layers share has one pattern for both: do not move it.
 
         Raises:
-            ArgumentError: if the pattern does not fit, an optimizer does not train ``values``, or
-                these are no plain Parameter, since the model is sharded.
+            ArgumentError: if the pattern does not fit, an optimizer does not train ``values`` or
+                keeps what cannot be moved, or these are no plain Parameter, since the model is
+                sharded.
 
         Example:
             >>> import torch, jitsparse as js
             >>> layer = js.nn.BlockSparseLinear(256, 512, 32, density=0.25)
             >>> adam = torch.optim.Adam(layer.parameters())
-            >>> norms = layer.values.detach().norm(dim=(1, 2))
-            >>> mask = layer.pattern.to_mask()
-            >>> mask[mask.clone()] = norms > norms.quantile(0.1)  # prune a tenth
-            >>> layer.set_pattern(js.Pattern.from_mask(mask, 32), adam)
+            >>> pattern, norms = layer.pattern, layer.values.detach().norm(dim=(1, 2))
+            >>> kept = norms.topk(28).indices  # of 32 blocks
+            >>> mask = torch.zeros(pattern.grid, dtype=torch.bool)
+            >>> mask[pattern.row_indices[kept], pattern.col_indices[kept]] = True
+            >>> layer.set_pattern(js.Pattern.from_mask(mask, 32, pattern.shape), adam)
             >>> layer.pattern.nnz_blocks
             28
         """
-        old = self.pattern
+        old, values = self.pattern, self.values
         require_like(pattern, old.shape, old.block_size, old.device)
-        values = self.values
-        if type(values) is not nn.Parameter or values.is_meta or old.device != values.device:
+        plain = type(values) is nn.Parameter and values.shape == old.values_shape
+        if not plain or values.is_meta or values.device != old.device:
             raise ArgumentError(
-                "set_pattern moves the values of a layer whose values are a Parameter with data, "
-                f"on the device of its pattern; they are a {type(values).__name__} on "
-                f"{values.device}, the pattern is on {old.device}"
+                f"set_pattern moves values that are a Parameter of shape {old.values_shape} on "
+                f"{old.device}; these are a {type(values).__name__} of shape "
+                f"{tuple(values.shape)} on {values.device}: move before the model is sharded"
             )
         require_trained(values, optimizers)
-        places, shape = places_of(pattern, old), values.shape
-        with torch.no_grad():
-            moved = taken(values, places)
-            move_state(values, optimizers, shape, lambda state: taken(state, places))
-            if moved.shape != shape:
+        with torch.inference_mode(False), torch.no_grad():
+            places = places_of(pattern, old)
+            moved, moves = taken(values, places), moves_of(values, optimizers, places)
+            as_many = moved.shape == values.shape
+            for state, name, new in moves:
+                # Where it is if it fits: a captured graph of the step may know the place.
+                state[name] = state[name].copy_(new) if as_many else new
+            if not as_many:
                 self._resize_values(moved.shape)
             values.copy_(moved)
             values.grad = None
             for name in _INDICES:
                 buffer, wanted = getattr(self, name), getattr(pattern, name)
-                if buffer.shape == wanted.shape and not buffer.is_inference():
+                if as_many and not buffer.is_inference():
                     buffer.copy_(wanted)  # DistributedDataParallel knows the tensor
                 else:
                     self.register_buffer(name, wanted.clone())

@@ -2,54 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from jitsparse.blocks import taken
 from jitsparse.errors import ArgumentError
 
-__all__ = ["move_state", "require_trained"]
+__all__ = ["Moves", "moves_of", "require_trained"]
+
+Moves = list[tuple[dict[str, Any], str, Tensor]]
+"""Entries of states, and what they will be."""
 
 
 def require_trained(values: nn.Parameter, optimizers: Sequence[torch.optim.Optimizer]) -> None:
     """Judge optimizers that are to follow a layer's values.
 
     Raises:
-        ArgumentError: one is no optimizer, or does not train them.
+        ArgumentError: one is no optimizer, does not train them, or keeps something of them that
+            has no entry for each block.
     """
     for optimizer in optimizers:
+        name = type(optimizer).__name__
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise ArgumentError(
-                "set_pattern(pattern, *optimizers) takes optimizers, got "
-                f"{type(optimizer).__name__}"
-            )
+            raise ArgumentError(f"set_pattern(pattern, *optimizers) takes optimizers, got {name}")
         if not any(each is values for group in optimizer.param_groups for each in group["params"]):
             raise ArgumentError(
-                f"set_pattern(pattern, *optimizers): this {type(optimizer).__name__} does not "
-                "train the layer's values"
+                f"set_pattern(pattern, *optimizers): this {name} does not train the layer's values"
+            )
+    for state, key in _entries(values, optimizers):
+        kept = state[key]
+        if not _is_of_blocks(kept, values):
+            raise ArgumentError(
+                f"set_pattern(pattern, *optimizers): an optimizer keeps {key!r} of the layer's "
+                f"values, of shape {tuple(kept.shape)}, in which no block has a place of its own; "
+                "move the layer without that optimizer, and drop its state of values"
             )
 
 
-def move_state(
-    values: nn.Parameter,
-    optimizers: Sequence[torch.optim.Optimizer],
-    shape: torch.Size,
-    moved: Callable[[Tensor], Tensor],
-) -> None:
-    """Move the state that has an entry for each value: momentum, running averages. What else there
-    is, such as counts of steps, stays.
+def moves_of(
+    values: nn.Parameter, optimizers: Sequence[torch.optim.Optimizer], places: Tensor
+) -> Moves:
+    """What becomes of all state that has an entry for each block: momentum, running averages, also
+    of rows and columns of blocks. Nothing is changed yet, so what fails changes nothing.
 
     Args:
         values: whose state it is.
         optimizers: that may have some.
-        shape: that values had.
-        moved: gives the new state for the old.
+        places: of each new block among the old ones.
     """
+    moves: Moves = []
+    seen: dict[int, Tensor] = {}  # an optimizer beside one that wraps it has the same tensors
+    for state, key in _entries(values, optimizers):
+        kept = state[key]
+        if id(kept) not in seen:
+            seen[id(kept)] = taken(kept, places)
+        moves.append((state, key, seen[id(kept)]))
+    return moves
+
+
+def _entries(
+    values: nn.Parameter, optimizers: Sequence[torch.optim.Optimizer]
+) -> Iterator[tuple[dict[str, Any], str]]:
+    """What optimizers keep of values, but for numbers, such as counts of steps."""
     for optimizer in optimizers:
-        state = optimizer.state.get(values, {})
-        for name, old in state.items():
-            if isinstance(old, Tensor) and old.shape == shape:
-                new = moved(old)
-                # In its memory where it fits, which a captured graph of the step may know.
-                state[name] = old.copy_(new) if new.shape == old.shape else new
+        # ZeroRedundancyOptimizer keeps no state itself.
+        state = getattr(optimizer, "optim", optimizer).state.get(values, {})
+        for key, kept in state.items():
+            if isinstance(kept, Tensor) and kept.numel() > 1:
+                yield state, key
+
+
+def _is_of_blocks(kept: Tensor, values: Tensor) -> bool:
+    return kept.shape == values.shape or (kept.dim() > 1 and kept.shape[0] == values.shape[0])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import warnings
 from typing import Any
@@ -83,6 +85,9 @@ def test_streams_take_turns() -> None:
 
 def test_threads_take_turns() -> None:
     given = [arguments(number, number % 2) for number in range(16)]
+    for each in given[:4]:
+        recorded.index_of(*each)
+    assert recordings() == 2
     found: dict[int, Tensor] = {}
 
     def work(begin: int) -> None:
@@ -182,6 +187,21 @@ def test_under_a_transform_all_is_built() -> None:
 
     for _ in range(4):
         torch.testing.assert_close(torch.func.grad(loss)(dense), 2 * dense)
+
+
+def test_a_program_of_one_thread_records() -> None:
+    """And leaves no context on a GPU that it does not use."""
+    script = """if True:
+        import torch, jitsparse as js
+        from jitsparse import recorded
+        device = torch.cuda.device_count() - 1
+        for _ in range(3):
+            js.Pattern.random((1024, 1024), 64, 0.25, device=f"cuda:{device}")
+        assert len(recorded._devices[device].recordings) == 1
+        assert device == 0 or not torch._C._cuda_hasPrimaryContext(0)
+    """
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
