@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 import jitsparse as js
+from jitsparse.kernels import dispatch
 
 BLOCK = (8, 16)
 
@@ -91,13 +92,11 @@ def test_gradients_in_working_precision(dtype: torch.dtype) -> None:
 
 
 def test_only_what_is_asked_for_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from jitsparse import ops
-
     called: list[str] = []
     for name in ("dsd", "dds", "sdd"):
-        op = getattr(ops, name)
+        op = getattr(dispatch, name)
         monkeypatch.setattr(
-            ops, name, lambda *args, op=op, name=name: called.append(name) or op(*args)
+            dispatch, name, lambda *args, op=op, name=name: called.append(name) or op(*args)
         )
     a = matrix()
     x = torch.randn(30, 3, dtype=torch.float64)
