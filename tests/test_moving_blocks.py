@@ -218,6 +218,16 @@ def test_state_that_two_optimizers_share_moves_once(density: float) -> None:
     assert torch.equal(layers[0].values, layers[1].values)
 
 
+def test_from_no_blocks_and_back() -> None:
+    nothing = js.Pattern.from_mask(torch.zeros(6, 4, dtype=torch.bool), 16)
+    layer = js.nn.BlockSparseLinear(64, 96, 16, pattern=nothing)
+    optimizer = torch.optim.Adam(layer.parameters())
+    for pattern in (js.Pattern.random((96, 64), 16, 0.5), nothing, nothing):
+        train(layer, optimizer, [torch.randn(8, 64)])
+        layer.set_pattern(pattern, optimizer)
+        assert optimizer.state[layer.values]["exp_avg"].shape == layer.values.shape
+
+
 def test_state_without_places_of_blocks_is_refused() -> None:
     layer = js.nn.BlockSparseLinear(64, 96, 16, density=0.5)
     optimizer = torch.optim.Adam(layer.parameters())

@@ -71,7 +71,7 @@ def _entries(
         # ZeroRedundancyOptimizer keeps no state itself.
         state = getattr(optimizer, "optim", optimizer).state.get(values, {})
         for key, kept in state.items():
-            if isinstance(kept, Tensor) and kept.numel() > 1:
+            if isinstance(kept, Tensor) and (_is_of_blocks(kept, values) or kept.numel() > 1):
                 yield state, key
 
 
