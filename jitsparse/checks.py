@@ -22,6 +22,7 @@ __all__ = [
     "grid_of",
     "is_dense",
     "is_fake",
+    "is_readable",
     "kind_of",
 ]
 
@@ -39,6 +40,16 @@ def is_dense(thing: object) -> bool:
 def is_fake(tensor: Tensor) -> bool:
     """Whether it is one of torch's fake tensors, which stand for others and have no data."""
     return hasattr(tensor, "fake_mode")
+
+
+def is_readable(tensor: Tensor) -> bool:
+    """Whether the host can read a tensor here and now."""
+    return (
+        type(tensor) is Tensor
+        and not tensor.is_meta
+        and not torch.compiler.is_compiling()
+        and not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+    )
 
 
 def kind_of(thing: object) -> str:

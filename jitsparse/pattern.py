@@ -28,6 +28,7 @@ from jitsparse.checks import (
     check_range,
     grid_of,
     is_fake,
+    is_readable,
 )
 from jitsparse.drawing import draw
 from jitsparse.errors import PatternError
@@ -139,7 +140,7 @@ class Pattern:
 
     def _measure(self) -> int:
         """The traits, or 0 where the indices cannot be read; even their number may be unknown."""
-        if not _readable(self.col_indices):
+        if not is_readable(self.col_indices):
             return 0
         nnz = self.nnz_blocks
         if not nnz:
@@ -409,13 +410,3 @@ class Pattern:
 
 
 restoring.allow()
-
-
-def _readable(indices: Tensor) -> bool:
-    """Whether the host can read a tensor here and now."""
-    return (
-        type(indices) is Tensor
-        and not indices.is_meta
-        and not torch.compiler.is_compiling()
-        and not (indices.is_cuda and torch.cuda.is_current_stream_capturing())
-    )

@@ -15,7 +15,6 @@ allocator is in use, and there is memory enough: else patterns are built kernel 
 from __future__ import annotations
 
 import gc
-import os
 import threading
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jitsparse.jit import progress
+from jitsparse.checks import is_readable
+from jitsparse.jit import config, progress
 from jitsparse.schedule import build_index
 
 __all__ = ["index_of"]
@@ -72,14 +72,12 @@ def _may_replay(crow: Tensor, col: Tensor) -> bool:
     """Whether these are blocks on a GPU, and nobody traces, transforms or captures what is done
     here."""
     return (
-        not torch.compiler.is_compiling()
-        and type(crow) is Tensor
-        and type(col) is Tensor
+        is_readable(crow)
+        and is_readable(col)
         and crow.is_cuda
         and 0 < col.numel() <= _MOST_BLOCKS
         and not torch._C._len_torch_dispatch_stack()
         and not torch._C._are_functorch_transforms_active()
-        and not torch.cuda.is_current_stream_capturing()
     )
 
 
@@ -88,7 +86,7 @@ def _may_record() -> bool:
     return (
         threading.active_count() == 1
         and torch.cuda.get_allocator_backend() == "native"
-        and "PYTORCH_NO_CUDA_MEMORY_CACHING" not in os.environ
+        and config.get().cuda_caching
         and torch.cuda.mem_get_info()[0] >= _ROOM
     )
 

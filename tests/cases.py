@@ -309,6 +309,17 @@ def share_columns(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(gathers, "_FIXED_OF_TWO", -(1 << 20))
 
 
+@contextlib.contextmanager
+def never_waiting() -> Iterator[None]:
+    """Whatever waits for the GPU is an error."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
 def check_past_edge(got: js.BlockSparse) -> None:
     """An sdd writes zeros past the edge of the matrix, whatever its operands hold."""
     whole = torch.ones(got.shape, dtype=got.dtype, device=got.device)

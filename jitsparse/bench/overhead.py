@@ -68,14 +68,13 @@ def overhead_table(
     on_step("import")
     with tempfile.TemporaryDirectory(prefix="jitsparse-bench-") as scratch:
         beyond = [fresh.run(["-c", IMPORT], scratch) for _ in range(PROCESSES)]
+        on_step("making a pattern")
+        arguments = ["-m", "jitsparse.bench.pattern_process", str(device)]
+        known, new = fresh.run(arguments, scratch)
     # Most of the package is imported when one of its names is first asked for.
     for number, what in enumerate(("", " and a first name")):
         median = statistics.median(each[number] for each in beyond)
         add(f"import jitsparse{what}, beyond torch", median, "ms")
-    on_step("making a pattern")
-    with tempfile.TemporaryDirectory(prefix="jitsparse-bench-") as scratch:
-        arguments = ["-m", "jitsparse.bench.pattern_process", str(device)]
-        known, new = fresh.run(arguments, scratch)
     add(_PATTERN, known, "ms")
     if device.type == "cuda":
         add(f"{_PATTERN} and more, each of a new layout", new, "ms")

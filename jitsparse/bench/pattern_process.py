@@ -16,6 +16,7 @@ from collections.abc import Iterable
 import torch
 
 import jitsparse as js
+from jitsparse.bench.timing import settle
 
 SIZE, BLOCK, BLOCKS = 4096, 64, 1024
 
@@ -23,13 +24,14 @@ PATTERNS = 16
 """Of which the second half is behind a median."""
 
 
-def main(device: str) -> None:
+def main(device_name: str) -> None:
     """Measure on a device."""
+    device = torch.device(device_name)
     known, new = [BLOCKS] * PATTERNS, range(BLOCKS + 1, BLOCKS + 1 + PATTERNS)
     print(json.dumps([seconds(device, known), seconds(device, new)]))
 
 
-def seconds(device: str, counts: Iterable[int]) -> float:
+def seconds(device: torch.device, counts: Iterable[int]) -> float:
     """Of random patterns of so many blocks each, until the device is done."""
     took = []
     for count in counts:
@@ -41,12 +43,6 @@ def seconds(device: str, counts: Iterable[int]) -> float:
         settle(device)
         took.append(time.perf_counter() - start)
     return statistics.median(took[PATTERNS // 2 :])
-
-
-def settle(device: str) -> None:
-    """Wait for what was launched."""
-    if device != "cpu":
-        torch.cuda.synchronize(device)
 
 
 if __name__ == "__main__":

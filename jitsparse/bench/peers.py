@@ -13,7 +13,7 @@ from torch import Tensor
 
 from jitsparse import functional
 from jitsparse.bench.cases import DTYPES, Case, Operands, normal
-from jitsparse.bench.timing import copies_beyond_l2
+from jitsparse.bench.timing import copies_beyond_l2, settle
 from jitsparse.explain import explain
 from jitsparse.sparse import BlockSparse
 
@@ -62,8 +62,7 @@ def contestants(
         try:
             call = _MAKERS[name](case, operands)
             call(0)
-            if case.device.type == "cuda":
-                torch.cuda.synchronize(case.device)
+            settle(case.device)
         # A peer may fail in any way, at any size; what it said becomes part of the report.
         except Exception as error:
             absent[name] = _first_line(error)

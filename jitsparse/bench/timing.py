@@ -30,6 +30,7 @@ __all__ = [
     "estimate",
     "interleave",
     "interleave_host",
+    "settle",
     "sleep_cycles",
 ]
 
@@ -127,6 +128,12 @@ def copies_beyond_l2(bytes_each: int, device: torch.device) -> int:
     return max(1, min(64, -(-2 * l2 // max(1, bytes_each))))
 
 
+def settle(device: torch.device) -> None:
+    """Wait for what was launched on a device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def sleep_cycles(count: int, host_seconds: float) -> int:
     """How long a GPU sleeps while the host queues a sample's calls, with room to spare.
 
@@ -189,8 +196,7 @@ def interleave_host(
             call()
     for _ in range(samples):
         for name, call in calls.items():
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+            settle(device)
             start = time.perf_counter()
             for _ in range(calls_a_sample):
                 call()

@@ -229,7 +229,7 @@ def parts(problem: Problem, variant: Variant) -> tuple[float, ...]:
         steps, longest = _picked_steps(problem, block, (rows, depth), tile[0], across)
     else:
         steps, longest = _steps(problem, block, (rows, depth), tile[0], across)
-    panels, tiles_across = -(-rows // tile[0]), -(-problem.extent // tile[1]) * problem.batch
+    panels, tiles_across = _tiles(problem, variant)
     at_once = SMS * ctas
     divided = _parts_of_steps(problem, variant)
     items = _items(problem, variant)
@@ -259,11 +259,16 @@ def _ctas(variant: Variant) -> int:
     return _THIN_CTAS if variant.family == "thin" else 1
 
 
-def _items(problem: Problem, variant: Variant) -> float:
-    """Tiles that a CTA computes in the mean, or parts of tiles whose steps are divided."""
+def _tiles(problem: Problem, variant: Variant) -> tuple[int, int]:
+    """Panels, and tiles of each."""
     rows, _ = _size(problem)
     tile = variant.ints("t")
-    tiles = -(-rows // tile[0]) * -(-problem.extent // tile[1]) * problem.batch
+    return -(-rows // tile[0]), -(-problem.extent // tile[1]) * problem.batch
+
+
+def _items(problem: Problem, variant: Variant) -> float:
+    """Tiles that a CTA computes in the mean, or parts of tiles whose steps are divided."""
+    tiles = math.prod(_tiles(problem, variant))
     return tiles * _parts_of_steps(problem, variant) / (SMS * _ctas(variant))
 
 

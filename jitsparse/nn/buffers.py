@@ -104,20 +104,20 @@ class PatternBuffers(nn.Module):
                 self._resize_values(moved.shape)
             values.copy_(moved)
             values.grad = None
-            for name in _INDICES:
-                buffer, wanted = getattr(self, name), getattr(pattern, name)
-                if as_many and not buffer.is_inference():
-                    buffer.copy_(wanted)  # DistributedDataParallel knows the tensor
-                else:
-                    self.register_buffer(name, wanted.clone())
-        self._note(pattern, self.crow_indices, self.col_indices)
+            self._take_over(pattern, in_place=as_many)  # DistributedDataParallel knows the buffers
 
-    def _begin_with(self, pattern: Pattern) -> None:
+    def _take_over(self, pattern: Pattern, *, in_place: bool = False) -> None:
+        """Have the indices of a pattern as buffers, if possible those that there are, which then
+        have as many entries."""
         # The buffers are what a state dict holds; the pattern's packed index is derived from them
         # and differs between devices, so it is no buffer. They are copies: others may write to a
         # layer's buffers, and nobody to a pattern, which other layers and matrices may have too.
-        self.register_buffer("crow_indices", pattern.crow_indices.clone())
-        self.register_buffer("col_indices", pattern.col_indices.clone())
+        for name in _INDICES:
+            wanted: Tensor = getattr(pattern, name)
+            if in_place and _may_write(getattr(self, name), wanted.dtype):
+                getattr(self, name).copy_(wanted)
+            else:
+                self.register_buffer(name, wanted.clone())
         self._note(pattern, self.crow_indices, self.col_indices)
 
     def _note(self, pattern: Pattern, crow: Tensor, col: Tensor) -> None:
@@ -206,13 +206,7 @@ class PatternBuffers(nn.Module):
             # A move to another device is one of the pattern. Anything else is not for indices:
             # bfloat16 would round them, `to_empty` would leave whatever the memory held.
             pattern = old.to(self.crow_indices.device)
-            for name in _INDICES:
-                buffer, wanted = getattr(self, name), getattr(pattern, name)
-                if buffer.dtype is wanted.dtype and not (buffer.is_meta or buffer.is_inference()):
-                    buffer.copy_(wanted)  # in its memory, which may be shared by now
-                else:
-                    self.register_buffer(name, wanted.clone())
-            self._note(pattern, self.crow_indices, self.col_indices)
+            self._take_over(pattern, in_place=True)  # in memory that may be shared by now
         return self
 
     def _load_from_state_dict(
@@ -278,7 +272,7 @@ class PatternBuffers(nn.Module):
                     "sharded"
                 )
             self._resize_values(wanted)
-        self._begin_with(pattern)
+        self._take_over(pattern)
         return None
 
     def _resize_values(self, shape: tuple[int, ...]) -> None:
@@ -319,3 +313,7 @@ def _marks(*buffers: Tensor) -> list[tuple[int, int]]:
         )
         for each in buffers
     ]
+
+
+def _may_write(buffer: Tensor, dtype: torch.dtype) -> bool:
+    return buffer.dtype is dtype and not (buffer.is_meta or buffer.is_inference())

@@ -105,7 +105,7 @@ class BlockSparseLinear(PatternBuffers):
             pattern = pattern.to(device)
         self.in_features = in_features
         self.out_features = out_features
-        self._begin_with(pattern)
+        self._take_over(pattern)
         factory = {"device": pattern.device, "dtype": dtype}
         self.values = nn.Parameter(torch.empty(pattern.values_shape, **factory))  # type: ignore[arg-type]
         if bias:

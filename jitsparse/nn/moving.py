@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,8 +21,7 @@ def require_trained(values: nn.Parameter, optimizers: Sequence[torch.optim.Optim
     """Judge optimizers that are to follow a layer's values.
 
     Raises:
-        ArgumentError: one is no optimizer, does not train them, or keeps something of them that
-            has no entry for each block.
+        ArgumentError: one is no optimizer, or does not train them.
     """
     for optimizer in optimizers:
         name = type(optimizer).__name__
@@ -31,14 +30,6 @@ def require_trained(values: nn.Parameter, optimizers: Sequence[torch.optim.Optim
         if not any(each is values for group in optimizer.param_groups for each in group["params"]):
             raise ArgumentError(
                 f"set_pattern(pattern, *optimizers): this {name} does not train the layer's values"
-            )
-    for state, key in _entries(values, optimizers):
-        kept = state[key]
-        if not _is_of_blocks(kept, values):
-            raise ArgumentError(
-                f"set_pattern(pattern, *optimizers): an optimizer keeps {key!r} of the layer's "
-                f"values, of shape {tuple(kept.shape)}, in which no block has a place of its own; "
-                "move the layer without that optimizer, and drop its state of values"
             )
 
 
@@ -52,28 +43,26 @@ def moves_of(
         values: whose state it is.
         optimizers: that may have some.
         places: of each new block among the old ones.
+
+    Raises:
+        ArgumentError: an optimizer keeps something in which no block has a place of its own.
     """
     moves: Moves = []
     seen: dict[int, Tensor] = {}  # an optimizer beside one that wraps it has the same tensors
-    for state, key in _entries(values, optimizers):
-        kept = state[key]
-        if id(kept) not in seen:
-            seen[id(kept)] = taken(kept, places)
-        moves.append((state, key, seen[id(kept)]))
-    return moves
-
-
-def _entries(
-    values: nn.Parameter, optimizers: Sequence[torch.optim.Optimizer]
-) -> Iterator[tuple[dict[str, Any], str]]:
-    """What optimizers keep of values, but for numbers, such as counts of steps."""
     for optimizer in optimizers:
         # ZeroRedundancyOptimizer keeps no state itself.
         state = getattr(optimizer, "optim", optimizer).state.get(values, {})
         for key, kept in state.items():
-            if isinstance(kept, Tensor) and (_is_of_blocks(kept, values) or kept.numel() > 1):
-                yield state, key
-
-
-def _is_of_blocks(kept: Tensor, values: Tensor) -> bool:
-    return kept.shape == values.shape or (kept.dim() > 1 and kept.shape[0] == values.shape[0])
+            if not isinstance(kept, Tensor):
+                continue
+            if kept.dim() > 1 and kept.shape[0] == values.shape[0]:
+                if id(kept) not in seen:
+                    seen[id(kept)] = taken(kept, places)
+                moves.append((state, key, seen[id(kept)]))
+            elif kept.numel() > 1:  # no number, such as a count of steps
+                raise ArgumentError(
+                    f"set_pattern(pattern, *optimizers): an optimizer keeps {key!r} of the layer's "
+                    f"values, of shape {tuple(kept.shape)}, in which no block has a place of its "
+                    "own; move the layer without that optimizer, and drop its state of values"
+                )
+    return moves

@@ -21,7 +21,7 @@ from dataclasses import replace
 import cases
 import pytest
 import torch
-from test_cuda_kernels import DTYPES, grid, problem
+from test_cuda_kernels import DTYPES, grid, legal, problem
 
 import jitsparse as js
 from jitsparse.compilation import compile_variants
@@ -30,6 +30,7 @@ from jitsparse.kernels import registry
 from jitsparse.kernels.float32 import float32_as
 from jitsparse.kernels.roles import LAYOUTS, is_flipped
 from jitsparse.kernels.split import splits
+from jitsparse.tune import contestants
 
 ROWS, COLS, EXTENT, LONG = 200, 648, 136, 1032
 """Sizes; sums of the last are divided by kernels that can."""
@@ -65,16 +66,11 @@ def main() -> None:
 
 def variants(op: str, dtype: str, block: tuple[int, int], layout: str) -> Iterator[Variant]:
     """Those of a small product, and those that divide the sums of a dsd or dds if they are long."""
-    small = problem(op, dtype, block, layout)
     rows, cols = pattern_shape(op, layout, divided=True)
-    long = replace(small, rows=rows, cols=cols)
-    for each in registry.candidates(small):
-        if each.refused is None:
-            yield each.variant
+    long = replace(problem(op, dtype, block, layout), rows=rows, cols=cols)
+    yield from legal(op, dtype, block, layout)
     if op != "sdd":
-        for each in registry.candidates(long):
-            if each.refused is None and splits(each.variant):
-                yield each.variant
+        yield from (each.variant for each in contestants(long) if splits(each.variant))
 
 
 def pattern_shape(op: str, layout: str, divided: bool) -> tuple[int, int]:

@@ -137,12 +137,8 @@ def step(a: js.BlockSparse, x: Tensor, bias: Tensor) -> None:
 def test_the_steady_state_never_waits_for_the_device() -> None:
     a, x, bias = matrix().requires_grad_(), randn(256, 384).requires_grad_(), randn(512)
     step(a, x, bias)
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with cases.never_waiting():
         step(a, x, bias)
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
 
 
 def test_work_is_queued_on_the_current_stream() -> None:
@@ -264,11 +260,8 @@ def test_the_fallback_neither_synchronises_nor_is_captured(
                 js.dsd(a, x)
 
     with js.first_use("fallback"):
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with cases.never_waiting():
             answer = js.dsd(a, x)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         refused()
         for thread in list(background._builds.threads):
             thread.join()

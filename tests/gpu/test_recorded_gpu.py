@@ -8,6 +8,7 @@ import threading
 import warnings
 from typing import Any
 
+import cases
 import pytest
 import torch
 from torch import Tensor
@@ -109,12 +110,8 @@ def test_a_replay_never_waits_for_the_device() -> None:
         recorded.index_of(*arguments(number))
     given = arguments(2)
     torch.cuda.synchronize()
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with cases.never_waiting():
         index = recorded.index_of(*given)
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
     assert torch.equal(index, build_index(*given))
 
 

@@ -72,10 +72,6 @@ def test_making_an_index_never_waits_for_the_device(monkeypatch: pytest.MonkeyPa
     cases.share_columns(monkeypatch)
     pattern = pattern_of((32, 32))
     torch.cuda.synchronize()
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with cases.never_waiting():
         index = build_index(pattern.crow_indices, pattern.col_indices, div_up(COLS, 32), (32, 32))
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
     assert torch.equal(index, pattern.index)

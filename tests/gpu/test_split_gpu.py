@@ -8,22 +8,25 @@ import torch
 
 import jitsparse as js
 from jitsparse.bench.cases import DTYPES
-from jitsparse.kernels import registry
 from jitsparse.kernels.problem import Problem
 from jitsparse.kernels.roles import LAYOUTS, is_flipped
 from jitsparse.kernels.split import most_parts, most_parts_of_steps, splits
+from jitsparse.tune import contestants
 
 pytestmark = pytest.mark.gpu
 
 ROWS, COLS, EXTENT, BATCH = 296, 424, 2600, 2
 
 
+def divided(problem: Problem) -> list[str]:
+    return [each.variant.name for each in contestants(problem) if splits(each.variant)]
+
+
 def variants(dtype: str, block: int, layout: str) -> list[str]:
     problem = Problem(
         "sdd", "cuda", dtype, (block, block), layout, True, ROWS, COLS, 8, EXTENT, BATCH
     )
-    legal = [each.variant for each in registry.candidates(problem) if each.refused is None]
-    return [variant.name for variant in legal if splits(variant)]
+    return divided(problem)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -53,8 +56,7 @@ def test_divided_steps_are_right_and_repeatable(op: str, block: int, layout: str
     shape = (LONG, FEW) if is_flipped(op, layout) else (FEW, LONG)
     blocks = (block, block)
     problem = Problem(op, "cuda", "bf16", blocks, layout, True, *shape, 8, COLUMNS, BATCH)
-    legal = [each.variant for each in registry.candidates(problem) if each.refused is None]
-    names = [variant.name for variant in legal if splits(variant)]
+    names = divided(problem)
     if not names:
         pytest.skip("no variant that divides steps")
     widest = 256

@@ -39,6 +39,7 @@ def test_every_variable() -> None:
             "TERM": "dumb",
             "RANK": "5",
             "LOCAL_RANK": "1",
+            "PYTORCH_NO_CUDA_MEMORY_CACHING": "",
         }
     )
     assert settings == Config(
@@ -59,6 +60,7 @@ def test_every_variable() -> None:
         color=False,
         live=False,
         rank=5,
+        cuda_caching=False,
     )
 
 
