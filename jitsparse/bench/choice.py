@@ -58,7 +58,8 @@ def choice_section(device: torch.device, extents: Extents) -> Section:
 def _sample(device: torch.device, extents: Extents) -> Iterator[Case]:
     """Of every combination some, in random order; shapes are those of the sparse operand. Then
     some with few columns, where both operands lie along the axis that is summed over, as in the
-    forward pass of a layer: more families compete there."""
+    forward pass of a layer: more families compete there. Then those of mixtures of experts."""
+    dtype = "bf16" if device.type == "cuda" else "f32"
     everything = list(
         product(
             ("dsd", "dds", "sdd"),
@@ -84,8 +85,18 @@ def _sample(device: torch.device, extents: Extents) -> Iterator[Case]:
             "dds": (extent, rows, cols),
             "sdd": (rows, cols, extent),
         }[op]
-        dtype = "bf16" if device.type == "cuda" else "f32"
         yield Case(op, size, (block, block), density, dtype, device, pattern, layout)
+    for (tokens, hidden, ffn, experts), block in product(
+        extents.experts + extents.more_experts, (32, 64, 128)
+    ):
+        wide = ffn * experts
+        for op, layout, size in (
+            ("dsd", "nn", (tokens, hidden, wide)),
+            ("dsd", "tn", (wide, hidden, tokens)),
+            ("dds", "nn", (hidden, wide, tokens)),
+            ("dds", "nt", (hidden, tokens, wide)),
+        ):
+            yield Case(op, size, (block, block), 1 / experts, dtype, device, "diagonal", layout)
 
 
 def _half(case: Case) -> str:

@@ -27,6 +27,7 @@ class Extents:
             choice is judged besides.
         few_columns: how many columns these have.
         few_chosen: how many of those products.
+        more_experts: as ``experts``: the choice is judged for the products of both.
     """
 
     products: tuple[int, ...]
@@ -42,6 +43,7 @@ class Extents:
     few_choices: tuple[tuple[int, int], ...]
     few_columns: tuple[int, ...]
     few_chosen: int
+    more_experts: tuple[tuple[int, int, int, int], ...]
 
 
 H200 = Extents(
@@ -88,6 +90,12 @@ H200 = Extents(
     ),
     few_columns=(8, 16, 32, 64, 128, 256),
     few_chosen=400,
+    more_experts=(
+        (2048, 4096, 1024, 16),
+        (4096, 1024, 2048, 16),
+        (8192, 2048, 8192, 8),
+        (16384, 2048, 1024, 32),
+    ),
 )
 
 SMALL = Extents(
@@ -104,5 +112,6 @@ SMALL = Extents(
     few_choices=((256, 512),),
     few_columns=(8, 64),
     few_chosen=4,
+    more_experts=(),
 )
 """What a CPU does in seconds: it shows that the suite works, and says nothing about Hopper."""

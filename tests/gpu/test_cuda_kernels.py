@@ -148,9 +148,9 @@ def call(
         # A bias may begin anywhere: this one does one element past what is aligned.
         bias = torch.randn(1 + b.shape[1], generator=generator).to("cuda", stored.dtype)[1:]
         cases.check_product(js.dds(a, b), a, b.to_dense(), products=products)
-        cases.check_product(
-            js.linear(a, b.T, bias, "gelu"), a, b.to_dense(), bias, "gelu", products=products
-        )
+        for activation in ("relu", "gelu"):
+            got = js.linear(a, b.T, bias, activation)
+            cases.check_product(got, a, b.to_dense(), bias, activation, products=products)
     else:
         a = cases.dense((BATCH, ROWS, EXTENT), layout[0], **make)
         b = cases.dense((BATCH, EXTENT, COLS), layout[1], **make)
@@ -212,7 +212,25 @@ def many_tiles(
         a = cases.dense((3208, b.shape[0]), layout[0], **make)
         got, again = (js.dds(a, b) for _ in range(2))
         cases.check_product(got, a, b.to_dense(), products=products)
+        # A tile asks for its bias while the one before it is finished.
+        bias = torch.randn(b.shape[1], generator=make["generator"]).to("cuda", make["dtype"])
+        biased = js.linear(a, b.T, bias)
+        cases.check_product(biased, a, b.to_dense(), bias, products=products)
     assert torch.equal(got, again)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("block", [16, 64])
+def test_relu_keeps_nan(block: int, dtype: str) -> None:
+    """As torch's does, by every kernel, whether relu comes with rounding or before it."""
+    x = torch.randn(EXTENT, COLS, device="cuda", dtype=DTYPES[dtype])
+    x[3] = float("nan")
+    first = js.BlockSparse.from_dense(torch.eye(ROWS, COLS, device="cuda", dtype=x.dtype), block)
+    exact = x[:, :ROWS].relu().nan_to_num(7)
+    for variant in legal("dds", dtype, (block, block), "nt"):
+        with js.pin(f"dds={variant.name}"):
+            got = js.linear(x, first, activation="relu")
+        assert torch.equal(got.nan_to_num(7), exact), variant.name
 
 
 @pytest.mark.parametrize("block", [16, 128])

@@ -127,7 +127,7 @@ struct SddStore {
   static __device__ __forceinline__ void finish_tile(const Accumulators& c, int columns, int position, Finished& finished) {
 #pragma unroll
     for (int i = 0; i < kParts; ++i) {
-      pack_part<Element>(reinterpret_cast<const float(&)[kPartN / 8][4]>(c[i * kPartN / 8]), finished.packed[i]);
+      pack_part<Element, /*RELU=*/false>(reinterpret_cast<const float(&)[kPartN / 8][4]>(c[i * kPartN / 8]), finished.packed[i]);
     }
     finished.part = 0;
     finished.parts = columns * kPartsOfPiece;

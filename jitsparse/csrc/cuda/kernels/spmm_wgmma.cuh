@@ -6,7 +6,6 @@
 
 #include "../../abi.h"
 #include "../ptx/wgmma.cuh"
-#include "../tile/activation.cuh"
 #include "../tile/element.cuh"
 #include "../tile/ring.cuh"
 #include "../tile/staged_part.cuh"
@@ -72,12 +71,16 @@ struct SpmmWgmma {
     Out outbox = Output::outbox_of(base, group, thread);
     Finished finished;
     if (kSlots > 1) masks.start(tiles.next_panel.x, tiles.next_panel.y);
+    const bool biased = OUT_TRANSPOSED && params.args.bias != nullptr;
+    BiasOfRows<Element> bias;
+    // While the tile before is finished. (Asked for when its own begins, up to 1 % slower: what waits for the masks waits for this too.)
+    const auto ask_for_bias = [&] {
+      const int first_row = Steps::first_row(tiles.next_rows, group) + thread / 32 * 16;
+      if (tiles.next.valid) bias.ask(params.args.bias, first_row, Stages::m(params.args), lane);
+    };
+    if (biased) ask_for_bias();
     while (tiles.take()) {
       const int first_m = Steps::first_row(tiles.rows, group);
-      float2 bias = {0.0f, 0.0f};  // of the thread's rows
-      if (OUT_TRANSPOSED && params.args.bias != nullptr) {
-        bias = bias_of_rows<Element>(params.args.bias, first_m + thread / 32 * 16, Stages::m(params.args), lane);
-      }
       Accumulators c = {};
       int pending = -1;  // the stage that is being multiplied
       for (int step = 0; step < tiles.steps(); ++step) {
@@ -117,12 +120,16 @@ struct SpmmWgmma {
         store_sums(params.args, c, first_m, tiles.tile, tiles.part, thread);
         return;
       }
+      if (biased) {
+        add_rows(reinterpret_cast<float(&)[kTileN / 8][4]>(c), bias);
+        ask_for_bias();
+      }
       if constexpr (kDeferred) {
         // What a short tile has left to store of the one before it.
         while (finished.next != kStored) store_part(params, finished, outbox);
-        finish(params, c, bias, first_m, tiles.tile, finished);
+        finish(params, c, first_m, tiles.tile, finished);
       } else {
-        store(params, c, bias, first_m, tiles.tile, outbox);
+        store(params, c, first_m, tiles.tile, outbox);
       }
     }
     while (finished.next != kStored) store_part(params, finished, outbox);
@@ -165,30 +172,21 @@ struct SpmmWgmma {
                                                         Stages::m(args), tile.column * kTileN, args.n, thread / 32, thread % 32);
   }
 
-  // Bias, activation and rounding.
-  static __device__ __forceinline__ void finish_part(const SpmmArgs& args, float (&c)[8 * 4], float2 bias, unsigned (&packed)[8 * 2]) {
-    float(&part)[8][4] = reinterpret_cast<float(&)[8][4]>(c);
-    if (OUT_TRANSPOSED && args.bias != nullptr) add_bias_down(part, bias);
-    apply_activation<Element>(c, args.activation);
-    pack_part<Element>(part, packed);
-  }
-
-  static __device__ __forceinline__ void store(const Params& params, Accumulators& c, float2 bias, int first_m,
-                                               const SpmmTile& tile, Out& outbox) {
+  static __device__ __forceinline__ void store(const Params& params, Accumulators& c, int first_m, const SpmmTile& tile,
+                                               Out& outbox) {
 #pragma unroll
     for (int i = 0; i < kOutParts; ++i) {
       const int at_n = tile.column * kTileN + i * 64;
       if (first_m >= Stages::m(params.args) || at_n >= params.args.n) break;
-      unsigned packed[8 * 2];
-      finish_part(params.args, c[i], bias, packed);
-      Output::send(params, outbox, packed, first_m, at_n, tile.batch);
+      unsigned packed[1][8 * 2];
+      finish_parts<Element>(reinterpret_cast<float(&)[1][8][4]>(c[i]), params.args.activation, packed);
+      Output::send(params, outbox, packed[0], first_m, at_n, tile.batch);
     }
   }
 
-  static __device__ __forceinline__ void finish(const Params& params, Accumulators& c, float2 bias, int first_m,
-                                                const SpmmTile& tile, Finished& finished) {
-#pragma unroll
-    for (int i = 0; i < kOutParts; ++i) finish_part(params.args, c[i], bias, finished.packed[i]);
+  static __device__ __forceinline__ void finish(const Params& params, Accumulators& c, int first_m, const SpmmTile& tile,
+                                                Finished& finished) {
+    finish_parts<Element>(reinterpret_cast<float(&)[kOutParts][8][4]>(c), params.args.activation, finished.packed);
     finished.next = first_m < Stages::m(params.args) ? 1 : kStored;
     finished.first_m = first_m;
     finished.next_n = tile.column * kTileN;

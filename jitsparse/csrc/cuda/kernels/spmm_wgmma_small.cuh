@@ -13,7 +13,6 @@
 
 #include "../../abi.h"
 #include "../ptx/wgmma.cuh"
-#include "../tile/activation.cuh"
 #include "../tile/element.cuh"
 #include "../tile/register_operand.cuh"
 #include "../tile/ring.cuh"
@@ -171,19 +170,25 @@ struct SpmmWgmmaSmall {
   static __device__ __forceinline__ void store(const Params& params, Accumulators& c, const int4& rows, const SpmmTile& tile,
                                                int first_tile, int first_half, Out& outbox) {
     const int64 m = Stages::m(params.args);
-    const int lane = outbox.thread % 32;
+    BiasOfColumns<Element> bias[kHalves];
+    if (OUT_TRANSPOSED && params.args.bias != nullptr) {
+#pragma unroll
+      for (int i = 0; i < kHalves; ++i) bias[i].ask(params.args.bias, Steps::first_row(rows, first_half + i), m, outbox.thread % 32);
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+        for (int i = 0; i < kHalves; ++i) add_bias_along(reinterpret_cast<float(&)[8][4]>(c[t][i]), bias[i]);
+      }
+    }
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
       for (int i = 0; i < kHalves; ++i) {
         const int at_n = tile.column * TILE_N + (first_tile + t) * 64, at_m = Steps::first_row(rows, first_half + i);
         if (at_m >= m || at_n >= params.args.n) continue;
-        float(&part)[8][4] = reinterpret_cast<float(&)[8][4]>(c[t][i]);
-        if (OUT_TRANSPOSED && params.args.bias != nullptr) add_bias_along<Element>(part, params.args.bias, at_m, m, lane);
-        apply_activation<Element>(c[t][i], params.args.activation);
-        unsigned packed[8 * 2];
-        pack_part<Element>(part, packed);
-        Output::send(params, outbox, packed, at_m, at_n, tile.batch);
+        unsigned packed[1][8 * 2];
+        finish_parts<Element>(reinterpret_cast<float(&)[1][8][4]>(c[t][i]), params.args.activation, packed);
+        Output::send(params, outbox, packed[0], at_m, at_n, tile.batch);
       }
     }
   }

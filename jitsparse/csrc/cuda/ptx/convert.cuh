@@ -17,6 +17,19 @@ __device__ __forceinline__ unsigned pack_f16x2(float low, float high) {
   return d;
 }
 
+// Likewise of what relu makes of them: negative ones to 0, and NaN stays NaN.
+__device__ __forceinline__ unsigned pack_relu_bf16x2(float low, float high) {
+  unsigned d;
+  asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;\n" : "=r"(d) : "f"(high), "f"(low));
+  return d;
+}
+
+__device__ __forceinline__ unsigned pack_relu_f16x2(float low, float high) {
+  unsigned d;
+  asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;\n" : "=r"(d) : "f"(high), "f"(low));
+  return d;
+}
+
 __device__ __forceinline__ unsigned short to_bf16(float x) {
   unsigned short d;
   asm("cvt.rn.bf16.f32 %0, %1;\n" : "=h"(d) : "f"(x));

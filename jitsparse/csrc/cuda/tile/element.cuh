@@ -14,6 +14,7 @@ struct Bf16 {
   static __device__ __forceinline__ float load(Storage x) { return ptx::from_bf16(x); }
   static __device__ __forceinline__ Storage store(float x) { return ptx::to_bf16(x); }
   static __device__ __forceinline__ unsigned pack(float low, float high) { return ptx::pack_bf16x2(low, high); }
+  static __device__ __forceinline__ unsigned pack_relu(float low, float high) { return ptx::pack_relu_bf16x2(low, high); }
   static __device__ __forceinline__ unsigned operand(unsigned bits) { return bits; }
   static __device__ __forceinline__ void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     ptx::mma_m16n8k16_bf16(c, a, b0, b1);
@@ -36,6 +37,7 @@ struct F16 {
   static __device__ __forceinline__ float load(Storage x) { return ptx::from_f16(x); }
   static __device__ __forceinline__ Storage store(float x) { return ptx::to_f16(x); }
   static __device__ __forceinline__ unsigned pack(float low, float high) { return ptx::pack_f16x2(low, high); }
+  static __device__ __forceinline__ unsigned pack_relu(float low, float high) { return ptx::pack_relu_f16x2(low, high); }
   static __device__ __forceinline__ unsigned operand(unsigned bits) { return bits; }
   static __device__ __forceinline__ void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     ptx::mma_m16n8k16_f16(c, a, b0, b1);

@@ -3,53 +3,97 @@
 // transposed.
 #pragma once
 
+#include "../../abi.h"
 #include "../ptx/stmatrix.cuh"
+#include "activation.cuh"
 #include "element.cuh"
 
 namespace jitsparse {
 
-// A bias whose elements belong to the columns of the accumulator.
+// The elements of a bias that belong to the sixteen columns of a thread's fragments, as they are stored: all are asked for before the
+// first is waited for.
 template <typename Element>
-__device__ __forceinline__ void add_bias_along(float (&part)[8][4], const void* values, int first, int64 extent, int lane) {
-  const auto* bias = static_cast<const typename Element::Storage*>(values);
+struct BiasOfColumns {
+  typename Element::Storage of[8][2];
+
+  // `first` is the part's first column.
+  __device__ __forceinline__ void ask(const void* values, int first, int64 extent, int lane) {
+    const auto* bias = static_cast<const typename Element::Storage*>(values);
+#pragma unroll
+    for (int r = 0; r < 8; ++r) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int at = first + r * 8 + lane % 4 * 2 + e;
+        of[r][e] = at < extent ? bias[at] : 0;
+      }
+    }
+  }
+};
+
+template <typename Element>
+__device__ __forceinline__ void add_bias_along(float (&part)[8][4], const BiasOfColumns<Element>& bias) {
 #pragma unroll
   for (int r = 0; r < 8; ++r) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      const int at = first + r * 8 + lane % 4 * 2 + e;
-      const float b = at < extent ? Element::load(bias[at]) : 0.0f;
+      const float b = Element::load(bias.of[r][e]);
       part[r][e] += b;
       part[r][e + 2] += b;
     }
   }
 }
 
-// The elements of a bias that belong to the two rows of a thread's fragments; `first` is the warp's first row.
+// The elements of a bias that belong to the two rows of a thread's fragments, as they are stored: to convert one would be to wait for it.
 template <typename Element>
-__device__ __forceinline__ float2 bias_of_rows(const void* values, int first, int64 extent, int lane) {
-  const auto* bias = static_cast<const typename Element::Storage*>(values);
-  const int upper = first + lane / 4, lower = upper + 8;
-  return {upper < extent ? Element::load(bias[upper]) : 0.0f, lower < extent ? Element::load(bias[lower]) : 0.0f};
-}
+struct BiasOfRows {
+  typename Element::Storage upper = 0, lower = 0;
 
-__device__ __forceinline__ void add_bias_down(float (&part)[8][4], float2 bias) {
+  // `first` is the warp's first row.
+  __device__ __forceinline__ void ask(const void* values, int first, int64 extent, int lane) {
+    const auto* bias = static_cast<const typename Element::Storage*>(values) + first + lane / 4;
+    const int64 left = extent - first - lane / 4;
+    upper = left > 0 ? bias[0] : 0;
+    lower = left > 8 ? bias[8] : 0;
+  }
+};
+
+template <typename Element, int EIGHTS>
+__device__ __forceinline__ void add_rows(float (&part)[EIGHTS][4], BiasOfRows<Element> bias) {
+  const float upper = Element::load(bias.upper), lower = Element::load(bias.lower);
 #pragma unroll
-  for (int r = 0; r < 8; ++r) {
-    part[r][0] += bias.x;
-    part[r][1] += bias.x;
-    part[r][2] += bias.y;
-    part[r][3] += bias.y;
+  for (int r = 0; r < EIGHTS; ++r) {
+    part[r][0] += upper;
+    part[r][1] += upper;
+    part[r][2] += lower;
+    part[r][3] += lower;
   }
 }
 
 // Rounded: for stmatrix, four registers for every 16 columns.
-template <typename Element, int EIGHTS>
+template <typename Element, bool RELU, int EIGHTS>
 __device__ __forceinline__ void pack_part(const float (&part)[EIGHTS][4], unsigned (&packed)[EIGHTS * 2]) {
 #pragma unroll
   for (int r = 0; r < EIGHTS; ++r) {
-    packed[2 * r] = Element::pack(part[r][0], part[r][1]);
-    packed[2 * r + 1] = Element::pack(part[r][2], part[r][3]);
+#pragma unroll
+    for (int e = 0; e < 4; e += 2) {
+      const float low = part[r][e], high = part[r][e + 1];
+      packed[2 * r + e / 2] = RELU ? Element::pack_relu(low, high) : Element::pack(low, high);
+    }
   }
+}
+
+// Activation and rounding of all parts. The choice stands outside: one a part is a hundredth of a product. relu comes with the rounding;
+// as an instruction of its own it is as much.
+template <typename Element, int PARTS>
+__device__ __forceinline__ void finish_parts(float (&c)[PARTS][8][4], int64 activation, unsigned (&packed)[PARTS][8 * 2]) {
+  if (activation == kRelu) {
+#pragma unroll
+    for (int i = 0; i < PARTS; ++i) pack_part<Element, /*RELU=*/true>(c[i], packed[i]);
+    return;
+  }
+  apply_activation<Element>(reinterpret_cast<float(&)[PARTS * 8 * 4]>(c), activation);
+#pragma unroll
+  for (int i = 0; i < PARTS; ++i) pack_part<Element, /*RELU=*/false>(c[i], packed[i]);
 }
 
 // A packed part into shared memory at `to`, with the 128-byte swizzle; rows there are the accumulator's rows, or else its columns.
