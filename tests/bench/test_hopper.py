@@ -26,6 +26,7 @@ TINY = Extents(
     few_choices=((256, 128),),
     few_columns=(8, 64),
     few_chosen=10,
+    more_experts=((256, 64, 64, 2),),
 )
 
 
@@ -51,7 +52,7 @@ def test_sections_hold_what_is_asked_of_the_kernels() -> None:
         "linear": 4 * 3 * 2,
         "tokens": 5 * 3 * 3,
         "epilogue": 4 * 3 * 2,
-        "choice": 900 + 400,
+        "choice": 900 + 400 + (4 + 4) * 4 * 3,
     }
     layouts = {(case.facts["op"], case.facts["layout"]) for case in suite["products"].cases}
     assert layouts == {
