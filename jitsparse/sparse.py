@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import jitsparse  # for jitsparse.functional, which imports this module
-from jitsparse import reference, restoring
+from jitsparse import interop, reference, restoring
 from jitsparse.blocks import (
     blocks_of,
     clear_edge,
@@ -24,7 +24,6 @@ from jitsparse.errors import ArgumentError
 from jitsparse.pattern import Pattern
 
 if TYPE_CHECKING:
-    import numpy as np
     from scipy.sparse import bsr_array
 
 __all__ = ["DTYPES", "BlockSparse", "random"]
@@ -176,24 +175,7 @@ class BlockSparse:
             ArgumentError: if the tensor is not a 2-d BSR tensor.
             PatternError: if its block size is not supported or its indices are not canonical.
         """
-        if not isinstance(tensor, Tensor):
-            raise ArgumentError(
-                f"from_bsr takes a torch tensor, got {type(tensor).__name__}; from_scipy takes "
-                "scipy's matrices"
-            )
-        if tensor.layout is not torch.sparse_bsr or tensor.dim() != 2:
-            remedy = "convert with tensor.to_sparse_bsr(block_size)"
-            if tensor.layout is torch.sparse_bsr:
-                remedy = "take the matrices of a batch one by one"
-            raise ArgumentError(
-                f"from_bsr takes a 2-d tensor of layout torch.sparse_bsr, got {tensor.layout} of "
-                f"shape {tuple(tensor.shape)}; {remedy}"
-            )
-        values = tensor.values()
-        pattern = Pattern(
-            tuple(tensor.shape), values.shape[1:], tensor.crow_indices(), tensor.col_indices()
-        )
-        return cls(values, pattern)
+        return cls(*interop.from_bsr(tensor))
 
     def to_bsr(self) -> Tensor:
         """As a torch BSR tensor, sharing values and indices; a transposed matrix is copied.
@@ -201,9 +183,7 @@ class BlockSparse:
         Raises:
             ArgumentError: if the shape is not a multiple of the block size, which torch needs.
         """
-        crow, col, values = self._row_major("torch's BSR layout")
-        with torch.sparse.check_sparse_tensor_invariants(enable=False):
-            return torch.sparse_bsr_tensor(crow, col, values, size=self.shape)
+        return interop.to_bsr(*self._row_major("torch's BSR layout"), self.shape)
 
     @classmethod
     def from_scipy(cls, matrix: Any) -> BlockSparse:
@@ -217,18 +197,7 @@ class BlockSparse:
             ArgumentError: if the matrix is in another format, or torch lacks the dtype.
             PatternError: if its block size is not supported, or a block is there twice.
         """
-        if getattr(matrix, "format", None) != "bsr":
-            raise ArgumentError(
-                f"from_scipy takes a scipy.sparse bsr_array or bsr_matrix, got "
-                f"{type(matrix).__name__}; convert with matrix.tobsr(blocksize=(32, 32))"
-            )
-        if not matrix.has_sorted_indices:
-            matrix = matrix.sorted_indices()
-        crow, col = _from_numpy(matrix.indptr), _from_numpy(matrix.indices)
-        if crow.dtype != col.dtype:
-            crow, col = crow.long(), col.long()
-        pattern = Pattern(matrix.shape, matrix.blocksize, crow, col)
-        return cls(_from_numpy(matrix.data), pattern)
+        return cls(*interop.from_scipy(matrix))
 
     def to_scipy(self) -> bsr_array:
         """As a ``scipy.sparse.bsr_array``, sharing memory if this matrix is on the CPU.
@@ -237,20 +206,7 @@ class BlockSparse:
             ArgumentError: if the shape is not a multiple of the block size, or NumPy lacks the
                 dtype.
         """
-        try:
-            from scipy.sparse import bsr_array
-        except ImportError as error:
-            raise ImportError(
-                f"to_scipy needs SciPy ({error}): pip install 'jitsparse[interop]'"
-            ) from error
-
-        if self.dtype not in (torch.float64, torch.float32):
-            raise ArgumentError(
-                f"scipy.sparse has no {self.dtype}; convert with a.to(torch.float32) first"
-            )
-        crow, col, values = self._row_major("SciPy's BSR format")
-        data, indices, indptr = (t.detach().cpu().numpy() for t in (values, col, crow))
-        return bsr_array((data, indices, indptr), shape=self.shape, copy=False)
+        return interop.to_scipy(*self._row_major("SciPy's BSR format"), self.shape)
 
     def _row_major(self, destination: str) -> tuple[Tensor, Tensor, Tensor]:
         """crow, col and values of the matrix as it is read."""
@@ -438,18 +394,6 @@ def _check_values(values: Tensor, pattern: Pattern) -> None:
             f"values are on {values.device} and the pattern on {pattern.device}; move one of them "
             f"with .to()"
         )
-
-
-def _from_numpy(array: np.ndarray) -> Tensor:
-    """An array as a tensor: in its memory, or in a copy where torch cannot have it so."""
-    import numpy as np
-
-    try:
-        return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
-    except TypeError as error:
-        raise ArgumentError(
-            f"torch has no {array.dtype}; convert with matrix.astype(...)"
-        ) from error
 
 
 def _is_scalar(thing: object) -> bool:
