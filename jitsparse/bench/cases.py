@@ -21,6 +21,7 @@ __all__ = [
     "Case",
     "Operands",
     "block_name",
+    "expert_case",
     "make_operands",
     "normal",
     "size_name",
@@ -89,6 +90,35 @@ class Case:
     def useful_flops(self, pattern: Pattern) -> float:
         """2 M N K times the density that the pattern really has."""
         return 2.0 * math.prod(self.size) * pattern.density
+
+
+def expert_case(
+    op: str,
+    layout: str,
+    shape: tuple[int, int, int, int],
+    block: int,
+    dtype: str,
+    device: torch.device,
+) -> Case:
+    """A block-diagonal product of a mixture of experts.
+
+    Args:
+        op, layout: sdd nt is the first layer, dsd nn the second, dsd tn a weight's gradient; dds nt
+            and nn are the latter two transposed.
+        shape: ``(tokens, hidden, ffn, experts)``.
+        block: both sides of a block.
+        dtype, device: as of :class:`Case`.
+    """
+    tokens, hidden, ffn, experts = shape
+    wide = ffn * experts
+    size = {
+        ("sdd", "nt"): (tokens, wide, hidden),
+        ("dsd", "nn"): (tokens, hidden, wide),
+        ("dsd", "tn"): (wide, hidden, tokens),
+        ("dds", "nt"): (hidden, tokens, wide),
+        ("dds", "nn"): (hidden, wide, tokens),
+    }[op, layout]
+    return Case(op, size, (block, block), 1 / experts, dtype, device, "diagonal", layout)
 
 
 @dataclass(frozen=True)

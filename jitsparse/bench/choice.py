@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from jitsparse import calls
-from jitsparse.bench.cases import Case, make_operands
+from jitsparse.bench.cases import Case, expert_case, make_operands
 from jitsparse.bench.extents import Extents
 from jitsparse.bench.report import Table
 from jitsparse.bench.section import Outcome, Section
@@ -86,17 +86,12 @@ def _sample(device: torch.device, extents: Extents) -> Iterator[Case]:
             "sdd": (rows, cols, extent),
         }[op]
         yield Case(op, size, (block, block), density, dtype, device, pattern, layout)
-    for (tokens, hidden, ffn, experts), block in product(
-        extents.experts + extents.more_experts, (32, 64, 128)
+    for shape, block, (op, layout) in product(
+        extents.experts + extents.more_experts,
+        (32, 64, 128),
+        (("dsd", "nn"), ("dsd", "tn"), ("dds", "nn"), ("dds", "nt")),
     ):
-        wide = ffn * experts
-        for op, layout, size in (
-            ("dsd", "nn", (tokens, hidden, wide)),
-            ("dsd", "tn", (wide, hidden, tokens)),
-            ("dds", "nn", (hidden, wide, tokens)),
-            ("dds", "nt", (hidden, tokens, wide)),
-        ):
-            yield Case(op, size, (block, block), 1 / experts, dtype, device, "diagonal", layout)
+        yield expert_case(op, layout, shape, block, dtype, device)
 
 
 def _half(case: Case) -> str:

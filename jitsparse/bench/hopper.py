@@ -8,7 +8,7 @@ from itertools import product
 
 import torch
 
-from jitsparse.bench.cases import Case
+from jitsparse.bench.cases import Case, expert_case
 from jitsparse.bench.choice import choice_section
 from jitsparse.bench.extents import H200, SMALL, Extents
 from jitsparse.bench.forward import measure_epilogue, measure_few_tokens
@@ -132,14 +132,9 @@ def _product_sections(device: torch.device, extents: Extents, torch_tuned: bool)
 
 
 def _expert_cases(device: torch.device, extents: Extents) -> Iterator[Case]:
-    for tokens, hidden, ffn, experts in extents.experts:
-        wide = ffn * experts
-        for op, layout, size in (
-            ("sdd", "nt", (tokens, wide, hidden)),
-            ("dsd", "nn", (tokens, hidden, wide)),
-            ("dsd", "tn", (wide, hidden, tokens)),
-        ):
-            yield Case(op, size, (128, 128), 1 / experts, "bf16", device, "diagonal", layout)
+    for shape in extents.experts:
+        for op, layout in (("sdd", "nt"), ("dsd", "nn"), ("dsd", "tn")):
+            yield expert_case(op, layout, shape, 128, "bf16", device)
 
 
 def _beside_sections(device: torch.device, extents: Extents) -> list[Section]:

@@ -121,7 +121,7 @@ struct SpmmWgmma {
         return;
       }
       if (biased) {
-        add_rows(reinterpret_cast<float(&)[kTileN / 8][4]>(c), bias);
+        add_bias_down(reinterpret_cast<float(&)[kTileN / 8][4]>(c), bias);
         ask_for_bias();
       }
       if constexpr (kDeferred) {

@@ -58,7 +58,7 @@ struct BiasOfRows {
 };
 
 template <typename Element, int EIGHTS>
-__device__ __forceinline__ void add_rows(float (&part)[EIGHTS][4], BiasOfRows<Element> bias) {
+__device__ __forceinline__ void add_bias_down(float (&part)[EIGHTS][4], BiasOfRows<Element> bias) {
   const float upper = Element::load(bias.upper), lower = Element::load(bias.lower);
 #pragma unroll
   for (int r = 0; r < EIGHTS; ++r) {
