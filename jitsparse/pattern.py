@@ -27,9 +27,9 @@ from jitsparse.checks import (
     check_indices,
     check_range,
     grid_of,
-    is_fake,
     is_readable,
 )
+from jitsparse.display import character_map, plot
 from jitsparse.drawing import draw
 from jitsparse.errors import PatternError
 from jitsparse.layout import IndexLayout, div_up
@@ -305,23 +305,7 @@ class Pattern:
         larger than the map: ``.`` none of them is stored, ``-`` under a third, ``+`` under two
         thirds, ``*`` more, ``#`` all of them. Reads the pattern on the host.
         """
-        if self.device.type == "meta":
-            return "(on the meta device: no data)"
-        if is_fake(self.col_indices):
-            return "(fake: no data)"
-        rows, cols = self.grid
-        lines, columns = min(rows, max_rows), min(cols, max_cols)
-        if not lines or not columns:
-            return "(no blocks)"
-        line_of = torch.arange(rows, device="cpu") * lines // rows
-        column_of = torch.arange(cols, device="cpu") * columns // cols
-        cell = line_of[self.row_indices.cpu().long()] * columns
-        cell += column_of[self.col_indices.cpu().long()]
-        stored = torch.bincount(cell, minlength=lines * columns).view(lines, columns)
-        room = torch.outer(line_of.bincount(), column_of.bincount())
-        shade = (stored > 0).long() + (3 * stored >= room) + (3 * stored >= 2 * room)
-        shade += stored == room
-        return "\n".join("".join(".-+*#"[s] for s in line) for line in shade.tolist())
+        return character_map(self, max_rows, max_cols)
 
     def spy(self, ax: Axes | None = None) -> Axes:
         """Draw the pattern, one cell a block, with matplotlib; returns the axes.
@@ -332,29 +316,7 @@ class Pattern:
         Raises:
             ImportError: matplotlib is not installed.
         """
-        if ax is None:
-            try:
-                import matplotlib.pyplot as plt
-            except ImportError as error:
-                raise ImportError(
-                    f"spy needs matplotlib ({error}): pip install 'jitsparse[viz]'"
-                ) from error
-
-            ax = plt.subplots()[1]
-        rows, cols = self.shape
-        block_rows, block_cols = self.block_size
-        grid_rows, grid_cols = self.grid
-        ax.imshow(
-            self.to_mask().cpu().numpy(),
-            cmap="Greys",
-            vmin=0,
-            vmax=1,
-            interpolation="nearest",
-            aspect="equal",
-            extent=(0, grid_cols * block_cols, grid_rows * block_rows, 0),
-        )
-        ax.set_title(f"{rows} x {cols}, blocks of {block_rows} x {block_cols}, {self.density:.1%}")
-        return ax
+        return plot(self, ax)
 
     def __repr__(self) -> str:
         return (
