@@ -19,6 +19,8 @@ row_panel_ptr        P + 1       steps of row panel p: row_panel_ptr[p] .. row_p
 col_panel_ptr        Q + 1
 row_panel_blocks     Z           positions in ``values``, ordered by (panel, column, row)
 col_panel_blocks     Z           ordered by (panel, row, column)
+rows_sorted          R           block rows, those with most blocks first
+cols_sorted          C           block columns, likewise
 ===================  ==========  ===========================================================
 
 The parts below the padding exist on CUDA only. A *panel* is a group of 128 // block_rows block
@@ -236,6 +238,8 @@ class IndexLayout:
             lengths["col_panel_ptr"] = div_up(c, max(1, PANEL // self.block_size[1])) + 1
             lengths["row_panel_blocks"] = z
             lengths["col_panel_blocks"] = z
+            lengths["rows_sorted"] = r
+            lengths["cols_sorted"] = c
         if self.hopper:
             head = sum(lengths.values())
             lengths["hopper_padding"] = -head % 4

@@ -63,11 +63,14 @@ def build_index(
     put("crow_indices", crow_indices)
     put("col_indices", col_indices)
     put("row_indices", row_indices)
-    put("ccol_indices", _pointers(col64[perm], cols))
+    ccol_indices = _pointers(col64[perm], cols)
+    put("ccol_indices", ccol_indices)
     put("row_indices_t", row_indices[perm])
     put("perm", perm)
     if not layout.panels:
         return index
+    put("rows_sorted", _longest_first(crow_indices))
+    put("cols_sorted", _longest_first(ccol_indices))
     walked: dict[str, Steps] = {}  # at one pace, by the part that holds the panels
 
     def walk(
@@ -192,7 +195,7 @@ def _ranks_in_panels(steps: Tensor, pointers: Tensor, order: Tensor, panel: Tens
 
 
 def _longest_first(pointers: Tensor) -> Tensor:
-    """The panels, those with most steps first."""
+    """The panels, those with most steps first; or rows, by their blocks."""
     return torch.argsort(pointers[:-1] - pointers[1:], stable=True)
 
 

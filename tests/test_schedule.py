@@ -295,6 +295,10 @@ def check(mask: torch.Tensor, block_size: tuple[int, int]) -> None:
             assert layout.view(index, f"{name}_blocks").tolist() == order, name
         for kind in ("tall", "picked"):
             assert (f"{side}_{kind}_panels" in layout.parts()) == (kind in slabs)
+    for part, major, count in (("rows_sorted", 0, rows), ("cols_sorted", 1, cols)):
+        stored = [sum(block[major] == at for block in blocks) for at in range(count)]
+        longest_first = sorted(range(count), key=lambda at: -stored[at])
+        assert layout.view(index, part).tolist() == longest_first
     # Without panels the index is the beginning of the same.
     plain = build_index(pattern.crow_indices, pattern.col_indices, cols, block_size, panels=False)
     head = IndexLayout(rows, cols, len(blocks), block_size, panels=False)
@@ -368,24 +372,26 @@ def test_parts_lie_where_the_header_says() -> None:
         "col_panel_ptr": (98, 6),
         "row_panel_blocks": (104, 7),
         "col_panel_blocks": (111, 7),
-        "hopper_padding": (118, 2),
-        "row_panels_sorted": (120, 24),
-        "col_panels_sorted": (144, 120),
-        "row_gather_steps": (264, 56),
-        "row_gather_tiles": (320, 80),
-        "col_gather_steps": (400, 28),
-        "col_gather_tiles": (428, 56),
-        "col_slab_panels": (484, 120),
-        "col_slab_steps": (604, 28),
-        "row_gather_blocks": (632, 14),
-        "col_gather_blocks": (646, 7),
-        "col_slab_blocks": (653, 7),
-        "wide_padding": (660, 0),
-        "row_wide_tiles": (660, 32),
-        "col_wide_tiles": (692, 48),
-        "picked_padding": (740, 0),
+        "rows_sorted": (118, 3),
+        "cols_sorted": (121, 5),
+        "hopper_padding": (126, 2),
+        "row_panels_sorted": (128, 24),
+        "col_panels_sorted": (152, 120),
+        "row_gather_steps": (272, 56),
+        "row_gather_tiles": (328, 80),
+        "col_gather_steps": (408, 28),
+        "col_gather_tiles": (436, 56),
+        "col_slab_panels": (492, 120),
+        "col_slab_steps": (612, 28),
+        "row_gather_blocks": (640, 14),
+        "col_gather_blocks": (654, 7),
+        "col_slab_blocks": (661, 7),
+        "wide_padding": (668, 0),
+        "row_wide_tiles": (668, 32),
+        "col_wide_tiles": (700, 48),
+        "picked_padding": (748, 0),
     }
-    assert layout.size == 740
+    assert layout.size == 748
 
 
 @pytest.mark.parametrize("panels", [False, True])

@@ -103,12 +103,15 @@ struct IndexView {
   JITSPARSE_HD const int32* col_panel_ptr() const { return row_panel_ptr() + row_panels() + 1; }
   JITSPARSE_HD const int32* row_panel_blocks() const { return col_panel_ptr() + col_panels() + 1; }  // Z
   JITSPARSE_HD const int32* col_panel_blocks() const { return row_panel_blocks() + Z; }              // Z
+  // those with most blocks first
+  JITSPARSE_HD const int32* rows_sorted() const { return col_panel_blocks() + Z; }  // R
+  JITSPARSE_HD const int32* cols_sorted() const { return rows_sorted() + R; }       // C
 
   // for Hopper (CUDA only, blocks of 16 and more); all but the last four are 16-byte aligned
   // a panel: (first step, end, -, -), where each 64 of its rows begin, counted in 64s, and its first four steps; lists of steps less
   // than 32 deep nobody walks so
   static constexpr int64 kPanelWords = 24, kRowSteps = BLOCK_COLS < 32 ? 0 : 1, kColSteps = BLOCK_ROWS < 32 ? 0 : 1;
-  JITSPARSE_HD const int32* row_panels_sorted() const { return base + align4(col_panel_blocks() + Z - base); }
+  JITSPARSE_HD const int32* row_panels_sorted() const { return base + align4(cols_sorted() + C - base); }
   JITSPARSE_HD const int32* col_panels_sorted() const { return row_panels_sorted() + kRowSteps * kPanelWords * row_panels(); }
 
   // what an sdd tile gathers: a panel of block rows, and so many pieces of block columns

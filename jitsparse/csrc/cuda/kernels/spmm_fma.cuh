@@ -23,7 +23,6 @@ struct SpmmFma {
                                 STAGES, kAhead>;
   static_assert(Pipeline::kGroup == 1 && Pipeline::kSlots == 1, "a stage is a part of one block");
   static constexpr int kSharedBytes = Pipeline::kBytes;
-  static constexpr int kGroupedPanels = 16;
 
   using Product = FmaTile<typename Pipeline::BlockTile, typename Pipeline::DenseTile, !FLIPPED, DENSE_K_CONTIGUOUS, WARP_M,
                           WARP_N, TILE_K>;
@@ -34,11 +33,19 @@ struct SpmmFma {
     int thread, lane_m, lane_n, warp_m, warp_n;
 
     __device__ __forceinline__ explicit Part(const SpmmArgs& args)
-        : tile(grouped_order<int>(ptx::block_index(), int(Pipeline::panels(args)), int(Pipeline::column_tiles(args)),
-                                  kGroupedPanels)),
-          thread(ptx::thread_index()), lane_m(Product::lane_m(thread % 32)), lane_n(Product::lane_n(thread % 32)),
+        : tile(tile_of(args, ptx::block_index())), thread(ptx::thread_index()), lane_m(Product::lane_m(thread % 32)), lane_n(Product::lane_n(thread % 32)),
           warp_m(thread / 32 / WARPS_N * WARP_M), warp_n(thread / 32 % WARPS_N * WARP_N) {}
   };
+
+  // Tiles of rows with most blocks first: a CTA starts where another ends, so what runs at the end alone should be short. And all tiles
+  // of a row side by side, not those of sixteen rows: they share its blocks, and what they load is little beside what they compute.
+  static __device__ __forceinline__ TileCoordinates tile_of(const SpmmArgs& args, int number) {
+    const int columns = int(Pipeline::column_tiles(args)), rows = int(Pipeline::panels(args));
+    const int row = number / columns, batch = row / rows;
+    const typename Pipeline::Index index(args.index, args.rows, args.cols, args.nnz);
+    const int* sorted = FLIPPED ? index.cols_sorted() : index.rows_sorted();
+    return {__ldg(sorted + (row - batch * rows)), number - row * columns, batch};
+  }
 
   static __device__ __forceinline__ void run(const SpmmArgs& args) {
     typename Product::Accumulators c = {};
