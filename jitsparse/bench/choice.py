@@ -33,6 +33,9 @@ __all__ = ["FITTED", "HELD_OUT", "choice_section"]
 FITTED, HELD_OUT = "fitted", "held out"
 """The halves of the cases: the cost model may have seen the first, never the second."""
 
+_Shape = tuple[int, int, int]
+"""Rows, columns of the product, and columns of the sparse operand."""
+
 _PATTERNS = ("random", "random", "banded", "powerlaw")
 """Random ones are twice as frequent."""
 
@@ -58,7 +61,8 @@ def choice_section(device: torch.device, extents: Extents) -> Section:
 def _sample(device: torch.device, extents: Extents) -> Iterator[Case]:
     """Of every combination some, in random order; shapes are those of the sparse operand. Then
     some with few columns, where both operands lie along the axis that is summed over, as in the
-    forward pass of a layer: more families compete there. Then those of mixtures of experts."""
+    forward pass of a layer: more families compete there. Then those of the other sections: headline
+    products, layers, and mixtures of experts."""
     dtype = "bf16" if device.type == "cuda" else "f32"
     everything = list(
         product(
@@ -79,7 +83,8 @@ def _sample(device: torch.device, extents: Extents) -> Iterator[Case]:
     few = list(product(("dds",), ("nt",), (16, 32, 64, 128), (0.1, 0.25, 0.5), shapes, ("random",)))
     random.Random(0).shuffle(few)
     sample += few[: extents.few_chosen]
-    for op, layout, block, density, (rows, extent, cols), pattern in sample:
+    sample += _headlines(extents)
+    for op, layout, block, density, (rows, extent, cols), pattern in dict.fromkeys(sample):
         size = {
             "dsd": (rows, extent, cols),
             "dds": (extent, rows, cols),
@@ -92,6 +97,24 @@ def _sample(device: torch.device, extents: Extents) -> Iterator[Case]:
         (("dsd", "nn"), ("dsd", "tn"), ("dds", "nn"), ("dds", "nt")),
     ):
         yield expert_case(op, layout, shape, block, dtype, device)
+
+
+def _headlines(extents: Extents) -> Iterator[tuple[str, str, int, float, _Shape, str]]:
+    """Dsd and dds of the sections products and linear, but those of few tokens."""
+    squares = [(size, size, size) for size in extents.products]
+    layers = [
+        (rows, tokens, cols)
+        for (rows, cols), tokens in product(extents.layers, extents.tokens)
+        if tokens > max(extents.few_columns)
+    ]
+    for shapes, ops in (
+        (squares, (("dsd", "nn"), ("dsd", "tn"), ("dds", "nn"), ("dds", "nt"))),
+        (layers, (("dds", "nn"), ("dds", "nt"))),
+    ):
+        for shape, (op, layout), block, density in product(
+            shapes, ops, (16, 32, 64, 128), (0.1, 0.25, 0.5)
+        ):
+            yield op, layout, block, density, shape, "random"
 
 
 def _half(case: Case) -> str:

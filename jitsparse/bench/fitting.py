@@ -1,6 +1,6 @@
 """Fitting the cost model to measured times; needs SciPy.
 
-Run it on what the bench printed, and look at the change::
+Run it on what the bench printed, all at once or in several files, and look at the change::
 
     jitsparse bench --suite hopper --section choice --json > times.json
     python -m jitsparse.bench.fitting times.json
@@ -32,13 +32,14 @@ _FAITH = 1.0
 share of the time as in any, for each part. From 0.5 to 2 the choice is as good."""
 
 
-def main(path: str) -> None:
-    """Replace ``costs.json`` by what fits the times in a file."""
-    measured = json.loads(Path(path).read_text(encoding="utf-8"))
-    (table,) = (each for each in measured["tables"] if each["section"] == "choice")
-    prices = fit(table["rows"])
+def main(*paths: str) -> None:
+    """Replace ``costs.json`` by what fits the times in all of the files."""
+    files = [json.loads(Path(path).read_text(encoding="utf-8")) for path in paths]
+    tables = (table for file in files for table in file["tables"])
+    prices = fit([row for each in tables if each["section"] == "choice" for row in each["rows"]])
     rows = ",\n".join(f"    {json.dumps(kind)}: {json.dumps(row)}" for kind, row in prices.items())
-    facts = {name: measured["measured"].get(name) for name in ("device", "commit", "command")}
+    names = ("device", "commit", "command")
+    facts = [{name: file["measured"].get(name) for name in names} for file in files]
     cost.TABLE.write_text(
         f'{{\n  "measured": {json.dumps(facts)},\n  "parts": {json.dumps(cost.PARTS)},\n'
         f'  "prices": {{\n{rows}\n  }}\n}}\n',

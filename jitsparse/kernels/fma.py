@@ -31,7 +31,7 @@ from jitsparse.kernels.legality import (
     too_much_shared_memory,
 )
 from jitsparse.kernels.problem import Place, Problem
-from jitsparse.kernels.roles import op_block
+from jitsparse.kernels.roles import is_k_contiguous, op_block
 
 __all__ = ["candidates", "default_variants", "place", "template"]
 
@@ -49,13 +49,14 @@ _SPMM = {
 }
 _SDD = {
     16: (Tile((16, 256, 16), (1, 4), 3, 4), Tile((16, 128, 16), (1, 2), 4, 6)),
-    32: (Tile((32, 256, 16), (1, 4), 3, 2), Tile((32, 128, 16), (1, 2), 4, 5)),
+    32: (Tile((32, 256, 32), (1, 4), 2, 3), Tile((32, 128, 16), (1, 2), 4, 5)),
     64: (Tile((64, 128, 32), (2, 2), 3, 3),),
     128: (Tile((128, 128, 16), (2, 2), 4, 2),),
 }
-# Where both operands lie along k and there are many block columns, a thread that copies needs a
-# pointer for each, and registers for them: with a CTA more it spills.
-_NARROW_SDD = {
+# Where both operands lie along k a thread that copies needs a pointer for each block column, and
+# registers for them: where there are many it spills with a CTA more.
+_SDD_ALONG = _SDD | {32: (Tile((32, 128, 16), (1, 2), 3, 6),)}
+_NARROW_SDD_ALONG = {
     32: (Tile((32, 256, 16), (1, 4), 3, 2), Tile((32, 128, 16), (1, 2), 4, 4)),
     64: (Tile((64, 128, 16), (2, 2), 3, 2),),
     128: (Tile((128, 64, 16), (2, 2), 3, 2),),
@@ -79,15 +80,18 @@ def candidates(problem: Problem, target: str) -> list[Candidate]:
 def _tiles(problem: Problem, target: str) -> tuple[Tile, ...]:
     if problem.op == "sdd":
         height, width = problem.block
-        table = _NARROW_SDD if problem.layout == "nt" and width < height else _SDD
+        along = _NARROW_SDD_ALONG if width < height else _SDD_ALONG
+        table = along if problem.layout == "nt" else _SDD
         return _with_room(problem, table.get(height, _SDD[16]), target)
     height, depth = op_block(problem.op, problem.block, problem.layout)
     tiles: tuple[Tile, ...] = _SPMM.get(height, _SPMM[16])
     if depth < 32:
         tiles = tuple(_shallow(tile) for tile in tiles)
     tiles = _with_room(problem, tiles, target)
-    if height == 128 and capability(target) < 90:
-        # Code for older GPUs needs a few registers more than three CTAs of the first tile leave.
+    shallow = depth < 32 and is_k_contiguous(problem.op, problem.layout)
+    if height == 128 and (capability(target) < 90 or shallow):
+        # Code for older GPUs needs a few registers more than three CTAs of the first tile leave, and
+        # so does a shallow slab that lies along k.
         tiles = (replace(tiles[0], ctas=2), *tiles[1:])
     return tiles
 

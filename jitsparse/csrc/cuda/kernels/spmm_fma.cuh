@@ -19,22 +19,30 @@ struct SpmmFma {
   static constexpr int kThreads = 32 * WARPS_M * WARPS_N;
   static constexpr int WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
   static constexpr int kAhead = STAGES - 1;
+  // The right operand of a thread's products should not lie along k in shared memory, see fma_tile.cuh. If the dense operand does, it is
+  // the left one: then the output's columns are the product's rows. If both do, the one that is less of a stage is turned as it comes.
+  // Low blocks are so little of it that they always are, though as the left operand they could stay (1.01 to 1.03 times as fast).
+  static constexpr bool kTurnsDense = DENSE_K_CONTIGUOUS && !FLIPPED && TILE_N < TILE_M;
+  static constexpr bool kTransposed = DENSE_K_CONTIGUOUS && !kTurnsDense;
+  static constexpr bool kTurnsBlocks = !FLIPPED && (kTransposed || TILE_M <= 32);
   using Pipeline = SpmmPipeline<F32, BLOCK_ROWS, BLOCK_COLS, FLIPPED, DENSE_K_CONTIGUOUS, TILE_M, TILE_N, TILE_K, kThreads,
-                                STAGES, kAhead>;
+                                STAGES, kAhead, kTurnsBlocks, kTurnsDense>;
   static_assert(Pipeline::kGroup == 1 && Pipeline::kSlots == 1, "a stage is a part of one block");
   static constexpr int kSharedBytes = Pipeline::kBytes;
 
-  using Product = FmaTile<typename Pipeline::BlockTile, typename Pipeline::DenseTile, !FLIPPED, DENSE_K_CONTIGUOUS, WARP_M,
-                          WARP_N, TILE_K>;
+  using BlockTile = typename Pipeline::BlockTile;
+  using DenseTile = typename Pipeline::DenseTile;
+  using Product = std::conditional_t<kTransposed, FmaTile<DenseTile, BlockTile, true, false, WARP_N, WARP_M, TILE_K>,
+                                     FmaTile<BlockTile, DenseTile, !FLIPPED && !kTurnsBlocks, false, WARP_M, WARP_N, TILE_K>>;
 
   // Which part of the output a thread has.
   struct Part {
     TileCoordinates tile;
-    int thread, lane_m, lane_n, warp_m, warp_n;
+    int thread, lane_left, lane_right, warp_m, warp_n;
 
     __device__ __forceinline__ explicit Part(const SpmmArgs& args)
-        : tile(tile_of(args, ptx::block_index())), thread(ptx::thread_index()), lane_m(Product::lane_m(thread % 32)), lane_n(Product::lane_n(thread % 32)),
-          warp_m(thread / 32 / WARPS_N * WARP_M), warp_n(thread / 32 % WARPS_N * WARP_N) {}
+        : tile(tile_of(args, ptx::block_index())), thread(ptx::thread_index()), lane_left(Product::lane_m(thread % 32)),
+          lane_right(Product::lane_n(thread % 32)), warp_m(thread / 32 / WARPS_N * WARP_M), warp_n(thread / 32 % WARPS_N * WARP_N) {}
   };
 
   // Tiles of rows with most blocks first: a CTA starts where another ends, so what runs at the end alone should be short. And all tiles
@@ -59,14 +67,17 @@ struct SpmmFma {
     const int thread = part.thread;
     typename Pipeline::Stream stream(args, part.tile.row, part.tile.column * TILE_N, part.tile.batch, shared, thread);
     stream.start(thread);
-    const unsigned block_offset = Product::Left::lane_offset(part.warp_m, part.lane_m);
-    const unsigned dense_offset = Pipeline::kBlockBytes + Product::Right::lane_offset(part.warp_n, part.lane_n);
+    const unsigned of_blocks = 0, of_dense = Pipeline::kBlockBytes;
+    const unsigned left = (kTransposed ? of_dense : of_blocks) +
+                          Product::Left::lane_offset(kTransposed ? part.warp_n : part.warp_m, part.lane_left);
+    const unsigned right = (kTransposed ? of_blocks : of_dense) +
+                           Product::Right::lane_offset(kTransposed ? part.warp_m : part.warp_n, part.lane_right);
     unsigned filled = stream.buffers, free = stream.buffers + kAhead * Pipeline::kStageBytes;
     for (int stage = 0; stage < stream.stage_count; ++stage) {
       ptx::cp_async_wait<kAhead - 1>();
       __syncthreads();
       stream.advance(stage + kAhead, free, thread);
-      Product::multiply(c, filled + block_offset, filled + dense_offset);
+      Product::multiply(c, filled + left, filled + right);
       filled = stream.next(filled);
       free = stream.next(free);
     }
@@ -78,19 +89,21 @@ struct SpmmFma {
     const int m_left = inside(Pipeline::m(args), first_m, WARP_M), n_left = inside(args.n, first_n, WARP_N);
     if (OUT_TRANSPOSED && args.bias != nullptr) {
       const float* bias = static_cast<const float*>(args.bias) + first_m;
+      constexpr int kDown = kTransposed ? Product::kEachN : Product::kEachM, kAcross = kTransposed ? Product::kEachM : Product::kEachN;
 #pragma unroll
-      for (int i = 0; i < Product::kEachM; ++i) {
-        const int m = Product::Left::at(part.lane_m, i);
+      for (int i = 0; i < kDown; ++i) {
+        const int m = kTransposed ? Product::Right::at(part.lane_right, i) : Product::Left::at(part.lane_left, i);
         const float b = m < m_left ? bias[m] : 0.0f;
 #pragma unroll
-        for (int j = 0; j < Product::kEachN; ++j) c[i * Product::kEachN + j] += b;
+        for (int j = 0; j < kAcross; ++j) c[kTransposed ? j * Product::kEachN + i : i * Product::kEachN + j] += b;
       }
     }
     apply_activation<F32>(c, args.activation);
     float* out = static_cast<float*>(args.out) + part.tile.batch * args.out_batch_stride +
                  (OUT_TRANSPOSED ? first_n * args.out_ld + first_m : first_m * args.out_ld + first_n);
     // Operands are aligned, so an extent of the output is a multiple of a run along it: a run is inside whole.
-    Product::template for_each_run<OUT_TRANSPOSED>(c, part.lane_m, part.lane_n, [&](int m, int n, const auto& run) {
+    Product::template for_each_run<OUT_TRANSPOSED != kTransposed>(c, part.lane_left, part.lane_right, [&](int i, int j, const auto& run) {
+      const int m = kTransposed ? j : i, n = kTransposed ? i : j;
       if (m < m_left && n < n_left) store_run(out + (OUT_TRANSPOSED ? n * args.out_ld + m : m * args.out_ld + n), run);
     });
   }

@@ -8,15 +8,19 @@
 // operand is loaded once a step and not once a block.
 #pragma once
 
+#include <type_traits>
+
 #include "../../abi.h"
 #include "../ptx/cp_async.cuh"
 #include "../tile/shared_tile.cuh"
 
 namespace jitsparse {
 
-// AHEAD: how many stages are in flight while one is multiplied.
+// AHEAD: how many stages are in flight while one is multiplied. TURNS_BLOCKS, TURNS_DENSE: what lies along
+// k comes to lie across it, in float32.
 template <typename Element_, int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CONTIGUOUS, int TILE_M,
-          int TILE_N, int TILE_K, int THREADS, int STAGES, int AHEAD>
+          int TILE_N, int TILE_K, int THREADS, int STAGES, int AHEAD, bool TURNS_BLOCKS = false,
+          bool TURNS_DENSE = false>
 struct SpmmPipeline {
   using Element = Element_;
   using Storage = typename Element::Storage;
@@ -35,9 +39,13 @@ struct SpmmPipeline {
   static_assert(kSlots * kGroup <= 32, "one warp fetches a stage's block positions");
 
   static constexpr bool kScalar = sizeof(Storage) == 4;  // operands that ldmatrix cannot transpose
-  using BlockTile = SharedTile<Element, FLIPPED ? kSlotK : kBlockM, FLIPPED ? kBlockM : kSlotK, kScalar && FLIPPED>;
-  using DenseTile = SharedTile<Element, DENSE_K_CONTIGUOUS ? TILE_N : kSlotK, DENSE_K_CONTIGUOUS ? kSlotK : TILE_N,
-                               kScalar && !DENSE_K_CONTIGUOUS>;
+  static_assert(!TURNS_BLOCKS || (kScalar && !FLIPPED && kSlots * kGroup == 1), "one block that lies along k");
+  static_assert(!TURNS_DENSE || (kScalar && DENSE_K_CONTIGUOUS && kSlots == 1), "one slab that does");
+  static constexpr bool kBlocksAcross = FLIPPED || TURNS_BLOCKS;  // rows of a block in shared memory run along m
+  using BlockTile = SharedTile<Element, kBlocksAcross ? kSlotK : kBlockM, kBlocksAcross ? kBlockM : kSlotK, kScalar && FLIPPED>;
+  static constexpr bool kDenseAcross = !DENSE_K_CONTIGUOUS || TURNS_DENSE;  // rows of the slab there run along n
+  using DenseTile =
+      SharedTile<Element, kDenseAcross ? kSlotK : TILE_N, kDenseAcross ? TILE_N : kSlotK, kScalar && !DENSE_K_CONTIGUOUS>;
 
   static constexpr int kBlockBytes = kSlots * kGroup * BlockTile::kBytes;
   static constexpr int kStageBytes = kBlockBytes + kSlots * DenseTile::kBytes;
@@ -134,8 +142,9 @@ struct SpmmPipeline {
     }
   }
 
-  using BlockCopy = TileCopy<BlockTile, kSlots * kGroup, THREADS>;
-  using DenseCopy = TileCopy<DenseTile, kSlots, THREADS>;
+  using BlockCopy =
+      std::conditional_t<TURNS_BLOCKS, TurningCopy<BlockTile, THREADS>, TileCopy<BlockTile, kSlots * kGroup, THREADS>>;
+  using DenseCopy = std::conditional_t<TURNS_DENSE, TurningCopy<DenseTile, THREADS>, TileCopy<DenseTile, kSlots, THREADS>>;
   static constexpr int kSize = sizeof(Storage);
   static constexpr int kBlockPitch = (FLIPPED ? kBlockM : kBlockK) * kSize;
 

@@ -19,6 +19,17 @@ __device__ __forceinline__ void cp_async_16(unsigned shared, const void* global)
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(shared), "l"(global));
 }
 
+// Likewise of 4 bytes, which go by way of L1.
+__device__ __forceinline__ void cp_async_4(unsigned shared, const void* global, bool inside) {
+  asm volatile(
+      "{\n"
+      ".reg .pred outside;\n"
+      "setp.eq.u32 outside, %2, 0;\n"
+      "cp.async.ca.shared.global [%0], [%1], 4, outside;\n"
+      "}\n" ::"r"(shared),
+      "l"(global), "r"(unsigned(inside)));
+}
+
 __device__ __forceinline__ void cp_async_4(unsigned shared, const void* global) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\n" ::"r"(shared), "l"(global));
 }

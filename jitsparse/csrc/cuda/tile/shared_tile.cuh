@@ -156,4 +156,45 @@ struct TileCopy {
   }
 };
 
+// Likewise of one tile that lies transposed where it comes from: an element of 4 bytes at a time. A warp takes eight rows and four
+// columns of the tile at once, which are four sectors there and all banks here.
+template <typename Tile, int THREADS>
+struct TurningCopy {
+  static constexpr int kTiles = 1, kWarpsDown = Tile::kRows / 8, kWarpsAcross = THREADS / 32 / kWarpsDown;
+  static constexpr int kPasses = Tile::kRowChunks / kWarpsAcross;
+  static_assert(Tile::kPerChunk == 4 && kWarpsDown * kWarpsAcross * 32 == THREADS && kPasses * kWarpsAcross == Tile::kRowChunks,
+                "each warp has rows of its own");
+
+  int column, first_row;  // of the thread's first element where it comes from, whose rows are the tile's columns
+  unsigned offset;        // of that element in shared memory
+
+  __device__ __forceinline__ explicit TurningCopy(int thread) {
+    const int warp = thread / 32, lane = thread % 32, chunk = warp / kWarpsDown * kPasses;
+    column = warp % kWarpsDown * 8 + lane % 8;
+    first_row = chunk * 4 + lane / 8;
+    offset = Tile::offset(column, chunk) + lane / 8 * 4;
+  }
+
+  static constexpr __device__ __forceinline__ int tile(int) { return 0; }
+  static constexpr __device__ __forceinline__ bool has(int) { return true; }
+
+  // As of TileCopy; rows are those where it comes from.
+  template <typename RowInside>
+  __device__ __forceinline__ void start(unsigned shared, int, const char* from, int64 stride, const RowInside& row_inside) const {
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      ptx::cp_async_4(shared + Tile::moved(offset, 0, pass), from, row_inside(first_row + pass * 4));
+      from += 4 * stride;
+    }
+  }
+
+  __device__ __forceinline__ void start(unsigned shared, int, const char* from, int64 stride) const {
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      ptx::cp_async_4(shared + Tile::moved(offset, 0, pass), from);
+      from += 4 * stride;
+    }
+  }
+};
+
 }  // namespace jitsparse

@@ -12,6 +12,7 @@ inline void copy(unsigned shared, const void* global, int bytes, bool inside) {
 }
 inline void cp_async_16(unsigned shared, const void* global, bool inside) { copy(shared, global, 16, inside); }
 inline void cp_async_16(unsigned shared, const void* global) { copy(shared, global, 16, true); }
+inline void cp_async_4(unsigned shared, const void* global, bool inside) { copy(shared, global, 4, inside); }
 inline void cp_async_4(unsigned shared, const void* global) { copy(shared, global, 4, true); }
 inline void cp_async_commit() {
   emulation::self().copies.push_back(std::move(emulation::self().open_copies));
