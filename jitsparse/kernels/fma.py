@@ -90,8 +90,8 @@ def _tiles(problem: Problem, target: str) -> tuple[Tile, ...]:
     tiles = _with_room(problem, tiles, target)
     shallow = depth < 32 and is_k_contiguous(problem.op, problem.layout)
     if height == 128 and (capability(target) < 90 or shallow):
-        # Code for older GPUs needs a few registers more than three CTAs of the first tile leave, and
-        # so does a shallow slab that lies along k.
+        # Code for older GPUs needs a few registers more than three CTAs of the first tile leave; so
+        # does a shallow slab that lies along k.
         tiles = (replace(tiles[0], ctas=2), *tiles[1:])
     return tiles
 
