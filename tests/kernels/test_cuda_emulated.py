@@ -110,6 +110,12 @@ NAMED = (
     "sdd.wgmma.sm90a.tf32.b128x64.ltn.gcols.oturned.ksplit",
     "dsd.wgmma.sm90a.tf32.b64x64.ltn.t128x256x32.oturned",
     "dds.wgmma.sm90a.tf32.b64x128.ltn.t128x128x32.oturned",
+    # float32: the product transposed, with blocks as they lie and turned; the slab; low blocks
+    "dds.fma.sm90a.f32.b64x64.lnn.t64x128x32.w2x2.s3.c3",
+    "dds.fma.sm90a.f32.b64x64.lnt.t64x128x32.w2x2.s3.c3",
+    "dds.fma.sm90a.f32.b128x128.lnt.t128x64x32.w2x2.s3.c3",
+    "dsd.fma.sm90a.f32.b128x16.lnt.t128x64x16.w2x2.s3.c2",
+    "dsd.fma.sm90a.f32.b32x32.lnn.t32x256x32.w1x4.s2.c3",
 )
 """Of those that no call chooses by itself, each way through the code once."""
 
