@@ -36,6 +36,12 @@ FITTED, HELD_OUT = "fitted", "held out"
 _Shape = tuple[int, int, int]
 """Rows, columns of the product, and columns of the sparse operand."""
 
+_BLOCKS = (16, 32, 64, 128)
+_DENSITIES = (0.1, 0.25, 0.5)
+_LAYERS = (("dds", "nn"), ("dds", "nt"))
+"""A layer's gradient of its input, and its forward pass."""
+_DSD_AND_DDS = (("dsd", "nn"), ("dsd", "tn"), *_LAYERS)
+
 _PATTERNS = ("random", "random", "banded", "powerlaw")
 """Random ones are twice as frequent."""
 
@@ -68,7 +74,7 @@ def _sample(device: torch.device, extents: Extents) -> Iterator[Case]:
         product(
             ("dsd", "dds", "sdd"),
             LAYOUTS[:3],
-            (16, 32, 64, 128),
+            _BLOCKS,
             (0.05, 0.1, 0.25, 0.5),
             extents.choices,
             _PATTERNS,
@@ -80,7 +86,7 @@ def _sample(device: torch.device, extents: Extents) -> Iterator[Case]:
         (rows, columns, cols)
         for (rows, cols), columns in product(extents.few_choices, extents.few_columns)
     ]
-    few = list(product(("dds",), ("nt",), (16, 32, 64, 128), (0.1, 0.25, 0.5), shapes, ("random",)))
+    few = list(product(("dds",), ("nt",), _BLOCKS, _DENSITIES, shapes, ("random",)))
     random.Random(0).shuffle(few)
     sample += few[: extents.few_chosen]
     sample += _headlines(extents)
@@ -94,7 +100,7 @@ def _sample(device: torch.device, extents: Extents) -> Iterator[Case]:
     for shape, block, (op, layout) in product(
         extents.experts + extents.more_experts,
         (32, 64, 128),
-        (("dsd", "nn"), ("dsd", "tn"), ("dds", "nn"), ("dds", "nt")),
+        _DSD_AND_DDS,
     ):
         yield expert_case(op, layout, shape, block, dtype, device)
 
@@ -107,13 +113,8 @@ def _headlines(extents: Extents) -> Iterator[tuple[str, str, int, float, _Shape,
         for (rows, cols), tokens in product(extents.layers, extents.tokens)
         if tokens > max(extents.few_columns)
     ]
-    for shapes, ops in (
-        (squares, (("dsd", "nn"), ("dsd", "tn"), ("dds", "nn"), ("dds", "nt"))),
-        (layers, (("dds", "nn"), ("dds", "nt"))),
-    ):
-        for shape, (op, layout), block, density in product(
-            shapes, ops, (16, 32, 64, 128), (0.1, 0.25, 0.5)
-        ):
+    for shapes, ops in ((squares, _DSD_AND_DDS), (layers, _LAYERS)):
+        for shape, (op, layout), block, density in product(shapes, ops, _BLOCKS, _DENSITIES):
             yield op, layout, block, density, shape, "random"
 
 
