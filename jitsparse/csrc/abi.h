@@ -39,13 +39,14 @@ struct SddArgs {
   const void* right;         // k x cols
   const int32* index;
   void* out;                 // (nnz, block_rows, block_cols), contiguous
-  void* workspace;           // CUDA: for a turned operand, then float32 (parts, nnz, block_rows, block_cols), as the kernel wants; or
-                             // null.  CPU: see Scratch, or null
+  void* workspace;           // CUDA: for a turned operand, then float32 (parts, nnz, block_rows, block_cols) or three tiles a part,
+                             // as the kernel wants; or null.  CPU: see Scratch, or null
   int64 rows, cols, nnz, k;
   int64 left_ld, left_batch_stride;
   int64 right_ld, right_batch_stride;
   int64 batch;
-  int64 parts;               // that a sum may be divided into: 1 without a workspace, no more than it has slabs of 64
+  int64 parts;               // that a sum may be divided into: 1 without a workspace, no more than it has slabs of 64. Or CTAs at a
+                             // time, see sdd_tail.cuh
   int64 context;
 };
 

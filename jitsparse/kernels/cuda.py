@@ -25,6 +25,7 @@ __all__ = [
     "shared_memory_limit",
     "tile_context",
     "typical_problems",
+    "waves",
 ]
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -115,11 +116,10 @@ _FIXED_COLUMNS = 96
 """What a CTA spends on its sparse operand and its barriers, in columns of its dense one."""
 
 
-def _relative_time(problem: Problem, tile: Tile) -> float:
-    """Waves of CTAs times what one of them does: ranks the tiles of one problem, nothing else."""
-    (tile_m, tile_n, _), ctas = tile.shape, tile.ctas
-    at_once = SMS * ctas
-    work = ctas * tile_m * (tile_n + _FIXED_COLUMNS)
+def waves(problem: Problem, tile: Tile) -> float:
+    """Tiles of a problem by CTAs that a GPU has at a time."""
+    tile_m, tile_n, _ = tile.shape
+    at_once = SMS * tile.ctas
     if problem.op == "sdd":
         block_rows, block_cols = problem.block
         density = min(1.0, problem.nnz * block_rows * block_cols / (problem.rows * problem.cols))
@@ -127,10 +127,16 @@ def _relative_time(problem: Problem, tile: Tile) -> float:
         merged = problem.cols / block_cols * (1 - (1 - density) ** (tile_m / block_rows))
         together = tile_n / block_cols
         tiles = problem.rows / tile_m * (merged / together + (together - 1) / (2 * together))
-        return float(math.ceil(tiles / at_once) * work)
+        return float(tiles / at_once)
     rows = problem.cols if roles.is_flipped(problem.op, problem.layout) else problem.rows
-    waves = -(-(-(-rows // tile_m) * -(-problem.extent // tile_n) * problem.batch) // at_once)
-    return float(waves * work)
+    tiles = -(-rows // tile_m) * -(-problem.extent // tile_n) * problem.batch
+    return tiles / at_once
+
+
+def _relative_time(problem: Problem, tile: Tile) -> float:
+    """Waves of CTAs times what one of them does: ranks the tiles of one problem, nothing else."""
+    (tile_m, tile_n, _), ctas = tile.shape, tile.ctas
+    return float(math.ceil(waves(problem, tile)) * ctas * tile_m * (tile_n + _FIXED_COLUMNS))
 
 
 def ranked(problem: Problem, tiles: Sequence[Tile]) -> list[Tile]:

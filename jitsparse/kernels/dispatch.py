@@ -26,7 +26,7 @@ from jitsparse.kernels.choice import REFERENCE, Key, choosing, select
 from jitsparse.kernels.float32 import float32_arithmetic
 from jitsparse.kernels.operands import LOW, layout_of, require_memory, workspace
 from jitsparse.kernels.scratch import KEPT
-from jitsparse.kernels.split import MOST_ELEMENTS, most_parts, most_parts_of_steps, splits
+from jitsparse.kernels.split import most_parts_of_steps, room_in_sdd, splits
 from jitsparse.kernels.turn import bytes_for_sdd, bytes_for_spmm, turns
 from jitsparse.traits import TRAITS, pack
 
@@ -352,10 +352,9 @@ def sdd(
         if turns(kernel.variant):
             both = left_stride, right_stride
             size = bytes_for_sdd(kernel.variant, (rows, cols), k, batch, both, itemsize)
-        if out.numel() <= MOST_ELEMENTS and splits(kernel.variant):
-            parts = most_parts(out.numel(), k, batch)
-            if parts > 1:
-                size += 4 * parts * out.numel()
+        if splits(kernel.variant):
+            parts, sums = room_in_sdd(kernel.variant, out.numel(), k, batch)
+            size += sums
         if size:
             room = workspace(out, size)
             workspace_ptr = room.data_ptr()

@@ -3,7 +3,8 @@
 Knobs as of ``mma``: ``b`` block, ``l`` layout, ``t`` tile (rows x columns x depth of a pipeline
 stage), ``w`` warps (down x across the tile), ``s`` stages of the pipeline, ``c`` CTAs that an SM
 should hold. What a warp computes decides what a thread does: 16 x 8 products of a warp's 64 x 64,
-8 x 8 of its 32 x 64 or 16 x 128. A tile is as high as a block.
+8 x 8 of its 32 x 64 or 16 x 128. A tile is as high as a block. With ``k`` = ``split`` the last
+tiles of an sdd are divided along k (:mod:`jitsparse.kernels.split`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from jitsparse.jit import Candidate, Template, Variant
+from jitsparse.jit.template import Context
+from jitsparse.kernels import split
 from jitsparse.kernels.cuda import (
     Tile,
     cuda_template,
@@ -19,6 +22,7 @@ from jitsparse.kernels.cuda import (
     shared_memory_limit,
     tile_context,
     typical_problems,
+    waves,
 )
 from jitsparse.kernels.legality import (
     before_ampere,
@@ -31,7 +35,7 @@ from jitsparse.kernels.legality import (
     too_much_shared_memory,
 )
 from jitsparse.kernels.problem import Place, Problem
-from jitsparse.kernels.roles import is_k_contiguous, op_block
+from jitsparse.kernels.roles import cpp_bool, is_k_contiguous, op_block
 
 __all__ = ["candidates", "default_variants", "place", "template"]
 
@@ -63,6 +67,15 @@ _NARROW_SDD_ALONG = {
 }
 
 
+# By block and CTAs: what dividing the last tiles as well leaves registers for, of layout nt.
+_CTAS_TO_DIVIDE = {((16, 16), 4): 3, ((32, 32), 6): 4}
+
+_IDLE_COSTS = 0.57
+"""What an empty wave takes of the time of a full one: a CTA that has an SM for itself is faster."""
+_SHARING_COSTS = 200
+"""What leaving and adding the parts takes, in k of a wave."""
+
+
 def place(problem: Problem) -> Place:
     """Before ``simt`` always."""
     return Place(2, "float32 on ordinary cores; the tile with the least waves of CTAs first")
@@ -72,9 +85,30 @@ def candidates(problem: Problem, target: str) -> list[Candidate]:
     """Variants for a problem, best first; refused ones with their reason."""
     found = []
     for tile in ranked(problem, _tiles(problem, target)):
-        variant = tile.variant("fma", problem, target)
-        found.append(Candidate(variant, template(variant), _refusal(problem, tile, target)))
+        for divides in _ways(problem, tile):
+            found.append(_candidate(problem, tile, divides, target))
     return found
+
+
+def _candidate(problem: Problem, tile: Tile, divides: bool, target: str) -> Candidate:
+    if divides and problem.layout == "nt":
+        ctas = _CTAS_TO_DIVIDE.get((problem.block, tile.ctas), tile.ctas)
+        tile = replace(tile, ctas=ctas)
+    variant = tile.variant("fma", problem, target)
+    if divides:
+        variant = replace(variant, knobs=(*variant.knobs, split.KNOB))
+    return Candidate(variant, template(variant), _refusal(problem, tile, divides, target))
+
+
+def _ways(problem: Problem, tile: Tile) -> tuple[bool, ...]:
+    """Whether the last tiles of an sdd are divided, better first."""
+    if problem.op != "sdd":
+        return (False,)
+    whole, rest = divmod(waves(problem, tile), 1)
+    # What is known of a pattern does not tell how full its last wave is, if there are several.
+    idle = 1 - rest if whole <= 1 else 0.5
+    pays = _IDLE_COSTS * idle * problem.extent * problem.batch > _SHARING_COSTS
+    return (True, False) if pays else (False, True)
 
 
 def _tiles(problem: Problem, target: str) -> tuple[Tile, ...]:
@@ -114,7 +148,7 @@ def _shallow(tile: Tile) -> Tile:
     return replace(tile, shape=(*tile.shape[:2], 16), stages=3)
 
 
-def _refusal(problem: Problem, tile: Tile, target: str) -> str | None:
+def _refusal(problem: Problem, tile: Tile, divides: bool, target: str) -> str | None:
     if problem.dtype != "f32":
         return f"dtype {problem.dtype}: this family multiplies IEEE float32"
     return (
@@ -122,15 +156,18 @@ def _refusal(problem: Problem, tile: Tile, target: str) -> str | None:
         or misaligned(problem, itemsize=4)
         or too_large(problem)
         or too_many_tiles(problem, tile.shape[:2])
+        or (split.too_many_rows(problem) if divides else None)
         or before_ampere(target)
         or too_much_shared_memory(_shared_memory(problem, tile), target)
     )
 
 
 def _shared_memory(problem: Problem, tile: Tile) -> int:
-    """Bytes that a CTA asks for: kSharedBytes of spmm_fma.cuh and sdd_fma.cuh."""
+    """Bytes that a CTA asks for at most: kSharedBytes of spmm_fma.cuh and sdd_fma.cuh."""
     tile_m, tile_n, tile_k = tile.shape
-    metadata = 16 * (tile_n // problem.block[1]) if problem.op == "sdd" else 16 * (16 + 4)
+    metadata = 16 * (16 + 4)
+    if problem.op == "sdd":
+        metadata = 16 * (tile_n // problem.block[1]) + split.BYTES_OF_TAIL
     return tile.stages * (tile_m + tile_n) * tile_k * 4 + metadata
 
 
@@ -146,4 +183,10 @@ def default_variants(target: str) -> Iterator[Variant]:
 
 def template(variant: Variant) -> Template:
     """What a variant is rendered from."""
-    return cuda_template("fma", variant.op, tile_context)
+    return cuda_template("fma", variant.op, _context)
+
+
+def _context(variant: Variant) -> Context:
+    divides = split.splits(variant)
+    launch = "launch_and_sum" if divides else "launch"
+    return {**tile_context(variant), "split": cpp_bool(divides), "launch": launch}

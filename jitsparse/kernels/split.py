@@ -5,6 +5,9 @@ tokens it sums over; 64 tokens through a layer of 4096 outputs are 32 of a dds. 
 knob ``k`` = ``split`` leave sums in parts in a workspace, and a second kernel adds them, always in
 the same order. How many parts there are the kernel decides, which knows its tiles; here is how many
 there can be.
+
+An sdd of ``fma`` divides the last tiles alone, those that are fewer than the CTAs that a GPU has at
+a time (``csrc/cuda/kernels/sdd_tail.cuh``).
 """
 
 from __future__ import annotations
@@ -19,13 +22,16 @@ if TYPE_CHECKING:
     from jitsparse.kernels.problem import Problem
 
 __all__ = [
+    "BYTES_OF_TAIL",
     "KNOB",
     "MOST_ELEMENTS",
     "most_parts",
     "most_parts_of_problem",
     "most_parts_of_steps",
     "pays_in_sdd",
+    "room_in_sdd",
     "splits",
+    "too_many_rows",
 ]
 
 KNOB = ("k", "split")
@@ -40,6 +46,10 @@ _MOST = 16
 
 MOST_ELEMENTS = SMS // 2 * _TILE
 """Stored elements of a result above which its sums are not divided."""
+
+_MOST_ROUNDS, _MOST_ROWS = 3, 512
+BYTES_OF_TAIL = 4 * (_MOST_ROWS + 9)
+"""Of shared memory; as in ``csrc/cuda/kernels/sdd_tail.cuh``."""
 
 _FEWEST_SLABS_THAT_PAY, _ENOUGH_SLABS = 64, 128
 _ELEMENTS_A_SLAB = 4096
@@ -62,6 +72,32 @@ def pays_in_sdd(problem: Problem) -> bool:
     return slabs >= _FEWEST_SLABS_THAT_PAY and elements <= _ELEMENTS_A_SLAB * min(
         slabs, _ENOUGH_SLABS
     )
+
+
+def room_in_sdd(variant: Variant, elements: int, k: int, batch: int) -> tuple[int, int]:
+    """Into how many parts a variant of an sdd may divide its sums, and bytes of workspace for them.
+    Of ``fma`` it is the CTAs at a time instead: what is divided makes up to three times as many.
+
+    Args:
+        variant: that divides sums.
+        elements: stored elements of the result.
+        k: length of a sum.
+        batch: sums that are added up.
+    """
+    if variant.family == "fma":
+        at_once = SMS * variant.ints("c")[0]
+        tile_m, tile_n, _ = variant.ints("t")
+        return at_once, _MOST_ROUNDS * at_once * tile_m * tile_n * 4
+    parts = most_parts(elements, k, batch) if elements <= MOST_ELEMENTS else 1
+    return parts, 4 * parts * elements if parts > 1 else 0
+
+
+def too_many_rows(problem: Problem) -> str | None:
+    """Every CTA that has a part of the last tiles counts those of all block rows."""
+    block_rows = -(-problem.rows // problem.block[0])
+    if block_rows > _MOST_ROWS:
+        return f"{block_rows} block rows: the last tiles are divided where there are {_MOST_ROWS}"
+    return None
 
 
 def most_parts(elements: int, k: int, batch: int) -> int:

@@ -272,5 +272,5 @@ def context(variant: Variant) -> Context:
 
 def _of_split(variant: Variant) -> dict[str, str | int | bool]:
     splits = split.splits(variant)
-    launch = "launch_and_sum" if splits else "launch_with_maps"
+    launch = "launch_with_maps_and_sum" if splits else "launch_with_maps"
     return {"split": cpp_bool(splits), "launch": launch}

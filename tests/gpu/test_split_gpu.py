@@ -31,7 +31,7 @@ def variants(dtype: str, block: int, layout: str) -> list[str]:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("block", [16, 32, 64, 128])
-@pytest.mark.parametrize("dtype", ["bf16", "f16", "tf32"])
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "tf32", "f32"])
 def test_divided_sums_are_right_and_repeatable(dtype: str, block: int, layout: str) -> None:
     names = variants(dtype, block, layout)
     if not names:

@@ -36,7 +36,7 @@ from jitsparse.kernels import registry
 from jitsparse.kernels.cuda import CSRC
 from jitsparse.kernels.problem import Problem
 from jitsparse.kernels.roles import LAYOUTS
-from jitsparse.kernels.split import splits
+from jitsparse.kernels.split import room_in_sdd, splits
 from jitsparse.kernels.turn import bytes_for_sdd, bytes_for_spmm, turns
 from jitsparse.layout import Gather
 from jitsparse.reference import ACTIVATIONS
@@ -118,6 +118,14 @@ NAMED = (
     "dsd.fma.sm90a.f32.b32x32.lnn.t32x256x32.w1x4.s2.c3",
 )
 """Of those that no call chooses by itself, each way through the code once."""
+
+TAIL = (
+    "sdd.fma.sm90a.f32.b64x64.lnn.t64x128x32.w2x2.s3.c3.ksplit",
+    "sdd.fma.sm90a.f32.b32x32.lnt.t32x128x16.w1x2.s3.c6.ksplit",
+    "sdd.fma.sm90a.f32.b128x128.ltn.t128x128x16.w2x2.s4.c2.ksplit",
+    "sdd.fma.sm90a.f32.b16x32.ltt.t16x256x16.w1x4.s3.c4.ksplit",
+)
+"""An sdd whose last tiles are divided."""
 
 SHARING = (
     "sdd.wgmma.sm90a.bf16.b64x64.lnt.gcols",
@@ -371,6 +379,24 @@ def test_a_sum_that_may_be_divided_and_is_not(sources: Path, resize: Callable[..
     check(Variant.parse("dds.wgmma.sm90a.bf16.b64x64.lnt.t128x64x64.ksplit"), sources)
 
 
+@pytest.mark.parametrize(
+    ("parts", "extent", "rows"),
+    [
+        (3, 520, 200),  # in one round or in three
+        (24, 1032, 72),  # into many parts
+        (5, 264, 456),  # after whole ones
+        (7, 8, 456),  # too short for that
+        (1, 520, 200),  # none is left
+    ],
+)
+@pytest.mark.parametrize("name", TAIL)
+def test_last_tiles_that_are_divided(
+    name: str, parts: int, extent: int, rows: int, sources: Path, resize: Callable[..., None]
+) -> None:
+    resize(PARTS=parts, EXTENT=extent, ROWS=rows)
+    check(Variant.parse(name), sources)
+
+
 @pytest.mark.parametrize("name", WIDE)
 def test_tiles_of_which_each_warpgroup_has_half(
     name: str, sources: Path, resize: Callable[..., None]
@@ -453,6 +479,15 @@ def test_a_matrix_that_serves_a_batch_is_turned_once(
     check(Variant.parse(name), sources)
 
 
+def divides_last_tiles(variant: Variant, pattern: js.Pattern, extent: int, ctas: int) -> bool:
+    """Whether an sdd has tiles that make no whole round of CTAs, but one when they are divided."""
+    _, width, depth = variant.ints("t")
+    columns = width // pattern.block_size[1]
+    tiles = -(-pattern.crow_indices.diff() // columns)
+    left, stages = int(tiles.sum()) % ctas, -(-extent // depth) * BATCH
+    return left > 0 and stages >= 16 and any(n * ctas // left > n for n in (1, 2, 3))
+
+
 def guarded(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Room for a result that is not a number yet, and what lies behind it."""
     behind = 1 << 16
@@ -485,15 +520,19 @@ def check(variant: Variant, sources: Path) -> None:
         turned, strides = 0, (left.stride(0), right.stride(0))
         if turns(variant):
             turned = bytes_for_sdd(variant, shape, extent, BATCH, strides, dtype.itemsize)
-        workspace = torch.full((turned // 4 + PARTS * out.numel(),), float("nan"))
+        parts, multiprocessors = (PARTS, MANY) if splits(variant) else (1, FEW)
+        divided, room = parts > 1 and MANY > FEW, parts * out.numel()
+        if splits(variant) and variant.family == "fma":
+            divided = divides_last_tiles(variant, pattern, extent, parts)
+            most, room_of_most = room_in_sdd(variant, out.numel(), extent, BATCH)
+            room = room_of_most // most * parts // 4
+        workspace = torch.full((turned // 4 + room,), float("nan"))
         sums = workspace[turned // 4 :]
         operands = left, right, index, out, workspace
         pointers = [each.data_ptr() for each in operands]
         lds = (*letter(left, layout[0]), *letter(right, layout[1]))
-        parts, multiprocessors = (PARTS, MANY) if splits(variant) else (1, FEW)
         words = (*pointers, *sizes, extent, *lds, BATCH, parts, 0)
         kernel(words, [left, right, index, workspace], multiprocessors)
-        divided = parts > 1 and MANY > FEW
         assert bool(sums.isfinite().any()) == divided, "sums are divided where they may be"
         cases.check_sdd(js.BlockSparse(out, pattern), left, right, products=products)
         cases.infinite(left, -1)

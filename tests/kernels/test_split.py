@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from jitsparse.kernels import registry
 from jitsparse.kernels.cuda import SMS
-from jitsparse.kernels.problem import typical_problem
+from jitsparse.kernels.problem import product_problem, typical_problem
+from jitsparse.kernels.roles import LAYOUTS
 from jitsparse.kernels.split import MOST_ELEMENTS, most_parts, most_parts_of_steps, splits
 
 TILE = 128 * 256
@@ -43,6 +44,40 @@ def test_dividing_is_offered_beside_not_dividing(block: int) -> None:
     wgmma = [variant for variant in legal if variant.family == "wgmma"]
     assert {splits(variant) for variant in wgmma} == {False, True}
     assert not any(splits(variant) for variant in legal if variant.family != "wgmma")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("block", [16, 32, 64, 128])
+def test_the_last_tiles_of_float32_are_divided_where_few_are(block: int, layout: str) -> None:
+    small, large = (
+        product_problem("sdd", "cuda", "f32", (block, block), layout, size, 0.25)
+        for size in ((1024, 1024, 4096), (8192, 8192, 128))
+    )
+    first, other = (
+        next(each.variant for each in registry.candidates(problem, "sm90a") if not each.refused)
+        for problem in (small, large)
+    )
+    assert first.family == other.family == "fma"
+    assert splits(first)
+    assert not splits(other), "which is over before the parts would be added"
+
+
+def test_the_last_tiles_of_many_block_rows_are_not_divided() -> None:
+    """A CTA counts them all."""
+    few, many = (
+        [
+            each.refused
+            for each in registry.candidates(
+                product_problem("sdd", "cuda", "f32", (16, 16), "nn", (rows, 1024, 4096), 0.25),
+                "sm90a",
+            )
+            if each.variant.family == "fma" and splits(each.variant)
+        ]
+        for rows in (8192, 8208)
+    )
+    assert few == [None] * len(few)
+    assert len(few) == len(many) > 0
+    assert all("513 block rows" in str(reason) for reason in many)
 
 
 @given(

@@ -104,9 +104,9 @@ int launch_with_maps(const Args& args) {
   return enqueue<Kernel, /*MIN_CTAS=*/1>(params, grid, args.context);
 }
 
-// For kernels that may leave sums in parts, which are added next.
-template <typename Kernel, typename Args>
-int launch_and_sum(const Args& args) {
+// For kernels that may leave sums in parts, which are added after what `first` launches.
+template <typename Kernel, typename Args, typename First>
+int and_sum(const Args& args, const First& first) {
   // The driver loads a kernel when it is first asked for; while a graph is captured that may be too late, and whether there is
   // something to add differs from call to call.
   static bool loaded[kMostDevices];
@@ -115,10 +115,20 @@ int launch_and_sum(const Args& args) {
     return cudaFuncGetAttributes(&attributes, kernel_entry<typename Kernel::Sum, typename Kernel::Sum::Params, 1>);
   };
   if (cudaError_t error = once_a_device(loaded, load)) return error;
-  if (int code = launch_with_maps<Kernel>(args)) return code;
+  if (int code = first(args)) return code;
   if (args.parts <= 1) return cudaSuccess;
   const auto sum = Kernel::sum(args);
   return enqueue<typename Kernel::Sum, /*MIN_CTAS=*/1>(sum, Kernel::Sum::grid(sum), args.context);
+}
+
+template <typename Kernel, int MIN_CTAS, typename Args>
+int launch_and_sum(const Args& args) {
+  return and_sum<Kernel>(Kernel::prepared(args), launch<Kernel, MIN_CTAS, Args>);
+}
+
+template <typename Kernel, typename Args>
+int launch_with_maps_and_sum(const Args& args) {
+  return and_sum<Kernel>(args, launch_with_maps<Kernel, Args>);
 }
 
 }  // namespace jitsparse

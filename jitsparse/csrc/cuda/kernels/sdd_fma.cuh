@@ -1,27 +1,35 @@
 // Dense x dense at the blocks of a pattern in IEEE float32: ordinary cores, fed by cp.async (sm_80 and later).
 //
-// A tile is one block row high and gathers blocks of that row: all that it multiplies is stored.
+// A tile is one block row high and gathers blocks of that row: all that it multiplies is stored. With SPLIT the last tiles are divided
+// along k (sdd_tail.cuh).
 #pragma once
 
 #include "../../abi.h"
+#include "../launch.cuh"
 #include "../ptx/special_register.cuh"
 #include "../tile/fma_tile.cuh"
 #include "../tile/order.cuh"
 #include "sdd_pipeline.cuh"
+#include "sdd_tail.cuh"
+#include "sdd_tail_sum.cuh"
 
 namespace jitsparse {
 
 template <int BLOCK_ROWS, int BLOCK_COLS, bool LEFT_K_CONTIGUOUS, bool RIGHT_K_CONTIGUOUS, int TILE_M, int TILE_N, int TILE_K,
-          int WARPS_M, int WARPS_N, int STAGES>
+          int WARPS_M, int WARPS_N, int STAGES, int CTAS, bool SPLIT>
 struct SddFma {
+  static constexpr int kTileM = TILE_M, kTileN = TILE_N;
   static constexpr int kThreads = 32 * WARPS_M * WARPS_N;
   static constexpr int WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
   static constexpr int kAhead = STAGES - 1;
   using Pipeline = SddPipeline<F32, BLOCK_ROWS, BLOCK_COLS, LEFT_K_CONTIGUOUS, RIGHT_K_CONTIGUOUS, TILE_M, TILE_N, TILE_K,
                                kThreads, STAGES, kAhead>;
   static_assert(Pipeline::kGroup == 1, "a tile is one block row");
-  static constexpr int kSharedBytes = Pipeline::kBytes + Pipeline::kColumns * 16;
   static constexpr int kGroupedPanels = 16;
+  using Tail = SddTail<Pipeline::kColumns, kGroupedPanels>;
+  using Sum = SddTailSum<SddFma>;
+  static constexpr int kColumnsAt = Pipeline::kBytes, kTailAt = kColumnsAt + Pipeline::kColumns * 16;
+  static constexpr int kSharedBytes = kTailAt + (SPLIT ? Tail::kBytes : 0);
 
   // Gathered columns that lie one below the other are one tall tile.
   using RightTile = SharedTile<F32, RIGHT_K_CONTIGUOUS ? TILE_N : TILE_K, RIGHT_K_CONTIGUOUS ? TILE_K : TILE_N,
@@ -38,31 +46,62 @@ struct SddFma {
   };
 
   static __device__ __forceinline__ void run(const SddArgs& args) {
+    if constexpr (SPLIT) {
+      run_piece(args);
+    } else {
+      run_tile(args);
+    }
+  }
+
+  static __device__ __forceinline__ void run_tile(const SddArgs& args) {
     extern __shared__ __align__(128) unsigned char shared[];
-    int4* columns = reinterpret_cast<int4*>(shared + Pipeline::kBytes);
+    int4* columns = reinterpret_cast<int4*>(shared + kColumnsAt);
     const TileCoordinates tile = coordinates(args);
     if (!Pipeline::find_columns(args, tile.row, tile.column, columns, ptx::thread_index())) return;
     typename Product::Accumulators c = {};
-    accumulate(args, tile.row, columns, shared, c);
+    accumulate(args, tile.row, columns, shared, 0, Pipeline::stage_count(args), c);
     store(args, columns, c);
     Pipeline::clear_past_edge(args, coordinates(args).row, columns, ptx::thread_index());  // rather than keeping the row in a register
+  }
+
+  // A tile, or a part of one.
+  static __device__ __forceinline__ void run_piece(const SddArgs& args) {
+    extern __shared__ __align__(128) unsigned char shared[];
+    int4* columns = reinterpret_cast<int4*>(shared + kColumnsAt);
+    const typename Tail::Piece& piece = tail(args, int(args.parts), shared + kTailAt, ptx::block_index()).known.piece;
+    if (piece.end == 0) return;
+    Pipeline::find_columns(args, piece.tile.row, piece.tile.column, columns, ptx::thread_index());
+    typename Product::Accumulators c = {};
+    accumulate(args, piece.tile.row, columns, shared, piece.begin, piece.end, c);
+    if (piece.slot < 0) {
+      store(args, columns, c);
+      Pipeline::clear_past_edge(args, piece.tile.row, columns, ptx::thread_index());
+    } else {
+      leave(args, piece.slot, columns, c);
+    }
+  }
+
+  static __device__ __forceinline__ Tail tail(const SddArgs& args, int ctas, unsigned char* room, int cta) {
+    const typename Pipeline::Index index(args.index, args.rows, args.cols, args.nnz);
+    return Tail(*reinterpret_cast<typename Tail::Known*>(room), index.crow(), int(index.R), Pipeline::stage_count(args), ctas, cta);
   }
 
   static __device__ __forceinline__ TileCoordinates coordinates(const SddArgs& args) {
     return grouped_order<int>(ptx::block_index(), int(Pipeline::panels(args)), int(Pipeline::column_tiles(args)), kGroupedPanels);
   }
 
+  // Adds the stages from `begin` to `end`.
   static __device__ __forceinline__ void accumulate(const SddArgs& args, int64 panel, const int4* columns, unsigned char* shared,
-                                                    typename Product::Accumulators& c) {
+                                                    int begin, int end, typename Product::Accumulators& c) {
     const Part part;
-    typename Pipeline::Stream stream(args, panel, columns, shared, part.thread);
-    stream.start();
+    typename Pipeline::Stream stream(args, panel, columns, shared, end, part.thread);
+    stream.start(begin);
     const unsigned left_offset = Product::Left::lane_offset(part.warp_m, part.lane_m);
     const unsigned right_offset = Pipeline::kLeftBytes + Product::Right::lane_offset(part.warp_n, part.lane_n);
     // A row's last tile is filled from the left: its last warps may have nothing to do.
     const bool any = columns[part.warp_n / BLOCK_COLS].y;
     unsigned filled = stream.buffers, free = stream.buffers + kAhead * Pipeline::kStageBytes;
-    for (int stage = 0; stage < stream.stage_count; ++stage) {
+    for (int stage = begin; stage < end; ++stage) {
       ptx::cp_async_wait<kAhead - 1>();
       __syncthreads();
       stream.advance(stage + kAhead, free);
@@ -82,7 +121,32 @@ struct SddFma {
     });
   }
 
-  static int64 grid(const SddArgs& args) { return Pipeline::grid(args); }
+  // Leaves a part of a sum in its slot.
+  static __device__ __forceinline__ void leave(const SddArgs& args, int slot, const int4* columns,
+                                               const typename Product::Accumulators& c) {
+    const Part part;
+    float* to = static_cast<float*>(args.workspace) + int64(slot) * (TILE_M * TILE_N) + part.warp_m * TILE_N + part.warp_n;
+    Product::template for_each_run<false>(c, part.lane_m, part.lane_n, [&](int m, int n, const auto& run) {
+      if (columns[(part.warp_n + n) / BLOCK_COLS].y) store_run(to + m * TILE_N + n, run);
+    });
+  }
+
+  // With `parts` the CTAs that the GPU has at a time, or those that the workspace has slots for, if that is fewer.
+  static SddArgs prepared(SddArgs args) {
+    const int64 at_once = int64(CTAS) * multiprocessors();
+    if (at_once < args.parts) args.parts = at_once;
+    return args;
+  }
+
+  static int64 grid(const SddArgs& args) {
+    const int64 most = Pipeline::grid(args);
+    if (!SPLIT) return most;
+    const int64 tiles = Tail::most_tiles(Pipeline::panels(args), args.nnz);
+    return (tiles < most ? tiles : most) + Tail::kMostRounds * args.parts;
+  }
+
+  // What is left to do where tiles were divided.
+  static auto sum(const SddArgs& args) { return typename Sum::Params{args, int(args.parts)}; }
 };
 
 }  // namespace jitsparse

@@ -92,7 +92,7 @@ struct SddMma {
       masks[u] = __shfl_sync(~0u, columns[first_column + u].y >> first_group & ((1 << kWarpRows) - 1), 0);
     }
 
-    typename Pipeline::Stream stream(args, tile.row, columns, shared, thread);
+    typename Pipeline::Stream stream(args, tile.row, columns, shared, Pipeline::stage_count(args), thread);
     stream.start();
     const unsigned left_offset =
         LeftTile::moved(LeftReads::lane_offset(lane), LEFT_K_CONTIGUOUS ? warp_m * WARP_M : 0,
@@ -102,7 +102,7 @@ struct SddMma {
                                                 RIGHT_K_CONTIGUOUS ? 0 : warp_n * WARP_N / RightTile::kPerChunk);
     unsigned filled = stream.buffers, free = stream.buffers + kAhead * Pipeline::kStageBytes;
     Accumulators c = {};
-    for (int stage = 0; stage < stream.stage_count; ++stage) {
+    for (int stage = 0; stage < stream.end; ++stage) {
       ptx::cp_async_wait<kAhead - 1>();
       __syncthreads();
       stream.advance(stage + kAhead, free);

@@ -18,7 +18,7 @@ struct SddPipeline {
   using Element = Element_;
   using Storage = typename Element::Storage;
   static constexpr int kGroup = TILE_M / BLOCK_ROWS;
-  static constexpr int kColumns = TILE_N / BLOCK_COLS;
+  static constexpr int kColumns = TILE_N / BLOCK_COLS, kBlockCols = BLOCK_COLS;
   static_assert(TILE_M % BLOCK_ROWS == 0 && TILE_N % BLOCK_COLS == 0, "a tile holds whole blocks");
   static_assert(kGroup == 1 || (TILE_M == 128 && BLOCK_ROWS != 64), "the index has panels of 128 rows; of blocks of 64 any two");
 
@@ -43,22 +43,24 @@ struct SddPipeline {
   }
   static int64 grid(const SddArgs& args) { return panels(args) * column_tiles(args); }
 
-  // Puts the block columns of a tile into `columns` as (block column, mask of its rows, first position, -), with mask
-  // 0 past the panel's last; false where there is none at all.
+  static __device__ __forceinline__ int tiles_of_k(const SddArgs& args) { return (int(args.k) + TILE_K - 1) / TILE_K; }
+  static __device__ __forceinline__ int stage_count(const SddArgs& args) { return tiles_of_k(args) * int(args.batch); }  // of a tile
+
+  // The u-th block column of a tile as (block column, mask of its rows, first position, -), with mask 0 past the panel's last.
+  static __device__ __forceinline__ int4 column_of_tile(const SddArgs& args, int64 panel, int64 tile, int u) {
+    const Index index(args.index, args.rows, args.cols, args.nnz);
+    const int* pointers = kGroup == 1 ? index.crow() : index.row_panel_ptr();
+    const int step = pointers[panel] + int(tile) * kColumns + u;
+    if (step >= pointers[panel + 1]) return make_int4(0, 0, 0, 0);
+    return kGroup == 1 ? make_int4(index.col()[step], 1, step, 0) : reinterpret_cast<const int4*>(index.row_steps())[step];
+  }
+
+  // Puts all of a tile into `columns`; false where there is none.
   static __device__ __forceinline__ bool find_columns(const SddArgs& args, int64 panel, int64 tile, int4* columns, int thread) {
     const Index index(args.index, args.rows, args.cols, args.nnz);
     const int* pointers = kGroup == 1 ? index.crow() : index.row_panel_ptr();
-    const int begin = pointers[panel] + int(tile) * kColumns, end = pointers[panel + 1];
-    if (begin >= end) return false;
-    if (thread < kColumns) {
-      const int step = begin + thread;
-      int4 column = make_int4(0, 0, 0, 0);
-      if (step < end) {
-        column = kGroup == 1 ? make_int4(index.col()[step], 1, step, 0)
-                             : reinterpret_cast<const int4*>(index.row_steps())[step];
-      }
-      columns[thread] = column;
-    }
+    if (pointers[panel] + int(tile) * kColumns >= pointers[panel + 1]) return false;
+    if (thread < kColumns) columns[thread] = column_of_tile(args, panel, tile, thread);
     __syncthreads();
     return true;
   }
@@ -105,11 +107,11 @@ struct SddPipeline {
     int64 left_batch, right_batch;
     int rows;                             // of the left tile that are inside
     int right_inside[RightCopy::kTiles];  // rows of a right tile that are; or whether the thread's columns are
-    int k_extent, k_tiles, stage_count;
+    int k_extent, k_tiles, end;           // stages before `end` are copied
     unsigned buffers;
 
-    __device__ __forceinline__ Stream(const SddArgs& args, int64 panel, const int4* columns, unsigned char* shared, int thread)
-        : left_copy(thread), right_copy(thread), buffers(unsigned(__cvta_generic_to_shared(shared))) {
+    __device__ __forceinline__ Stream(const SddArgs& args, int64 panel, const int4* columns, unsigned char* shared, int end_, int thread)
+        : left_copy(thread), right_copy(thread), end(end_), buffers(unsigned(__cvta_generic_to_shared(shared))) {
       const int64 first_row = panel * TILE_M;
       left = static_cast<const char*>(args.left) + (first_row * (LEFT_K_CONTIGUOUS ? args.left_ld : 1) +
                                                     left_copy.first_row * args.left_ld + left_copy.column) * kSize;
@@ -130,18 +132,17 @@ struct SddPipeline {
                     (RIGHT_K_CONTIGUOUS ? right_copy.column : 0)) * kSize;
       }
       k_extent = int(args.k);
-      k_tiles = (k_extent + TILE_K - 1) / TILE_K;
-      stage_count = k_tiles * int(args.batch);
+      k_tiles = tiles_of_k(args);
     }
 
     // Starts the copies of the first AHEAD stages.
-    __device__ __forceinline__ void start() {
-      for (int stage = 0; stage < AHEAD; ++stage) advance(stage, buffers + stage * kStageBytes);
+    __device__ __forceinline__ void start(int first = 0) {
+      for (int i = 0; i < AHEAD; ++i) advance(first + i, buffers + i * kStageBytes);
     }
 
     // Starts the copies of `stage` into a free buffer. One group of copies a call.
     __device__ __forceinline__ void advance(int stage, unsigned buffer) {
-      if (stage < stage_count) {
+      if (stage < end) {
         const int batch = stage / k_tiles, k_tile = stage - batch * k_tiles;
         fetch(batch * left_batch + k_tile * left_step, batch * right_batch + k_tile * right_step, k_extent - k_tile * TILE_K,
               buffer);

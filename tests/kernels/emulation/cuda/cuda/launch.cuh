@@ -8,6 +8,8 @@ namespace jitsparse {
 
 inline const char* failure = "";
 
+inline int multiprocessors() { return emulation::multiprocessors; }
+
 template <typename Kernel, typename Params>
 int run_grid(const Params& params, long long grid) {
   if (grid > 0x7fffffff) return cudaErrorInvalidConfiguration;
@@ -42,12 +44,22 @@ int launch_with_maps(const Args& args) {
   return run_grid<Kernel>(params, Kernel::grid(args));
 }
 
-template <typename Kernel, typename Args>
-int launch_and_sum(const Args& args) {
-  if (int code = launch_with_maps<Kernel>(args)) return code;
+template <typename Kernel, typename Args, typename First>
+int and_sum(const Args& args, const First& first) {
+  if (int code = first(args)) return code;
   if (args.parts <= 1) return cudaSuccess;
   const auto sum = Kernel::sum(args);
   return run_grid<typename Kernel::Sum>(sum, Kernel::Sum::grid(sum));
+}
+
+template <typename Kernel, int MIN_CTAS, typename Args>
+int launch_and_sum(const Args& args) {
+  return and_sum<Kernel>(Kernel::prepared(args), launch<Kernel, MIN_CTAS, Args>);
+}
+
+template <typename Kernel, typename Args>
+int launch_with_maps_and_sum(const Args& args) {
+  return and_sum<Kernel>(args, launch_with_maps<Kernel, Args>);
 }
 
 }  // namespace jitsparse

@@ -25,8 +25,6 @@ struct CUtensorMap {
 
 namespace jitsparse {
 
-inline int multiprocessors() { return emulation::multiprocessors; }
-
 template <typename Storage>
 cudaError_t encode_map(CUtensorMap* map, const void* base, const MatrixShape& shape, const Box& box) {
   constexpr int kBytes = sizeof(Storage);

@@ -1,0 +1,54 @@
+// The second half of an sdd whose last tiles were divided: adds the parts of a tile, always in the same order.
+#pragma once
+
+#include "../../abi.h"
+#include "../ptx/special_register.cuh"
+#include "../tile/divided_sums.cuh"
+#include "../tile/element.cuh"
+
+namespace jitsparse {
+
+// Of a kernel whose tiles lie in their slots row by row, in float32.
+template <typename Kernel>
+struct SddTailSum {
+  using Pipeline = typename Kernel::Pipeline;
+  using Element = typename Pipeline::Element;
+  using Tail = typename Kernel::Tail;
+  static constexpr int kTileM = Kernel::kTileM, kTileN = Kernel::kTileN, kBlockCols = Pipeline::kBlockCols;
+  static constexpr int kThreads = 256, kSharedBytes = Tail::kBytes;
+  static constexpr int kRows = kThreads * kSumsAtOnce / kTileN, kTurns = kTileM / kRows;  // that a CTA adds at a time
+  static_assert(kThreads * kSumsAtOnce % kTileN == 0 && kTileM % kRows == 0, "a tile is a whole number of turns");
+
+  struct Params {
+    SddArgs args;
+    int ctas;  // that the first half had at a time
+  };
+
+  static __device__ __forceinline__ void run(const Params& params) {
+    extern __shared__ __align__(128) unsigned char shared[];
+    const SddArgs& args = params.args;
+    const Tail tail = Kernel::tail(args, params.ctas, shared, 0);
+    const int parts = tail.parts();
+    if (parts == 1) return;  // they lie in `out` already
+    const int e = ptx::thread_index() * kSumsAtOnce, n = e % kTileN;
+    for (int turn = ptx::block_index(); turn < tail.divided() * kTurns; turn += gridDim.x) {
+      const int divided = turn / kTurns, m = turn % kTurns * kRows + e / kTileN;
+      const typename Tail::Coordinates tile = tail.coordinates(tail.whole() + divided);
+      const int4 column = Pipeline::column_of_tile(args, tile.row, tile.column, n / kBlockCols);
+      if (!column.y) continue;
+      float sum[kSumsAtOnce] = {};
+      add_parts(sum, static_cast<const float*>(args.workspace), parts, kTileM * kTileN,
+                int64(divided) * parts * (kTileM * kTileN) + m * kTileN + n);
+      // Zero past the edges of the matrix, as in Pipeline::clear_past_edge.
+      const int64 columns_left = args.cols - int64(column.x) * kBlockCols - n % kBlockCols;
+      const bool row_inside = int64(tile.row) * kTileM + m < args.rows;
+#pragma unroll
+      for (int i = 0; i < kSumsAtOnce; ++i) sum[i] = row_inside && i < columns_left ? sum[i] : 0.0f;
+      store_sums_at<Element>(Pipeline::block_of(args, column, 0) + m * kBlockCols + n % kBlockCols, sum);
+    }
+  }
+
+  static int64 grid(const Params& params) { return params.ctas; }
+};
+
+}  // namespace jitsparse
