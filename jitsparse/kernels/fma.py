@@ -9,7 +9,7 @@ tiles of an sdd are divided along k (:mod:`jitsparse.kernels.split`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from jitsparse.jit import Candidate, Template, Variant
@@ -72,8 +72,11 @@ _CTAS_TO_DIVIDE = {((16, 16), 4): 3, ((32, 32), 6): 4}
 
 _IDLE_COSTS = 0.57
 """What an empty wave takes of the time of a full one: a CTA that has an SM for itself is faster."""
-_SHARING_COSTS = 200
+_DIVIDING_COSTS = 200
 """What leaving and adding the parts takes, in k of a wave."""
+_FIXED_COLUMNS = {(16, False): 96, (16, True): 0, (32, False): 26}
+"""What a tile takes beside its columns, in these, by height and whether both operands lie along k,
+where there is a choice: from one width being faster at 1024 and the other at 4096, or the same."""
 
 
 def place(problem: Problem) -> Place:
@@ -83,32 +86,44 @@ def place(problem: Problem) -> Place:
 
 def candidates(problem: Problem, target: str) -> list[Candidate]:
     """Variants for a problem, best first; refused ones with their reason."""
-    found = []
-    for tile in ranked(problem, _tiles(problem, target)):
-        for divides in _ways(problem, tile):
-            found.append(_candidate(problem, tile, divides, target))
-    return found
+    tiles = ranked(problem, _tiles(problem, target))
+    whole = [_candidate(problem, tile, False, target) for tile in tiles]
+    if problem.op != "sdd":
+        return whole
+    by_filling = sorted(map(_to_divide(problem), tiles), key=lambda tile: _filling(problem, tile))
+    divided = [_candidate(problem, tile, True, target) for tile in by_filling]
+    return [*divided, *whole] if _dividing_pays(problem, tiles[0]) else [*whole, *divided]
 
 
 def _candidate(problem: Problem, tile: Tile, divides: bool, target: str) -> Candidate:
-    if divides and problem.layout == "nt":
-        ctas = _CTAS_TO_DIVIDE.get((problem.block, tile.ctas), tile.ctas)
-        tile = replace(tile, ctas=ctas)
     variant = tile.variant("fma", problem, target)
     if divides:
         variant = replace(variant, knobs=(*variant.knobs, split.KNOB))
     return Candidate(variant, template(variant), _refusal(problem, tile, divides, target))
 
 
-def _ways(problem: Problem, tile: Tile) -> tuple[bool, ...]:
-    """Whether the last tiles of an sdd are divided, better first."""
-    if problem.op != "sdd":
-        return (False,)
-    whole, rest = divmod(waves(problem, tile), 1)
+def _to_divide(problem: Problem) -> Callable[[Tile], Tile]:
+    """As an sdd whose last tiles are divided has a tile."""
+    if problem.layout != "nt":
+        return lambda tile: tile
+    return lambda tile: replace(
+        tile, ctas=_CTAS_TO_DIVIDE.get((problem.block, tile.ctas), tile.ctas)
+    )
+
+
+def _dividing_pays(problem: Problem, tile: Tile) -> bool:
+    """Whether an sdd is faster with its last tiles divided than with all whole."""
+    full, rest = divmod(waves(problem, tile), 1)
     # What is known of a pattern does not tell how full its last wave is, if there are several.
-    idle = 1 - rest if whole <= 1 else 0.5
-    pays = _IDLE_COSTS * idle * problem.extent * problem.batch > _SHARING_COSTS
-    return (True, False) if pays else (False, True)
+    idle = 1 - rest if full <= 1 else 0.5
+    return _IDLE_COSTS * idle * problem.extent * problem.batch > _DIVIDING_COSTS
+
+
+def _filling(problem: Problem, tile: Tile) -> float:
+    """How long the tiles of an sdd take if they keep the GPU busy to the end."""
+    height, width, _ = tile.shape
+    fixed = _FIXED_COLUMNS.get((height, problem.layout == "nt"), 0)
+    return waves(problem, tile) * tile.ctas * height * (width + fixed)
 
 
 def _tiles(problem: Problem, target: str) -> tuple[Tile, ...]:

@@ -480,12 +480,13 @@ def test_a_matrix_that_serves_a_batch_is_turned_once(
 
 
 def divides_last_tiles(variant: Variant, pattern: js.Pattern, extent: int, ctas: int) -> bool:
-    """Whether an sdd has tiles that make no whole round of CTAs, but one when they are divided."""
+    """Whether an sdd has tiles that make no whole round of CTAs, and parts of them take less time."""
     _, width, depth = variant.ints("t")
     columns = width // pattern.block_size[1]
     tiles = -(-pattern.crow_indices.diff() // columns)
     left, stages = int(tiles.sum()) % ctas, -(-extent // depth) * BATCH
-    return left > 0 and stages >= 16 and any(n * ctas // left > n for n in (1, 2, 3))
+    parts = [(rounds, min(rounds * ctas // max(1, left), stages)) for rounds in (1, 2, 3)]
+    return left > 0 and any(n * (-(-stages // part) + 4) < stages + 4 for n, part in parts if part)
 
 
 def guarded(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:

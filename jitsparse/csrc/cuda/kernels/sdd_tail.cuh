@@ -12,7 +12,7 @@ template <int COLUMNS, int GROUP>
 struct SddTail {
   static constexpr int kMostRows = 512;    // block rows; this and kMostRounds as in kernels/split.py
   static constexpr int kMostRounds = 3;    // of CTAs that a GPU has at a time
-  static constexpr int kFewestStages = 8;  // of a part: starting takes as long as some two
+  static constexpr int kStagesToStart = 4;  // as long as these take to begin and to leave a part
 
   struct Coordinates {
     int row, column;  // block row; tile of it
@@ -44,17 +44,17 @@ struct SddTail {
   __device__ __forceinline__ int whole() const { return known.before[known.rows] / known.ctas * known.ctas; }  // tiles
   __device__ __forceinline__ int divided() const { return known.before[known.rows] % known.ctas; }             // the others
 
-  // Into how many parts each of the others is divided: as many as make one round of CTAs, or else of two or three which take less
-  // time, since they are shorter than half or a third of that.
+  // Into how many parts each of the others is divided: as many as make one round of CTAs, or two or three of shorter parts if these take
+  // less time.
   __device__ __forceinline__ int parts() const {
-    int best = 1, best_rounds = 1;
+    int best = 1, least = known.stages + kStagesToStart;
 #pragma unroll
     for (int rounds = 1; rounds <= kMostRounds; ++rounds) {
-      const int parts = divided() ? rounds * known.ctas / divided() : 1;
-      if (rounds * best < parts * best_rounds) best = parts, best_rounds = rounds;
+      const int fitting = divided() ? rounds * known.ctas / divided() : 1, parts = fitting < known.stages ? fitting : known.stages;
+      const int time = parts ? rounds * ((known.stages + parts - 1) / parts + kStagesToStart) : least;
+      if (time < least) best = parts, least = time;
     }
-    const int most = known.stages / kFewestStages;
-    return best < most ? best : most < 1 ? 1 : most;
+    return best;
   }
 
   __device__ __forceinline__ Coordinates coordinates(int tile) const {
