@@ -26,7 +26,7 @@ from jitsparse.kernels.choice import REFERENCE, Key, choosing, select
 from jitsparse.kernels.float32 import float32_arithmetic
 from jitsparse.kernels.operands import LOW, layout_of, require_memory, workspace
 from jitsparse.kernels.scratch import KEPT
-from jitsparse.kernels.split import most_parts_of_steps, room_in_sdd, splits
+from jitsparse.kernels.split import room_in_product, room_in_sdd, splits
 from jitsparse.kernels.turn import bytes_for_sdd, bytes_for_spmm, turns
 from jitsparse.traits import TRAITS, pack
 
@@ -397,8 +397,8 @@ def _room(
     needed = bytes_for_spmm(variant, values.nbytes, n, k, batch, batch_stride, values.itemsize)
     parts = 1
     if splits(variant):
-        parts = most_parts_of_steps(m, n, k, batch, variant.ints("t")[1])
-        needed += 4 * parts * out.numel() if parts > 1 else 0
+        parts, sums = room_in_product(variant, m, n, k, batch, values.numel())
+        needed += sums
     return (workspace(out, needed) if needed else None), parts
 
 

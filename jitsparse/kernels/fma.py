@@ -3,13 +3,15 @@
 Knobs as of ``mma``: ``b`` block, ``l`` layout, ``t`` tile (rows x columns x depth of a pipeline
 stage), ``w`` warps (down x across the tile), ``s`` stages of the pipeline, ``c`` CTAs that an SM
 should hold. What a warp computes decides what a thread does: 16 x 8 products of a warp's 64 x 64,
-8 x 8 of its 32 x 64 or 16 x 128. A tile is as high as a block. With ``k`` = ``split`` the last
-tiles of an sdd are divided along k (:mod:`jitsparse.kernels.split`).
+8 x 8 of its 32 x 64 or 16 x 128. A tile is as high as a block. With ``k`` = ``split`` tiles are
+divided along k (:mod:`jitsparse.kernels.split`): the last ones of an sdd, or all of a dsd or dds
+that has few.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 from jitsparse.jit import Candidate, Template, Variant
@@ -36,6 +38,7 @@ from jitsparse.kernels.legality import (
 )
 from jitsparse.kernels.problem import Place, Problem
 from jitsparse.kernels.roles import cpp_bool, is_k_contiguous, op_block
+from jitsparse.panels import SMS
 
 __all__ = ["candidates", "default_variants", "place", "template"]
 
@@ -88,10 +91,7 @@ def candidates(problem: Problem, target: str) -> list[Candidate]:
     """Variants for a problem, best first; refused ones with their reason."""
     tiles = ranked(problem, _tiles(problem, target))
     whole = [_candidate(problem, tile, False, target) for tile in tiles]
-    if problem.op != "sdd":
-        return whole
-    by_filling = sorted(map(_to_divide(problem), tiles), key=lambda tile: _filling(problem, tile))
-    divided = [_candidate(problem, tile, True, target) for tile in by_filling]
+    divided = [_candidate(problem, tile, True, target) for tile in _to_divide(problem, tiles)]
     return [*divided, *whole] if _dividing_pays(problem, tiles[0]) else [*whole, *divided]
 
 
@@ -102,17 +102,30 @@ def _candidate(problem: Problem, tile: Tile, divides: bool, target: str) -> Cand
     return Candidate(variant, template(variant), _refusal(problem, tile, divides, target))
 
 
-def _to_divide(problem: Problem) -> Callable[[Tile], Tile]:
-    """As an sdd whose last tiles are divided has a tile."""
-    if problem.layout != "nt":
-        return lambda tile: tile
-    return lambda tile: replace(
-        tile, ctas=_CTAS_TO_DIVIDE.get((problem.block, tile.ctas), tile.ctas)
-    )
+def _to_divide(problem: Problem, tiles: list[Tile]) -> list[Tile]:
+    """The tiles of a product of which several CTAs have one, best first."""
+    if problem.op != "sdd":
+        # Wide ones would spill, and few columns are what leaves CTAs idle.
+        narrowest = min(tiles, key=lambda tile: tile.shape[1])
+        return [narrowest] if _parts(problem, narrowest) > 1 else []
+    if problem.layout == "nt":
+        ctas = [_CTAS_TO_DIVIDE.get((problem.block, tile.ctas), tile.ctas) for tile in tiles]
+        tiles = [replace(tile, ctas=count) for tile, count in zip(tiles, ctas, strict=True)]
+    return sorted(tiles, key=lambda tile: _filling(problem, tile))
+
+
+def _parts(problem: Problem, tile: Tile) -> int:
+    """Into how many parts the tiles of a dsd or dds may be divided."""
+    at_once = SMS * tile.ctas
+    rows, _ = op_block(problem.op, (problem.rows, problem.cols), problem.layout)
+    stored = problem.nnz * math.prod(problem.block) // rows
+    return split.parts_of_rows(round(waves(problem, tile) * at_once), at_once, stored)
 
 
 def _dividing_pays(problem: Problem, tile: Tile) -> bool:
-    """Whether an sdd is faster with its last tiles divided than with all whole."""
+    """Whether a product is faster with tiles divided than with all whole."""
+    if problem.op != "sdd":
+        return True
     full, rest = divmod(waves(problem, tile), 1)
     # What is known of a pattern does not tell how full its last wave is, if there are several.
     idle = 1 - rest if full <= 1 else 0.5

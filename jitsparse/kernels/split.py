@@ -28,7 +28,9 @@ __all__ = [
     "most_parts",
     "most_parts_of_problem",
     "most_parts_of_steps",
+    "parts_of_rows",
     "pays_in_sdd",
+    "room_in_product",
     "room_in_sdd",
     "splits",
     "too_many_rows",
@@ -46,6 +48,9 @@ _MOST = 16
 
 MOST_ELEMENTS = SMS // 2 * _TILE
 """Stored elements of a result above which its sums are not divided."""
+
+_FEWEST_K = 128
+"""Stored k that a part of a row of ``fma`` has at least."""
 
 _MOST_ROUNDS, _MOST_ROWS = 3, 512
 BYTES_OF_TAIL = 4 * (_MOST_ROWS + 9)
@@ -110,6 +115,37 @@ def most_parts(elements: int, k: int, batch: int) -> int:
     """
     tiles = -(-elements // _TILE)
     return max(1, min(SMS // tiles, batch * -(-k // SLAB) // _FEWEST_SLABS, _MOST))
+
+
+def room_in_product(
+    variant: Variant, m: int, n: int, k: int, batch: int, stored: int
+) -> tuple[int, int]:
+    """Into how many parts a variant of a dsd or dds divides the steps of a tile, at most, and bytes
+    of workspace for them.
+
+    Args:
+        variant: that divides steps.
+        m, n, k, batch: as of :func:`most_parts_of_steps`.
+        stored: elements of all blocks.
+    """
+    tile_m, tile_n, _ = variant.ints("t")
+    if variant.family == "fma":
+        at_once = SMS * variant.ints("c")[0]
+        parts = parts_of_rows(-(-m // tile_m) * -(-n // tile_n) * batch, at_once, stored // m)
+    else:
+        parts = most_parts_of_steps(m, n, k, batch, tile_n)
+    return parts, 4 * parts * batch * m * n if parts > 1 else 0
+
+
+def parts_of_rows(tiles: int, at_once: int, stored_k: int) -> int:
+    """Into how many parts the blocks of each tile of ``fma`` are divided.
+
+    Args:
+        tiles: in all.
+        at_once: CTAs that a GPU has at a time.
+        stored_k: length of a row's blocks together, in the mean.
+    """
+    return max(1, min(at_once // max(1, tiles), stored_k // _FEWEST_K, _MOST))
 
 
 def most_parts_of_steps(m: int, n: int, k: int, batch: int, width: int) -> int:

@@ -51,11 +51,14 @@ FEW, LONG, COLUMNS = 200, 2696, 40
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("block", [16, 32, 64, 128])
 @pytest.mark.parametrize("op", ["dsd", "dds"])
-def test_divided_steps_are_right_and_repeatable(op: str, block: int, layout: str) -> None:
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+def test_divided_steps_are_right_and_repeatable(
+    dtype: str, op: str, block: int, layout: str
+) -> None:
     """With a bias and an activation, which whoever adds the parts applies."""
     shape = (LONG, FEW) if is_flipped(op, layout) else (FEW, LONG)
-    blocks = (block, block)
-    problem = Problem(op, "cuda", "bf16", blocks, layout, True, *shape, 8, COLUMNS, BATCH)
+    blocks, stored = (block, block), FEW * LONG * 2 // 5 // block**2
+    problem = Problem(op, "cuda", dtype, blocks, layout, True, *shape, stored, COLUMNS, BATCH)
     names = divided(problem)
     if not names:
         pytest.skip("no variant that divides steps")
@@ -64,19 +67,19 @@ def test_divided_steps_are_right_and_repeatable(op: str, block: int, layout: str
     generator = torch.Generator().manual_seed(0)
     pattern = js.Pattern.random(shape, block, 0.4, generator=generator).to("cuda")
     values = torch.randn(pattern.values_shape, generator=generator)
-    stored = js.BlockSparse(values.cuda().bfloat16(), pattern)
-    make = dict(strided="packed", dtype=torch.bfloat16, device="cuda", generator=generator)
+    matrix = js.BlockSparse(values.to("cuda", DTYPES[dtype]), pattern)
+    make = dict(strided="packed", dtype=DTYPES[dtype], device="cuda", generator=generator)
     for name in names:
         with js.pin(f"{op}={name}"):
             if op == "dsd":
-                a = stored.T if layout[0] == "t" else stored
+                a = matrix.T if layout[0] == "t" else matrix
                 x = cases.dense((BATCH, a.shape[1], COLUMNS), layout[1], **make)
                 first, second = js.dsd(a, x), js.dsd(a, x)
                 cases.check_product(first, a.to_dense(), x)
             else:
-                b = stored.T if layout[1] == "t" else stored
+                b = matrix.T if layout[1] == "t" else matrix
                 x = cases.dense((BATCH, COLUMNS, b.shape[0]), layout[0], **make)
-                bias = torch.randn(b.shape[1], generator=generator).cuda().bfloat16()
+                bias = torch.randn(b.shape[1], generator=generator).to("cuda", DTYPES[dtype])
                 first, second = (js.linear(x, b.T, bias, "gelu") for _ in range(2))
                 cases.check_product(first, x, b.to_dense(), bias, "gelu")
         assert torch.equal(first, second)

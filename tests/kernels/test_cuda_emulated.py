@@ -116,6 +116,10 @@ NAMED = (
     "dds.fma.sm90a.f32.b128x128.lnt.t128x64x32.w2x2.s3.c3",
     "dsd.fma.sm90a.f32.b128x16.lnt.t128x64x16.w2x2.s3.c2",
     "dsd.fma.sm90a.f32.b32x32.lnn.t32x256x32.w1x4.s2.c3",
+    # and divided, either output
+    "dsd.fma.sm90a.f32.b64x64.lnn.t64x32x16.w2x1.s4.c6.ksplit",
+    "dds.fma.sm90a.f32.b32x32.lnt.t32x64x16.w1x2.s4.c6.ksplit",
+    "dsd.fma.sm90a.f32.b16x64.ltt.t64x32x16.w2x1.s4.c6.ksplit",
 )
 """Of those that no call chooses by itself, each way through the code once."""
 
@@ -480,13 +484,13 @@ def test_a_matrix_that_serves_a_batch_is_turned_once(
 
 
 def divides_last_tiles(variant: Variant, pattern: js.Pattern, extent: int, ctas: int) -> bool:
-    """Whether an sdd has tiles that make no whole round of CTAs, and parts of them take less time."""
+    """Whether an sdd has tiles that make no whole round of CTAs, and dividing them saves time."""
     _, width, depth = variant.ints("t")
     columns = width // pattern.block_size[1]
     tiles = -(-pattern.crow_indices.diff() // columns)
     left, stages = int(tiles.sum()) % ctas, -(-extent // depth) * BATCH
     parts = [(rounds, min(rounds * ctas // max(1, left), stages)) for rounds in (1, 2, 3)]
-    return left > 0 and any(n * (-(-stages // part) + 4) < stages + 4 for n, part in parts if part)
+    return left > 0 and any(n * (-(-stages // part) + 2) < stages + 2 for n, part in parts if part)
 
 
 def guarded(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:

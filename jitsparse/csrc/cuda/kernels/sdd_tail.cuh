@@ -12,7 +12,7 @@ template <int COLUMNS, int GROUP>
 struct SddTail {
   static constexpr int kMostRows = 512;    // block rows; this and kMostRounds as in kernels/split.py
   static constexpr int kMostRounds = 3;    // of CTAs that a GPU has at a time
-  static constexpr int kStagesToStart = 4;  // as long as these take to begin and to leave a part
+  static constexpr int kStagesToStart = 2;  // as long as these take to begin and to leave a part
 
   struct Coordinates {
     int row, column;  // block row; tile of it

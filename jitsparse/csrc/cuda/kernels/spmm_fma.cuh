@@ -1,7 +1,8 @@
 // Block-sparse x dense in IEEE float32: ordinary cores, fed by cp.async (sm_80 and later).
 //
 // Role form as in spmm_pipeline.cuh. A tile is as high as a block, so that every block of its row is work for every warp: the
-// cores are slow enough that the dense operand can be loaded once a block, and panels would leave warps without work.
+// cores are slow enough that the dense operand can be loaded once a block, and panels would leave warps without work. With SPLIT
+// several CTAs have a part of the blocks of each tile, and spmm_sum.cuh adds what they leave in the workspace.
 #pragma once
 
 #include "../../abi.h"
@@ -10,11 +11,12 @@
 #include "../tile/fma_tile.cuh"
 #include "../tile/order.cuh"
 #include "spmm_pipeline.cuh"
+#include "spmm_sum.cuh"
 
 namespace jitsparse {
 
 template <int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CONTIGUOUS, bool OUT_TRANSPOSED, int TILE_M, int TILE_N,
-          int TILE_K, int WARPS_M, int WARPS_N, int STAGES>
+          int TILE_K, int WARPS_M, int WARPS_N, int STAGES, bool SPLIT>
 struct SpmmFma {
   static constexpr int kThreads = 32 * WARPS_M * WARPS_N;
   static constexpr int WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
@@ -35,13 +37,16 @@ struct SpmmFma {
   using Product = std::conditional_t<kTransposed, FmaTile<DenseTile, BlockTile, true, false, WARP_N, WARP_M, TILE_K>,
                                      FmaTile<BlockTile, DenseTile, !FLIPPED && !kTurnsBlocks, false, WARP_M, WARP_N, TILE_K>>;
 
+  using Sum = SpmmSum<F32>;
+
   // Which part of the output a thread has.
   struct Part {
     TileCoordinates tile;
+    int of_steps;  // that the CTA has of the tile's
     int thread, lane_left, lane_right, warp_m, warp_n;
 
     __device__ __forceinline__ explicit Part(const SpmmArgs& args)
-        : tile(tile_of(args, ptx::block_index())), thread(ptx::thread_index()), lane_left(Product::lane_m(thread % 32)),
+        : tile(tile_of(args, ptx::block_index() / parts(args))), of_steps(SPLIT ? ptx::block_index() % parts(args) : 0), thread(ptx::thread_index()), lane_left(Product::lane_m(thread % 32)),
           lane_right(Product::lane_n(thread % 32)), warp_m(thread / 32 / WARPS_N * WARP_M), warp_n(thread / 32 % WARPS_N * WARP_N) {}
   };
 
@@ -55,6 +60,8 @@ struct SpmmFma {
     return {__ldg(sorted + (row - batch * rows)), number - row * columns, batch};
   }
 
+  static JITSPARSE_HD int parts(const SpmmArgs& args) { return SPLIT ? int(args.parts) : 1; }
+
   static __device__ __forceinline__ void run(const SpmmArgs& args) {
     typename Product::Accumulators c = {};
     accumulate(args, c);
@@ -65,7 +72,8 @@ struct SpmmFma {
     extern __shared__ __align__(128) unsigned char shared[];
     const Part part(args);
     const int thread = part.thread;
-    typename Pipeline::Stream stream(args, part.tile.row, part.tile.column * TILE_N, part.tile.batch, shared, thread);
+    typename Pipeline::Stream stream(args, part.tile.row, part.tile.column * TILE_N, part.tile.batch, shared, thread, part.of_steps,
+                                     parts(args));
     stream.start(thread);
     const unsigned of_blocks = 0, of_dense = Pipeline::kBlockBytes;
     const unsigned left = (kTransposed ? of_dense : of_blocks) +
@@ -87,6 +95,12 @@ struct SpmmFma {
     const Part part(args);
     const int64 first_m = part.tile.row * TILE_M + part.warp_m, first_n = part.tile.column * TILE_N + part.warp_n;
     const int m_left = inside(Pipeline::m(args), first_m, WARP_M), n_left = inside(args.n, first_n, WARP_N);
+    if (parts(args) > 1) {
+      // To a matrix like the output.
+      const int64 m = Pipeline::m(args), ld = OUT_TRANSPOSED ? m : args.n;
+      float* sums = static_cast<float*>(args.workspace) + (part.of_steps * args.batch + part.tile.batch) * m * args.n;
+      return store_at(sums + start_of(ld, first_m, first_n), ld, part, c, m_left, n_left);
+    }
     if (OUT_TRANSPOSED && args.bias != nullptr) {
       const float* bias = static_cast<const float*>(args.bias) + first_m;
       constexpr int kDown = kTransposed ? Product::kEachN : Product::kEachM, kAcross = kTransposed ? Product::kEachM : Product::kEachN;
@@ -99,16 +113,29 @@ struct SpmmFma {
       }
     }
     apply_activation<F32>(c, args.activation);
-    float* out = static_cast<float*>(args.out) + part.tile.batch * args.out_batch_stride +
-                 (OUT_TRANSPOSED ? first_n * args.out_ld + first_m : first_m * args.out_ld + first_n);
+    float* out = static_cast<float*>(args.out) + part.tile.batch * args.out_batch_stride;
+    store_at(out + start_of(args.out_ld, first_m, first_n), args.out_ld, part, c, m_left, n_left);
+  }
+
+  static __device__ __forceinline__ int64 start_of(int64 ld, int64 m, int64 n) { return OUT_TRANSPOSED ? n * ld + m : m * ld + n; }
+
+  static __device__ __forceinline__ void store_at(float* out, const int64& ld, const Part& part, const typename Product::Accumulators& c,
+                                                  int m_left, int n_left) {
     // Operands are aligned, so an extent of the output is a multiple of a run along it: a run is inside whole.
     Product::template for_each_run<OUT_TRANSPOSED != kTransposed>(c, part.lane_left, part.lane_right, [&](int i, int j, const auto& run) {
       const int m = kTransposed ? j : i, n = kTransposed ? i : j;
-      if (m < m_left && n < n_left) store_run(out + (OUT_TRANSPOSED ? n * args.out_ld + m : m * args.out_ld + n), run);
+      if (m < m_left && n < n_left) store_run(out + start_of(ld, m, n), run);
     });
   }
 
-  static int64 grid(const SpmmArgs& args) { return Pipeline::grid(args); }
+  static SpmmArgs prepared(const SpmmArgs& args) { return args; }
+  static int64 grid(const SpmmArgs& args) { return Pipeline::grid(args) * parts(args); }
+
+  // What is left to do where steps were divided.
+  static typename Sum::Params sum(const SpmmArgs& args) {
+    const int64 m = Pipeline::m(args);
+    return Sum::of(args, OUT_TRANSPOSED ? args.n : m, OUT_TRANSPOSED ? m : args.n, parts(args));
+  }
 };
 
 }  // namespace jitsparse

@@ -63,14 +63,14 @@ struct SpmmPipeline {
   static JITSPARSE_HD int64 column_tiles(const SpmmArgs& args) { return (args.n + TILE_N - 1) / TILE_N; }
   static int64 grid(const SpmmArgs& args) { return panels(args) * column_tiles(args) * args.batch; }
 
-  // The steps of one panel. A panel of a single block row reads the row's own index: every mask is 1.
+  // The steps of one panel, or a part of them. A panel of a single block row reads the row's own index: every mask is 1.
   struct Steps {
     const int* minor;      // kGroup == 1: block column of each step
     const int* positions;  // where each block lies in values; null: in this very order
     const int4* merged;    // kGroup > 1: (block column, mask, first position, position of the first block)
     int begin, end;
 
-    __device__ __forceinline__ Steps(const SpmmArgs& args, int64 panel) {
+    __device__ __forceinline__ Steps(const SpmmArgs& args, int64 panel, int part, int parts) {
       const Index index(args.index, args.rows, args.cols, args.nnz);
       const int* pointers;
       if constexpr (kGroup == 1) {
@@ -86,6 +86,10 @@ struct SpmmPipeline {
       }
       begin = pointers[panel];
       end = pointers[panel + 1];
+      if (parts == 1) return;
+      const int whole = (end - begin) / parts, rest = (end - begin) % parts;
+      end = begin + whole * (part + 1) + rest * (part + 1) / parts;
+      begin += whole * part + rest * part / parts;
     }
   };
 
@@ -224,8 +228,8 @@ struct SpmmPipeline {
     unsigned buffers;
 
     __device__ __forceinline__ Stream(const SpmmArgs& args, int64 panel, int64 first_n, int64 batch,
-                                      unsigned char* shared, int thread)
-        : steps(args, panel), rings(shared), sources(args, first_n, batch, thread),
+                                      unsigned char* shared, int thread, int part = 0, int parts = 1)
+        : steps(args, panel, part, parts), rings(shared), sources(args, first_n, batch, thread),
           stage_count((steps.end - steps.begin + kSlots - 1) / kSlots * kParts),
           buffers(unsigned(__cvta_generic_to_shared(shared))) {}
 
