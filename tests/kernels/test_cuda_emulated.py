@@ -490,9 +490,7 @@ def divides_last_tiles(variant: Variant, pattern: js.Pattern, extent: int, ctas:
     tiles = -(-pattern.crow_indices.diff() // columns)
     left, stages = int(tiles.sum()) % ctas, -(-extent // depth) * BATCH
     parts = [(rounds, min(rounds * ctas // max(1, left), stages)) for rounds in (1, 2, 3)]
-    return left > 0 and any(
-        20 * n * (-(-stages // part) + 2) < 19 * (stages + 2) for n, part in parts if part
-    )
+    return left > 0 and any(n * (-(-stages // part) + 2) < stages + 2 for n, part in parts if part)
 
 
 def guarded(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -45,14 +45,14 @@ struct SddTail {
   __device__ __forceinline__ int divided() const { return known.before[known.rows] % known.ctas; }             // the others
 
   // Into how many parts each of the others is divided: as many as make one round of CTAs, or two or three of shorter parts if these take
-  // a twentieth less time. (Twice as many parts for a sixtieth: 0.92 times as fast.)
+  // less time.
   __device__ __forceinline__ int parts() const {
     int best = 1, least = known.stages + kStagesToStart;
 #pragma unroll
     for (int rounds = 1; rounds <= kMostRounds; ++rounds) {
       const int fitting = divided() ? rounds * known.ctas / divided() : 1, parts = fitting < known.stages ? fitting : known.stages;
       const int time = parts ? rounds * ((known.stages + parts - 1) / parts + kStagesToStart) : least;
-      if (20 * int64(time) < 19 * int64(least)) best = parts, least = time;
+      if (time < least) best = parts, least = time;
     }
     return best;
   }
