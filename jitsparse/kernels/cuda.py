@@ -24,6 +24,7 @@ __all__ = [
     "ranked",
     "shared_memory_limit",
     "tile_context",
+    "tile_count",
     "typical_problems",
     "waves",
 ]
@@ -116,10 +117,9 @@ _FIXED_COLUMNS = 96
 """What a CTA spends on its sparse operand and its barriers, in columns of its dense one."""
 
 
-def waves(problem: Problem, tile: Tile) -> float:
-    """Tiles of a problem by CTAs that a GPU has at a time."""
+def tile_count(problem: Problem, tile: Tile) -> float:
+    """Tiles of a problem; of an sdd as many as a random pattern leads to."""
     tile_m, tile_n, _ = tile.shape
-    at_once = SMS * tile.ctas
     if problem.op == "sdd":
         block_rows, block_cols = problem.block
         density = min(1.0, problem.nnz * block_rows * block_cols / (problem.rows * problem.cols))
@@ -127,10 +127,14 @@ def waves(problem: Problem, tile: Tile) -> float:
         merged = problem.cols / block_cols * (1 - (1 - density) ** (tile_m / block_rows))
         together = tile_n / block_cols
         tiles = problem.rows / tile_m * (merged / together + (together - 1) / (2 * together))
-        return float(tiles / at_once)
+        return float(tiles)
     rows = problem.cols if roles.is_flipped(problem.op, problem.layout) else problem.rows
-    tiles = -(-rows // tile_m) * -(-problem.extent // tile_n) * problem.batch
-    return tiles / at_once
+    return -(-rows // tile_m) * -(-problem.extent // tile_n) * problem.batch
+
+
+def waves(problem: Problem, tile: Tile) -> float:
+    """Tiles of a problem by CTAs that a GPU has at a time."""
+    return tile_count(problem, tile) / (SMS * tile.ctas)
 
 
 def _relative_time(problem: Problem, tile: Tile) -> float:

@@ -23,6 +23,7 @@ from jitsparse.kernels.cuda import (
     ranked,
     shared_memory_limit,
     tile_context,
+    tile_count,
     typical_problems,
     waves,
 )
@@ -116,10 +117,9 @@ def _to_divide(problem: Problem, tiles: list[Tile]) -> list[Tile]:
 
 def _parts(problem: Problem, tile: Tile) -> int:
     """Into how many parts the tiles of a dsd or dds may be divided."""
-    at_once = SMS * tile.ctas
     rows, _ = op_block(problem.op, (problem.rows, problem.cols), problem.layout)
     stored = problem.nnz * math.prod(problem.block) // rows
-    return split.parts_of_rows(round(waves(problem, tile) * at_once), at_once, stored)
+    return split.parts_of_rows(int(tile_count(problem, tile)), SMS * tile.ctas, stored)
 
 
 def _dividing_pays(problem: Problem, tile: Tile) -> bool:

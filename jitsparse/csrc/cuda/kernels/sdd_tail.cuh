@@ -10,8 +10,8 @@ namespace jitsparse {
 // COLUMNS: block columns of a tile, of one block row. GROUP: block rows whose tiles are dealt out column by column, as in tile/order.cuh.
 template <int COLUMNS, int GROUP>
 struct SddTail {
-  static constexpr int kMostRows = 512;    // block rows; this and kMostRounds as in kernels/split.py
-  static constexpr int kMostRounds = 3;    // of CTAs that a GPU has at a time
+  static constexpr int kMostRows = 512;     // block rows; this and kMostRounds as in kernels/split.py
+  static constexpr int kMostRounds = 3;     // of CTAs that a GPU has at a time
   static constexpr int kStagesToStart = 2;  // as long as these take to begin and to leave a part
 
   struct Coordinates {
