@@ -79,8 +79,8 @@ _IDLE_COSTS = 0.57
 _DIVIDING_COSTS = 200
 """What leaving and adding the parts takes, in k of a wave."""
 _FIXED_COLUMNS = {(16, False): 96, (16, True): 0, (32, False): 26}
-"""What a tile takes beside its columns, in these, by height and whether both operands lie along k,
-where there is a choice: from one width being faster at 1024 and the other at 4096, or the same."""
+"""What a tile takes beside its columns, counted in columns, by its height and by whether both
+operands lie along k, where there are two widths: from which is faster at 1024 and at 4096."""
 
 
 def place(problem: Problem) -> Place:
@@ -92,7 +92,8 @@ def candidates(problem: Problem, target: str) -> list[Candidate]:
     """Variants for a problem, best first; refused ones with their reason."""
     tiles = ranked(problem, _tiles(problem, target))
     whole = [_candidate(problem, tile, False, target) for tile in tiles]
-    divided = [_candidate(problem, tile, True, target) for tile in _to_divide(problem, tiles)]
+    to_divide = _to_divide(problem, tiles, target)
+    divided = [_candidate(problem, tile, True, target) for tile in to_divide]
     return [*divided, *whole] if _dividing_pays(problem, tiles[0]) else [*whole, *divided]
 
 
@@ -103,8 +104,8 @@ def _candidate(problem: Problem, tile: Tile, divides: bool, target: str) -> Cand
     return Candidate(variant, template(variant), _refusal(problem, tile, divides, target))
 
 
-def _to_divide(problem: Problem, tiles: list[Tile]) -> list[Tile]:
-    """The tiles of a product of which several CTAs have one, best first."""
+def _to_divide(problem: Problem, tiles: list[Tile], target: str) -> list[Tile]:
+    """What tiles a product has that divides them among CTAs, best first."""
     if problem.op != "sdd":
         # Wide ones would spill, and few columns are what leaves CTAs idle.
         narrowest = min(tiles, key=lambda tile: tile.shape[1])
@@ -112,6 +113,9 @@ def _to_divide(problem: Problem, tiles: list[Tile]) -> list[Tile]:
     if problem.layout == "nt":
         ctas = [_CTAS_TO_DIVIDE.get((problem.block, tile.ctas), tile.ctas) for tile in tiles]
         tiles = [replace(tile, ctas=count) for tile, count in zip(tiles, ctas, strict=True)]
+    # How many parts there are follows from how many CTAs an SM has at a time.
+    room = [max(1, _room(problem, tile, True, target)) for tile in tiles]
+    tiles = [replace(t, ctas=min(t.ctas, most)) for t, most in zip(tiles, room, strict=True)]
     return sorted(tiles, key=lambda tile: _filling(problem, tile))
 
 
@@ -159,14 +163,18 @@ def _tiles(problem: Problem, target: str) -> tuple[Tile, ...]:
 
 
 def _with_room(problem: Problem, tiles: tuple[Tile, ...], target: str) -> tuple[Tile, ...]:
-    """With shallow stages where an SM has no shared memory for as many CTAs as it should hold. Each
-    takes 1024 bytes that it did not ask for, and one CTA may have all but these."""
+    """With shallow stages where an SM has no shared memory for as many CTAs as it should hold."""
+    return tuple(
+        tile if tile.ctas <= _room(problem, tile, False, target) else _shallow(tile)
+        for tile in tiles
+    )
 
-    def fits(tile: Tile) -> bool:
-        each = _shared_memory(problem, tile) + 1024
-        return tile.ctas * each <= shared_memory_limit(target) + 1024
 
-    return tuple(tile if fits(tile) else _shallow(tile) for tile in tiles)
+def _room(problem: Problem, tile: Tile, divides: bool, target: str) -> int:
+    """CTAs for which an SM has shared memory. Each takes 1024 bytes that it did not ask for, and
+    one CTA may have all but these."""
+    each = _shared_memory(problem, tile, divides) + 1024
+    return (shared_memory_limit(target) + 1024) // each
 
 
 def _shallow(tile: Tile) -> Tile:
@@ -184,28 +192,33 @@ def _refusal(problem: Problem, tile: Tile, divides: bool, target: str) -> str | 
         or misaligned(problem, itemsize=4)
         or too_large(problem)
         or too_many_tiles(problem, tile.shape[:2])
-        or (split.too_many_rows(problem) if divides else None)
+        or (split.too_many_rows(problem) if divides and problem.op == "sdd" else None)
         or before_ampere(target)
-        or too_much_shared_memory(_shared_memory(problem, tile), target)
+        or too_much_shared_memory(_shared_memory(problem, tile, divides), target)
     )
 
 
-def _shared_memory(problem: Problem, tile: Tile) -> int:
-    """Bytes that a CTA asks for at most: kSharedBytes of spmm_fma.cuh and sdd_fma.cuh."""
+def _shared_memory(problem: Problem, tile: Tile, divides: bool) -> int:
+    """Bytes that a CTA asks for: kSharedBytes of spmm_fma.cuh and sdd_fma.cuh."""
     tile_m, tile_n, tile_k = tile.shape
     metadata = 16 * (16 + 4)
     if problem.op == "sdd":
-        metadata = 16 * (tile_n // problem.block[1]) + split.BYTES_OF_TAIL
+        metadata = 16 * (tile_n // problem.block[1]) + divides * split.BYTES_OF_TAIL
     return tile.stages * (tile_m + tile_n) * tile_k * 4 + metadata
 
 
 def default_variants(target: str) -> Iterator[Variant]:
-    """What calls choose for square blocks, with many columns and with few."""
+    """What calls choose for square blocks, with many columns or a long k and with few or a short
+    one; and for the gradient of a small weight."""
     problems = (
         *typical_problems(("f32",), _BLOCKS),
-        *typical_problems(("f32",), (32, 128), extent=16),
+        *typical_problems(("f32",), _BLOCKS, extent=16),
+        *(
+            replace(each, rows=1024, cols=1024, nnz=each.nnz // 16)
+            for each in typical_problems(("f32",), _BLOCKS)
+            if each.op == "sdd"
+        ),
     )
-    # An sdd has the same tile for every extent.
     yield from first_legal(candidates, problems, target)
 
 

@@ -7,11 +7,12 @@ the same order. How many parts there are the kernel decides, which knows its til
 there can be.
 
 An sdd of ``fma`` divides the last tiles alone, those that are fewer than the CTAs that a GPU has at
-a time (``csrc/cuda/kernels/sdd_tail.cuh``).
+a time (``csrc/cuda/kernels/sdd_tail.cuh``). A dsd or dds of it has as many parts as are said here.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from jitsparse.jit import Variant
@@ -91,8 +92,11 @@ def room_in_sdd(variant: Variant, elements: int, k: int, batch: int) -> tuple[in
     """
     if variant.family == "fma":
         at_once = SMS * variant.ints("c")[0]
-        tile_m, tile_n, _ = variant.ints("t")
-        return at_once, _MOST_ROUNDS * at_once * tile_m * tile_n * 4
+        tile_m, tile_n, tile_k = variant.ints("t")
+        # A tile has a block at least, and a part a stage.
+        blocks, stages = elements // math.prod(variant.ints("b")), -(-k // tile_k) * batch
+        slots = min(_MOST_ROUNDS * at_once, blocks * stages)
+        return at_once, 4 * slots * tile_m * tile_n
     parts = most_parts(elements, k, batch) if elements <= MOST_ELEMENTS else 1
     return parts, 4 * parts * elements if parts > 1 else 0
 
@@ -101,7 +105,7 @@ def too_many_rows(problem: Problem) -> str | None:
     """Every CTA that has a part of the last tiles counts those of all block rows."""
     block_rows = -(-problem.rows // problem.block[0])
     if block_rows > _MOST_ROWS:
-        return f"{block_rows} block rows: the last tiles are divided where there are {_MOST_ROWS}"
+        return f"{block_rows} block rows: the last tiles of at most {_MOST_ROWS} are divided"
     return None
 
 
@@ -120,8 +124,8 @@ def most_parts(elements: int, k: int, batch: int) -> int:
 def room_in_product(
     variant: Variant, m: int, n: int, k: int, batch: int, stored: int
 ) -> tuple[int, int]:
-    """Into how many parts a variant of a dsd or dds divides the steps of a tile, at most, and bytes
-    of workspace for them.
+    """Into how many parts a variant of a dsd or dds divides the steps of a tile (of ``wgmma``, may
+    divide), and bytes of workspace for them.
 
     Args:
         variant: that divides steps.

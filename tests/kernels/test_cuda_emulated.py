@@ -125,7 +125,7 @@ NAMED = (
 
 TAIL = (
     "sdd.fma.sm90a.f32.b64x64.lnn.t64x128x32.w2x2.s3.c3.ksplit",
-    "sdd.fma.sm90a.f32.b32x32.lnt.t32x128x16.w1x2.s3.c6.ksplit",
+    "sdd.fma.sm90a.f32.b32x32.lnt.t32x128x16.w1x2.s3.c4.ksplit",
     "sdd.fma.sm90a.f32.b128x128.ltn.t128x128x16.w2x2.s4.c2.ksplit",
     "sdd.fma.sm90a.f32.b16x32.ltt.t16x256x16.w1x4.s3.c4.ksplit",
 )
@@ -384,21 +384,30 @@ def test_a_sum_that_may_be_divided_and_is_not(sources: Path, resize: Callable[..
 
 
 @pytest.mark.parametrize(
-    ("parts", "extent", "rows"),
+    ("parts", "extent", "rows", "multiprocessors", "divided"),
     [
-        (3, 520, 200),  # in one round or in three
-        (24, 1032, 72),  # into many parts
-        (5, 264, 456),  # after whole ones
-        (7, 8, 456),  # too short for that
-        (1, 520, 200),  # none is left
+        (2, 520, 200, 24, True),  # one tile, after whole ones, in one round
+        (4, 520, 200, 24, True),  # three, in three rounds
+        (10, 520, 456, 24, True),
+        (24, 1032, 72, 24, True),  # into many parts
+        (24, 520, 296, 1, True),  # with room for more CTAs than there are
+        (7, 8, 456, 24, False),  # too short for that
+        (1, 520, 200, 24, False),  # none is left
     ],
 )
 @pytest.mark.parametrize("name", TAIL)
 def test_last_tiles_that_are_divided(
-    name: str, parts: int, extent: int, rows: int, sources: Path, resize: Callable[..., None]
+    name: str,
+    parts: int,
+    extent: int,
+    rows: int,
+    multiprocessors: int,
+    divided: bool,
+    sources: Path,
+    resize: Callable[..., None],
 ) -> None:
-    resize(PARTS=parts, EXTENT=extent, ROWS=rows)
-    check(Variant.parse(name), sources)
+    resize(PARTS=parts, EXTENT=extent, ROWS=rows, MANY=multiprocessors)
+    assert check(Variant.parse(name), sources) == divided
 
 
 @pytest.mark.parametrize("name", WIDE)
@@ -483,25 +492,19 @@ def test_a_matrix_that_serves_a_batch_is_turned_once(
     check(Variant.parse(name), sources)
 
 
-def divides_last_tiles(variant: Variant, pattern: js.Pattern, extent: int, ctas: int) -> bool:
-    """Whether an sdd has tiles that make no whole round of CTAs, and dividing them saves time."""
-    _, width, depth = variant.ints("t")
-    columns = width // pattern.block_size[1]
-    tiles = -(-pattern.crow_indices.diff() // columns)
-    left, stages = int(tiles.sum()) % ctas, -(-extent // depth) * BATCH
-    parts = [(rounds, min(rounds * ctas // max(1, left), stages)) for rounds in (1, 2, 3)]
-    return left > 0 and any(n * (-(-stages // part) + 2) < stages + 2 for n, part in parts if part)
-
-
-def guarded(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def guarded(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     """Room for a result that is not a number yet, and what lies behind it."""
     behind = 1 << 16
     room = torch.full((math.prod(shape) + behind,), float("nan"), dtype=dtype)
     return room[:-behind].view(shape), room[-behind:]
 
 
-def check(variant: Variant, sources: Path) -> None:
-    """Run a variant on data that meets every edge, and judge the result."""
+def check(variant: Variant, sources: Path) -> bool:
+    """Run a variant on data that meets every edge, and judge the result.
+
+    Returns:
+        Whether it has left sums in parts.
+    """
     op, dtype, layout = variant.op, DTYPES[variant.dtype], variant.knob("l")
     rows, cols = variant.ints("b")
     shape, extent = extents(dtype)
@@ -526,26 +529,29 @@ def check(variant: Variant, sources: Path) -> None:
         if turns(variant):
             turned = bytes_for_sdd(variant, shape, extent, BATCH, strides, dtype.itemsize)
         parts, multiprocessors = (PARTS, MANY) if splits(variant) else (1, FEW)
-        divided, room = parts > 1 and MANY > FEW, parts * out.numel()
+        room = parts * out.numel()
         if splits(variant) and variant.family == "fma":
-            divided = divides_last_tiles(variant, pattern, extent, parts)
-            most, room_of_most = room_in_sdd(variant, out.numel(), extent, BATCH)
-            room = room_of_most // most * parts // 4
-        workspace = torch.full((turned // 4 + room,), float("nan"))
+            # Three rounds of so many CTAs, no more than that says.
+            tile = math.prod(variant.ints("t")[:2])
+            room = min(room_in_sdd(variant, out.numel(), extent, BATCH)[1] // 4, 3 * parts * tile)
+        workspace, behind = guarded((turned // 4 + room,))
         sums = workspace[turned // 4 :]
         operands = left, right, index, out, workspace
         pointers = [each.data_ptr() for each in operands]
         lds = (*letter(left, layout[0]), *letter(right, layout[1]))
         words = (*pointers, *sizes, extent, *lds, BATCH, parts, 0)
         kernel(words, [left, right, index, workspace], multiprocessors)
-        assert bool(sums.isfinite().any()) == divided, "sums are divided where they may be"
+        divided = bool(sums.isfinite().any())
+        if variant.family != "fma":
+            assert divided == (parts > 1 and MANY > FEW), "sums are divided where they may be"
         cases.check_sdd(js.BlockSparse(out, pattern), left, right, products=products)
         cases.infinite(left, -1)
         cases.infinite(right, -2)
         kernel(words, [left, right, index, workspace], multiprocessors)
         cases.check_past_edge(js.BlockSparse(out, pattern))
         assert past.isnan().all(), "nothing is written past the end"
-        return
+        assert behind.isnan().all(), "nor past the sums"
+        return divided
     values = torch.randn((pattern.nnz_blocks, rows, cols), generator=generator).to(dtype)
     stored = js.BlockSparse(values, pattern)
     values, whole = stored.values, stored.to_dense()
@@ -566,7 +572,7 @@ def check(variant: Variant, sources: Path) -> None:
     turned = bytes_for_spmm(
         variant, stored_bytes, extent, depth, BATCH, dense.stride(0), dtype.itemsize
     )
-    workspace = torch.full((turned // 4 + PARTS * out.numel(),), float("nan"))
+    workspace, behind = guarded((turned // 4 + PARTS * out.numel(),))
     sums = workspace[turned // 4 :]
     operands = values, index, dense, out
     pointers = (*(each.data_ptr() for each in operands), bias_at, workspace.data_ptr())
@@ -588,3 +594,5 @@ def check(variant: Variant, sources: Path) -> None:
     assert finite.numel() or max(rows, cols) == 128  # of which there are four
     assert finite.isfinite().all(), "blocks that are not stored are not multiplied"
     assert past.isnan().all(), "nothing is written past the end"
+    assert behind.isnan().all(), "nor past the sums"
+    return divided

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jitsparse.jit import Variant
 from jitsparse.kernels import registry
 from jitsparse.kernels.cuda import SMS
 from jitsparse.kernels.problem import product_problem, typical_problem
 from jitsparse.kernels.roles import LAYOUTS
-from jitsparse.kernels.split import MOST_ELEMENTS, most_parts, most_parts_of_steps, splits
+from jitsparse.kernels.split import (
+    BYTES_OF_TAIL,
+    MOST_ELEMENTS,
+    most_parts,
+    most_parts_of_steps,
+    room_in_product,
+    room_in_sdd,
+    splits,
+)
 
 TILE = 128 * 256
 
@@ -60,6 +71,59 @@ def test_the_last_tiles_of_float32_are_divided_where_few_are(block: int, layout:
     assert first.family == other.family == "fma"
     assert splits(first)
     assert not splits(other), "which is over before the parts would be added"
+
+
+@given(
+    m=st.integers(1, 2**16),
+    n=st.integers(1, 2**12),
+    k=st.integers(1, 2**20),
+    batch=st.integers(1, 2**4),
+    density=st.floats(0, 1),
+)
+def test_parts_of_float32_rows_leave_no_tile_waiting(
+    m: int, n: int, k: int, batch: int, density: float
+) -> None:
+    variant = Variant.parse("dsd.fma.sm90a.f32.b64x64.lnn.t64x32x16.w2x1.s4.c6.ksplit")
+    stored = int(m * k * density)
+    parts, size = room_in_product(variant, m, n, k, batch, stored)
+    assert 1 <= parts <= 16
+    assert size == (4 * parts * batch * m * n if parts > 1 else 0)
+    if parts > 1:
+        assert parts * -(-m // 64) * -(-n // 32) * batch <= 6 * SMS
+        assert parts * 128 * m <= stored, "a part has 128 of k and more, in the mean"
+
+
+@given(blocks=st.integers(1, 2**12), k=st.integers(1, 2**20), batch=st.integers(1, 2**4))
+def test_last_tiles_of_float32_have_room_for_three_rounds(blocks: int, k: int, batch: int) -> None:
+    variant = Variant.parse("sdd.fma.sm90a.f32.b64x64.lnn.t64x128x32.w2x2.s3.c3.ksplit")
+    at_once, size = room_in_sdd(variant, blocks * 64 * 64, k, batch)
+    slots, rest = divmod(size, 4 * 64 * 128)
+    assert (at_once, rest) == (3 * SMS, 0)
+    assert slots == min(3 * at_once, blocks * batch * -(-k // 32))
+
+
+def test_ctas_that_divide_tiles_fit_an_sm() -> None:
+    """Or there would be more rounds than parts are counted for."""
+    for target, size in (("sm90a", 227 * 1024), ("sm80", 163 * 1024), ("sm86", 99 * 1024)):
+        for block in itertools.product((16, 32, 64, 128), repeat=2):
+            for layout in LAYOUTS:
+                problem = product_problem("sdd", "cuda", "f32", block, layout, (1024,) * 3, 0.25)
+                for each in registry.candidates(problem, target):
+                    if each.variant.family != "fma" or not splits(each.variant):
+                        continue
+                    (m, n, k), stages = each.variant.ints("t"), each.variant.ints("s")[0]
+                    asked = 4 * stages * (m + n) * k + 16 * (n // block[1]) + BYTES_OF_TAIL
+                    ctas = each.variant.ints("c")[0]
+                    assert each.refused or ctas * (asked + 1024) <= size + 1024
+
+
+@pytest.mark.parametrize(("op", "layout"), [("dsd", "tn"), ("dds", "nn")])
+def test_a_long_k_of_many_block_rows_is_divided(op: str, layout: str) -> None:
+    """A layer of 16384 outputs and its input's gradient: block rows are k there."""
+    size = (1024, 16, 16384) if op == "dsd" else (16, 1024, 16384)
+    problem = product_problem(op, "cuda", "f32", (16, 16), layout, size, 0.25)
+    legal = [each.variant for each in registry.candidates(problem, "sm90a") if not each.refused]
+    assert splits(legal[0])
 
 
 def test_the_last_tiles_of_many_block_rows_are_not_divided() -> None:

@@ -68,7 +68,7 @@ struct SddFma {
   static __device__ __forceinline__ void run_piece(const SddArgs& args) {
     extern __shared__ __align__(128) unsigned char shared[];
     int4* columns = reinterpret_cast<int4*>(shared + kColumnsAt);
-    const typename Tail::Piece& piece = tail(args, int(args.parts), shared + kTailAt, ptx::block_index()).known.piece;
+    const typename Tail::Piece& piece = tail(args, shared + kTailAt, ptx::block_index()).known.piece;
     if (piece.end == 0) return;
     Pipeline::find_columns(args, piece.tile.row, piece.tile.column, columns, ptx::thread_index());
     typename Product::Accumulators c = {};
@@ -81,9 +81,10 @@ struct SddFma {
     }
   }
 
-  static __device__ __forceinline__ Tail tail(const SddArgs& args, int ctas, unsigned char* room, int cta) {
+  static __device__ __forceinline__ Tail tail(const SddArgs& args, unsigned char* room, int cta) {
     const typename Pipeline::Index index(args.index, args.rows, args.cols, args.nnz);
-    return Tail(*reinterpret_cast<typename Tail::Known*>(room), index.crow(), int(index.R), Pipeline::stage_count(args), ctas, cta);
+    auto& known = *reinterpret_cast<typename Tail::Known*>(room);
+    return Tail(known, index.crow(), int(index.R), Pipeline::stage_count(args), int(args.parts), cta);
   }
 
   static __device__ __forceinline__ TileCoordinates coordinates(const SddArgs& args) {
@@ -146,7 +147,7 @@ struct SddFma {
   }
 
   // What is left to do where tiles were divided.
-  static auto sum(const SddArgs& args) { return typename Sum::Params{args, int(args.parts)}; }
+  static SddArgs sum(const SddArgs& args) { return args; }
 };
 
 }  // namespace jitsparse

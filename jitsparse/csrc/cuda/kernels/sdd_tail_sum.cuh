@@ -19,26 +19,22 @@ struct SddTailSum {
   static constexpr int kRows = kThreads * kSumsAtOnce / kTileN, kTurns = kTileM / kRows;  // that a CTA adds at a time
   static_assert(kThreads * kSumsAtOnce % kTileN == 0 && kTileM % kRows == 0, "a tile is a whole number of turns");
 
-  struct Params {
-    SddArgs args;
-    int ctas;  // that the first half had at a time
-  };
+  using Params = SddArgs;  // those of the first half
 
-  static __device__ __forceinline__ void run(const Params& params) {
+  static __device__ __forceinline__ void run(const SddArgs& args) {
     extern __shared__ __align__(128) unsigned char shared[];
-    const SddArgs& args = params.args;
-    const Tail tail = Kernel::tail(args, params.ctas, shared, 0);
+    const Tail tail = Kernel::tail(args, shared, /*cta=*/0);
     const int parts = tail.parts();
     if (parts == 1) return;  // they lie in `out` already
     const int e = ptx::thread_index() * kSumsAtOnce, n = e % kTileN;
     for (int turn = ptx::block_index(); turn < tail.divided() * kTurns; turn += gridDim.x) {
-      const int divided = turn / kTurns, m = turn % kTurns * kRows + e / kTileN;
-      const typename Tail::Coordinates tile = tail.coordinates(tail.whole() + divided);
+      const int number = turn / kTurns, m = turn % kTurns * kRows + e / kTileN;
+      const typename Tail::Coordinates tile = tail.coordinates(tail.whole() + number);
       const int4 column = Pipeline::column_of_tile(args, tile.row, tile.column, n / kBlockCols);
       if (!column.y) continue;
       float sum[kSumsAtOnce] = {};
       add_parts(sum, static_cast<const float*>(args.workspace), parts, kTileM * kTileN,
-                int64(divided) * parts * (kTileM * kTileN) + m * kTileN + n);
+                int64(number) * parts * (kTileM * kTileN) + m * kTileN + n);
       // Zero past the edges of the matrix, as in Pipeline::clear_past_edge.
       const int64 columns_left = args.cols - int64(column.x) * kBlockCols - n % kBlockCols;
       const bool row_inside = int64(tile.row) * kTileM + m < args.rows;
@@ -48,7 +44,7 @@ struct SddTailSum {
     }
   }
 
-  static int64 grid(const Params& params) { return params.ctas; }
+  static int64 grid(const SddArgs& args) { return args.parts; }
 };
 
 }  // namespace jitsparse

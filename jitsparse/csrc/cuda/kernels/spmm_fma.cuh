@@ -46,8 +46,9 @@ struct SpmmFma {
     int thread, lane_left, lane_right, warp_m, warp_n;
 
     __device__ __forceinline__ explicit Part(const SpmmArgs& args)
-        : tile(tile_of(args, ptx::block_index() / parts(args))), of_steps(SPLIT ? ptx::block_index() % parts(args) : 0), thread(ptx::thread_index()), lane_left(Product::lane_m(thread % 32)),
-          lane_right(Product::lane_n(thread % 32)), warp_m(thread / 32 / WARPS_N * WARP_M), warp_n(thread / 32 % WARPS_N * WARP_N) {}
+        : tile(tile_of(args, ptx::block_index() / parts(args))), of_steps(SPLIT ? ptx::block_index() % parts(args) : 0),
+          thread(ptx::thread_index()), lane_left(Product::lane_m(thread % 32)), lane_right(Product::lane_n(thread % 32)),
+          warp_m(thread / 32 / WARPS_N * WARP_M), warp_n(thread / 32 % WARPS_N * WARP_N) {}
   };
 
   // Tiles of rows with most blocks first: a CTA starts where another ends, so what runs at the end alone should be short. And all tiles
@@ -119,6 +120,7 @@ struct SpmmFma {
 
   static __device__ __forceinline__ int64 start_of(int64 ld, int64 m, int64 n) { return OUT_TRANSPOSED ? n * ld + m : m * ld + n; }
 
+  // `ld` by reference, since with a copy of it dds nt spills in blocks of 128.
   static __device__ __forceinline__ void store_at(float* out, const int64& ld, const Part& part, const typename Product::Accumulators& c,
                                                   int m_left, int n_left) {
     // Operands are aligned, so an extent of the output is a multiple of a run along it: a run is inside whole.

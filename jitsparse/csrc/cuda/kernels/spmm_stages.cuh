@@ -86,7 +86,7 @@ struct SpmmStages {
     CUtensorMap dense, values;
     SpmmSteps<SpmmStages> index;
     SpmmOrder order;
-    bool read_once;  // the dense operand, or nearly
+    bool dense_once, blocks_once;  // are read, or nearly
   };
 
   static JITSPARSE_HD int64 m(const SpmmArgs& args) { return FLIPPED ? args.cols : args.rows; }
@@ -125,9 +125,9 @@ struct SpmmStages {
     const int part = warp % kParts;
     // Other CTAs want the same slabs soon, and nobody the output: products of 8192 at density 0.1 gain 4 %. But not where each is one
     // panel's, as are an expert's weights (1.04 times as fast).
-    const uint64 policy = params.read_once ? ptx::l2_evict_first() : ptx::l2_evict_last();
+    const uint64 policy = params.dense_once ? ptx::l2_evict_first() : ptx::l2_evict_last();
     // Every column of tiles wants the blocks again: where they are few beside the output, 1.09 times as fast.
-    const uint64 policy_of_blocks = ptx::l2_evict_last();
+    const uint64 policy_of_blocks = params.blocks_once ? ptx::l2_evict_normal() : ptx::l2_evict_last();
     Walk walk(params, warp / kParts);
     auto step = walk.take();
     int position = walk.position(step, lane), first_k = walk.first_k(step, lane);
@@ -208,7 +208,8 @@ struct SpmmStages {
     params.index = SpmmSteps<SpmmStages>::of(args);
     params.order = SpmmOrder::of(panels(args), column_tiles(args), args.batch, kGroup, two_columns(args), params.args.parts,
                                  grid(args));
-    params.read_once = args.nnz <= kDown * div_up(k(args), kBlockK);
+    params.dense_once = args.nnz <= div_up(k(args), kStepK);
+    params.blocks_once = column_tiles(args) * args.batch == 1;
     const MatrixShape values = {kLyingCols, args.nnz * kLyingRows, 1, kLyingCols, 0};
     if (auto error = encode_map<Storage>(&params.values, args.values, values, {kSlotSpan, kSlotRows})) return error;
     const int64 inner = DENSE_K_CONTIGUOUS ? k(args) : args.n, outer = DENSE_K_CONTIGUOUS ? args.n : k(args);

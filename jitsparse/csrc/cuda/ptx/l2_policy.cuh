@@ -12,6 +12,13 @@ __device__ __forceinline__ uint64 l2_evict_last() {
   return policy;
 }
 
+// To go in their turn, as without a policy.
+__device__ __forceinline__ uint64 l2_evict_normal() {
+  uint64 policy;
+  asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;\n" : "=l"(policy));
+  return policy;
+}
+
 // To go before all others.
 __device__ __forceinline__ uint64 l2_evict_first() {
   uint64 policy;
