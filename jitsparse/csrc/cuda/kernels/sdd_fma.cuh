@@ -5,7 +5,7 @@
 #pragma once
 
 #include "../../abi.h"
-#include "../launch.cuh"
+#include "../enqueue.cuh"
 #include "../ptx/special_register.cuh"
 #include "../tile/fma_tile.cuh"
 #include "../tile/order.cuh"

@@ -46,20 +46,25 @@ struct SddPipeline {
   static __device__ __forceinline__ int tiles_of_k(const SddArgs& args) { return (int(args.k) + TILE_K - 1) / TILE_K; }
   static __device__ __forceinline__ int stage_count(const SddArgs& args) { return tiles_of_k(args) * int(args.batch); }  // of a tile
 
+  // The first step of a tile, and the end of its panel's: it has none if the first is past that.
+  static __device__ __forceinline__ int2 steps_of_tile(const Index& index, int64 panel, int64 tile) {
+    const int* pointers = kGroup == 1 ? index.crow() : index.row_panel_ptr();
+    return make_int2(pointers[panel] + int(tile) * kColumns, pointers[panel + 1]);
+  }
+
   // The u-th block column of a tile as (block column, mask of its rows, first position, -), with mask 0 past the panel's last.
   static __device__ __forceinline__ int4 column_of_tile(const SddArgs& args, int64 panel, int64 tile, int u) {
     const Index index(args.index, args.rows, args.cols, args.nnz);
-    const int* pointers = kGroup == 1 ? index.crow() : index.row_panel_ptr();
-    const int step = pointers[panel] + int(tile) * kColumns + u;
-    if (step >= pointers[panel + 1]) return make_int4(0, 0, 0, 0);
+    const int2 steps = steps_of_tile(index, panel, tile);
+    const int step = steps.x + u;
+    if (step >= steps.y) return make_int4(0, 0, 0, 0);
     return kGroup == 1 ? make_int4(index.col()[step], 1, step, 0) : reinterpret_cast<const int4*>(index.row_steps())[step];
   }
 
   // Puts all of a tile into `columns`; false where there is none.
   static __device__ __forceinline__ bool find_columns(const SddArgs& args, int64 panel, int64 tile, int4* columns, int thread) {
-    const Index index(args.index, args.rows, args.cols, args.nnz);
-    const int* pointers = kGroup == 1 ? index.crow() : index.row_panel_ptr();
-    if (pointers[panel] + int(tile) * kColumns >= pointers[panel + 1]) return false;
+    const int2 steps = steps_of_tile(Index(args.index, args.rows, args.cols, args.nnz), panel, tile);
+    if (steps.x >= steps.y) return false;
     if (thread < kColumns) columns[thread] = column_of_tile(args, panel, tile, thread);
     __syncthreads();
     return true;

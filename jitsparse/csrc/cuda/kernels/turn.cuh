@@ -6,7 +6,7 @@
 #pragma once
 
 #include "../../abi.h"
-#include "../launch.cuh"
+#include "../enqueue.cuh"
 #include "../ptx/load.cuh"
 #include "../ptx/store.cuh"
 

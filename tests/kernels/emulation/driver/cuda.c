@@ -1,4 +1,4 @@
-// In place of the CUDA runtime and driver: notes what csrc/cuda/launch.cuh asks of them, and runs nothing.
+// In place of the CUDA runtime and driver: notes what csrc/cuda/enqueue.cuh asks of them, and runs nothing.
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,0 +1,105 @@
+// What launching a kernel asks of the CUDA runtime. (The emulation of tests/kernels has this file of its own.)
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "../abi.h"
+#include "ptx/dependent_launch.cuh"
+
+namespace jitsparse {
+
+// From Hopper on a kernel is started as soon as the CTAs of the one before it in the stream have ended, and waits here for what they
+// wrote: a microsecond sooner than the driver would start it. (Ours do not let their successors start yet sooner, while the last CTAs
+// work: these would begin on whichever SM is free, and neighbours that share data would no longer be neighbours. Products back to back
+// took up to 1.4 times as long.)
+constexpr int kArchitectures[] = {__CUDA_ARCH_LIST__};
+constexpr bool kMayStartEarly = kArchitectures[0] >= 900;
+
+// Whether the driver knows how, in a graph that is captured too: since CUDA 12.3.
+inline bool starts_early() {
+  static const bool known = [] {
+    int version = 0;
+    return cudaDriverGetVersion(&version) == cudaSuccess && version >= 12030;
+  }();
+  return kMayStartEarly && known;
+}
+
+template <typename Kernel, typename Params, int MIN_CTAS>
+__global__ void __launch_bounds__(Kernel::kThreads, MIN_CTAS) kernel_entry(const __grid_constant__ Params params) {
+  if constexpr (kMayStartEarly) ptx::wait_for_prerequisites();
+  Kernel::run(params);
+}
+
+// What has to be asked of the driver once a device: `ask`, on the current one, unless `done` says that it has been.
+constexpr int kMostDevices = 64;  // those beyond are asked at every launch
+template <typename Ask>
+cudaError_t once_a_device(bool (&done)[kMostDevices], Ask ask) {
+  int device = 0;
+  if (cudaError_t error = cudaGetDevice(&device)) return error;
+  if (device < kMostDevices && done[device]) return cudaSuccess;
+  if (cudaError_t error = ask()) {
+    cudaGetLastError();  // or whoever launches the next kernel would be told of it
+    return error;
+  }
+  if (device < kMostDevices) done[device] = true;
+  return cudaSuccess;
+}
+
+// Streaming multiprocessors of the current device; 1 if it cannot be asked, which is slow and right.
+inline int multiprocessors() {
+  static int known[kMostDevices];
+  int device = 0, count = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return 1;
+  if (device < kMostDevices && known[device]) return known[device];
+  if (cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
+    cudaGetLastError();
+    return 1;
+  }
+  if (device < kMostDevices) known[device] = count;
+  return count;
+}
+
+// `params` is what the kernel is given: the words of the call, or for kernels that use the copy engine these and its tensor maps.
+// `context` is the stream.
+template <typename Kernel, int MIN_CTAS, typename Params>
+int enqueue(const Params& params, int64 grid, int64 context) {
+  auto* entry = kernel_entry<Kernel, Params, MIN_CTAS>;
+  // More than 48 KB of dynamic shared memory has to be asked for, once a device.
+  if constexpr (Kernel::kSharedBytes > 48 * 1024) {
+    static bool allowed[kMostDevices];
+    const auto allow = [entry] {
+      return cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::kSharedBytes);
+    };
+    if (cudaError_t error = once_a_device(allowed, allow)) return error;
+  }
+  if (grid == 0) return cudaSuccess;
+  if (grid > 0x7fffffff) return cudaErrorInvalidConfiguration;
+  cudaLaunchAttribute early = {};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(unsigned(grid));
+  config.blockDim = dim3(Kernel::kThreads);
+  config.dynamicSmemBytes = Kernel::kSharedBytes;
+  config.stream = reinterpret_cast<cudaStream_t>(context);
+  config.attrs = &early;
+  config.numAttrs = starts_early() ? 1 : 0;
+  const cudaError_t error = cudaLaunchKernelEx(&config, entry, params);
+  if (error) cudaGetLastError();  // or whoever launches the next kernel would be told of it
+  return error;
+}
+
+// A kernel that is given to `enqueue` later, with MIN_CTAS of 1, if at all. The driver loads a kernel when it is first asked for; while a
+// graph is captured that may be too late.
+template <typename Kernel, typename Params>
+cudaError_t load_kernel() {
+  static bool loaded[kMostDevices];
+  return once_a_device(loaded, [] {
+    cudaFuncAttributes attributes;
+    return cudaFuncGetAttributes(&attributes, kernel_entry<Kernel, Params, 1>);
+  });
+}
+
+}  // namespace jitsparse
+
+extern "C" const char* jitsparse_error(int code) { return cudaGetErrorString(static_cast<cudaError_t>(code)); }
