@@ -21,19 +21,16 @@ from torch import Tensor
 from jitsparse import reference
 from jitsparse.errors import CacheMiss
 from jitsparse.jit import config
-from jitsparse.kernels import split, threads, turn
+from jitsparse.kernels import threads
 from jitsparse.kernels.choice import REFERENCE, Key, choosing, select
 from jitsparse.kernels.float32 import float32_arithmetic
-from jitsparse.kernels.operands import LOW, layout_of, require_memory, workspace
+from jitsparse.kernels.operands import LOW, layout_of, require_memory
+from jitsparse.kernels.room import NEED_ROOM, room_of_product, room_of_sdd
 from jitsparse.kernels.scratch import KEPT
-from jitsparse.kernels.split import room_in_product, room_in_sdd, splits
-from jitsparse.kernels.turn import bytes_for_sdd, bytes_for_spmm, turns
 from jitsparse.traits import TRAITS, pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from jitsparse.jit import Variant
 
 __all__ = ["DTYPES", "dds", "dsd", "find", "sdd"]
 
@@ -46,9 +43,6 @@ DTYPES = {
 """Short name and bytes of the dtypes that operations take."""
 
 # -- from key to kernel -------------------------------------------------------------------------
-
-_WORKSPACE = frozenset((turn.KNOB, turn.VALUES_KNOB, split.KNOB))
-"""Knobs of a dsd or dds for which it may need memory beside its operands."""
 
 _kernels: dict[Key, Any] = {}
 _generation = -1
@@ -158,9 +152,9 @@ def dsd(
     if values_ptr < LOW or dense_ptr < LOW:
         require_memory(kernel, values, dense)
     parts, workspace_ptr = 1, KEPT if device < 0 else 0
-    if device >= 0 and not _WORKSPACE.isdisjoint(kernel.variant.knobs):
+    if device >= 0 and not NEED_ROOM.isdisjoint(kernel.variant.knobs):
         k = rows if transposed else cols
-        room, parts = _room(kernel.variant, out, values, (m, n, k), batch, batch_stride)
+        room, parts = room_of_product(kernel.variant, out, values, (m, n, k), batch, batch_stride)
         workspace_ptr = 0 if room is None else room.data_ptr()
     code = kernel.launch(
         kernel.pack(
@@ -260,9 +254,9 @@ def dds(
     if bias is not None and bias_ptr < LOW and not bias._is_zerotensor():
         require_memory(kernel, bias)
     parts, workspace_ptr = 1, KEPT if device < 0 else 0
-    if device >= 0 and not _WORKSPACE.isdisjoint(kernel.variant.knobs):
+    if device >= 0 and not NEED_ROOM.isdisjoint(kernel.variant.knobs):
         k = cols if transposed else rows
-        room, parts = _room(kernel.variant, out, values, (m, n, k), batch, batch_stride)
+        room, parts = room_of_product(kernel.variant, out, values, (m, n, k), batch, batch_stride)
         workspace_ptr = 0 if room is None else room.data_ptr()
     code = kernel.launch(
         kernel.pack(
@@ -347,17 +341,10 @@ def sdd(
     if left_ptr < LOW or right_ptr < LOW:
         require_memory(kernel, left, right)
     parts, workspace_ptr = 1, KEPT if device < 0 else 0
-    if device >= 0:
-        size = 0
-        if turns(kernel.variant):
-            both = left_stride, right_stride
-            size = bytes_for_sdd(kernel.variant, (rows, cols), k, batch, both, itemsize)
-        if splits(kernel.variant):
-            parts, sums = room_in_sdd(kernel.variant, out.numel(), k, batch)
-            size += sums
-        if size:
-            room = workspace(out, size)
-            workspace_ptr = room.data_ptr()
+    if device >= 0 and not NEED_ROOM.isdisjoint(kernel.variant.knobs):
+        both = left_stride, right_stride
+        room, parts = room_of_sdd(kernel.variant, out, (rows, cols), k, batch, both)
+        workspace_ptr = 0 if room is None else room.data_ptr()
     code = kernel.launch(
         kernel.pack(
             left_ptr,
@@ -381,25 +368,6 @@ def sdd(
     if code:
         kernel.fail(code)
     return out
-
-
-def _room(
-    variant: Variant,
-    out: Tensor,
-    values: Tensor,
-    size: tuple[int, int, int],
-    batch: int,
-    batch_stride: int,
-) -> tuple[Tensor | None, int]:
-    """Workspace for what a dsd or dds turns and for divided sums, if any, and how many parts of
-    these it holds; ``size`` is (rows, columns, k) in the role of ``op_block``."""
-    m, n, k = size
-    needed = bytes_for_spmm(variant, values.nbytes, n, k, batch, batch_stride, values.itemsize)
-    parts = 1
-    if splits(variant):
-        parts, sums = room_in_product(variant, m, n, k, batch, values.numel())
-        needed += sums
-    return (workspace(out, needed) if needed else None), parts
 
 
 def _plain(compute: Callable[..., Tensor], device: int, *arguments: Any) -> Tensor:

@@ -110,13 +110,16 @@ def _to_divide(problem: Problem, tiles: list[Tile], target: str) -> list[Tile]:
         # Wide ones would spill, and few columns are what leaves CTAs idle.
         narrowest = min(tiles, key=lambda tile: tile.shape[1])
         return [narrowest] if _parts(problem, narrowest) > 1 else []
-    if problem.layout == "nt":
-        ctas = [_CTAS_TO_DIVIDE.get((problem.block, tile.ctas), tile.ctas) for tile in tiles]
-        tiles = [replace(tile, ctas=count) for tile, count in zip(tiles, ctas, strict=True)]
-    # How many parts there are follows from how many CTAs an SM has at a time.
-    room = [max(1, _room(problem, tile, True, target)) for tile in tiles]
-    tiles = [replace(t, ctas=min(t.ctas, most)) for t, most in zip(tiles, room, strict=True)]
+    tiles = [replace(tile, ctas=_ctas_to_divide(problem, tile, target)) for tile in tiles]
     return sorted(tiles, key=lambda tile: _filling(problem, tile))
+
+
+def _ctas_to_divide(problem: Problem, tile: Tile, target: str) -> int:
+    """CTAs that an SM really has at a time: how many parts there are follows from them."""
+    ctas = tile.ctas
+    if problem.layout == "nt":
+        ctas = _CTAS_TO_DIVIDE.get((problem.block, ctas), ctas)
+    return max(1, min(ctas, _room(problem, tile, True, target)))
 
 
 def _parts(problem: Problem, tile: Tile) -> int:
@@ -140,7 +143,7 @@ def _filling(problem: Problem, tile: Tile) -> float:
     """How long the tiles of an sdd take if they keep the GPU busy to the end."""
     height, width, _ = tile.shape
     fixed = _FIXED_COLUMNS.get((height, problem.layout == "nt"), 0)
-    return waves(problem, tile) * tile.ctas * height * (width + fixed)
+    return tile_count(problem, tile) * (width + fixed)
 
 
 def _tiles(problem: Problem, target: str) -> tuple[Tile, ...]:
@@ -192,7 +195,7 @@ def _refusal(problem: Problem, tile: Tile, divides: bool, target: str) -> str | 
         or misaligned(problem, itemsize=4)
         or too_large(problem)
         or too_many_tiles(problem, tile.shape[:2])
-        or (split.too_many_rows(problem) if divides and problem.op == "sdd" else None)
+        or (split.too_many_rows(problem) if divides else None)
         or before_ampere(target)
         or too_much_shared_memory(_shared_memory(problem, tile, divides), target)
     )

@@ -5,12 +5,11 @@ One letter says which axis is contiguous; strides of the other axis and of the b
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from jitsparse.jit.kernel import Kernel
 
-__all__ = ["LOW", "layout_of", "require_memory", "workspace"]
+__all__ = ["LOW", "layout_of", "require_memory"]
 
 LOW = 1 << 40
 """Above the address of any tensor whose memory was freed: torch says where in it a view begins."""
@@ -59,9 +58,3 @@ def layout_of(tensor: Tensor) -> tuple[Tensor, str, int, int, int]:
     if (row_stride == 1 or rows == 1) and (col_stride >= rows or cols == 1):
         return tensor, "t", col_stride if cols > 1 else rows, batch, batch_stride
     return layout_of(tensor.contiguous())
-
-
-def workspace(out: Tensor, size: int) -> Tensor:
-    """Bytes that a kernel may use, on the device of its result. Freed when the caller has launched
-    it, in the order of the stream."""
-    return out.new_empty(size, dtype=torch.uint8)

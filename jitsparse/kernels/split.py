@@ -102,9 +102,9 @@ def room_in_sdd(variant: Variant, elements: int, k: int, batch: int) -> tuple[in
 
 
 def too_many_rows(problem: Problem) -> str | None:
-    """Every CTA that has a part of the last tiles counts those of all block rows."""
+    """Every CTA of an sdd that divides its last tiles counts those of all block rows."""
     block_rows = -(-problem.rows // problem.block[0])
-    if block_rows > _MOST_ROWS:
+    if problem.op == "sdd" and block_rows > _MOST_ROWS:
         return f"{block_rows} block rows: the last tiles of at most {_MOST_ROWS} are divided"
     return None
 

@@ -1,0 +1,65 @@
+"""Memory that a call on a GPU needs beside its operands: for what is turned, then for divided sums.
+
+It is freed when the caller has launched the kernel, in the order of the stream.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from jitsparse.kernels import split, turn
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from jitsparse.jit import Variant
+
+__all__ = ["NEED_ROOM", "room_of_product", "room_of_sdd"]
+
+NEED_ROOM = frozenset((turn.KNOB, turn.VALUES_KNOB, split.KNOB))
+"""Knobs of variants that may need some."""
+
+
+def room_of_product(
+    variant: Variant,
+    out: Tensor,
+    values: Tensor,
+    size: tuple[int, int, int],
+    batch: int,
+    batch_stride: int,
+) -> tuple[Tensor | None, int]:
+    """Room of a dsd or dds, if it needs any, and how many parts it is for; ``size`` is (rows,
+    columns, k) in the role of ``op_block``."""
+    m, n, k = size
+    stored = values.nbytes
+    needed = turn.bytes_for_spmm(variant, stored, n, k, batch, batch_stride, values.itemsize)
+    parts = 1
+    if split.splits(variant):
+        parts, sums = split.room_in_product(variant, m, n, k, batch, values.numel())
+        needed += sums
+    return _allocated(out, needed), parts
+
+
+def room_of_sdd(
+    variant: Variant,
+    out: Tensor,
+    shape: tuple[int, int],
+    k: int,
+    batch: int,
+    strides: tuple[int, int],
+) -> tuple[Tensor | None, int]:
+    """Room of an sdd, if it needs any, and how many parts it is for; ``shape`` is that of the
+    pattern, ``strides`` are those of the operands' batches."""
+    needed, parts = 0, 1
+    if turn.turns(variant):
+        needed = turn.bytes_for_sdd(variant, shape, k, batch, strides, out.itemsize)
+    if split.splits(variant):
+        parts, sums = split.room_in_sdd(variant, out.numel(), k, batch)
+        needed += sums
+    return _allocated(out, needed), parts
+
+
+def _allocated(out: Tensor, size: int) -> Tensor | None:
+    return out.new_empty(size, dtype=torch.uint8) if size else None
