@@ -1,0 +1,86 @@
+"""Ranks that share a batch, replicated or sharded, train what one process trains."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+RANK = """\
+# In float64: the mean of two halves is the whole's to within less than anything wrong would be.
+import sys, torch, jitsparse as js
+from torch import distributed
+
+device, sharing, store, rank = sys.argv[1:]
+rank = int(rank)
+distributed.init_process_group(
+    {"cpu": "gloo", "cuda": "nccl"}[device], rank=rank, world_size=2,
+    store=distributed.FileStore(store, 2),
+)
+if device == "cuda":
+    torch.cuda.set_device(rank)
+
+def model():
+    torch.manual_seed(0)
+    options = dict(block_size=32, density=0.41, device=device, dtype=torch.float64)  # 39 blocks
+    return torch.nn.Sequential(
+        js.nn.BlockSparseLinear(256, 384, **options),
+        torch.nn.GELU(),
+        js.nn.BlockSparseLinear(384, 256, **options),
+    )
+
+alone, shared = model(), model()
+if sharing == "replicated":
+    ranked = torch.nn.parallel.DistributedDataParallel(shared)
+elif sharing == "replicated, patterns as they are":
+    ranked = torch.nn.parallel.DistributedDataParallel(shared, broadcast_buffers=False)
+else:
+    from torch.distributed.fsdp import fully_shard
+    mesh = distributed.init_device_mesh(device, (2,))
+    for layer in shared:
+        if isinstance(layer, js.nn.BlockSparseLinear):
+            fully_shard(layer, mesh=mesh)
+    ranked = fully_shard(shared, mesh=mesh)
+optimizers = [torch.optim.SGD(each.parameters(), 0.05, momentum=0.9) for each in (alone, ranked)]
+generator = torch.Generator().manual_seed(1)
+for _ in range(4):
+    x = torch.randn(64, 256, generator=generator).to(device, torch.float64)
+    losses = []
+    for each, optimizer, batch in zip((alone, ranked), optimizers, (x, x[rank::2]), strict=True):
+        optimizer.zero_grad()
+        loss = (each(batch) - batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    distributed.all_reduce(losses[1])
+    torch.testing.assert_close(losses[1] / 2, losses[0])
+for mine, whole in zip(ranked.parameters(), alone.parameters(), strict=True):
+    mine = mine.full_tensor() if sharing == "sharded" else mine
+    torch.testing.assert_close(mine, whole)
+distributed.destroy_process_group()
+"""
+
+TWO_GPUS = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
+]
+
+
+@pytest.mark.parametrize("sharing", ["replicated", "replicated, patterns as they are", "sharded"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=TWO_GPUS)])
+def test_ranks_train_what_one_process_trains(device: str, sharing: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", RANK, device, sharing, str(tmp_path / "store")]
+    ranks = [
+        subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    try:
+        for rank in ranks:
+            _, err = rank.communicate(timeout=120)
+            assert rank.returncode == 0, err
+    finally:
+        for rank in ranks:
+            rank.kill()
