@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jitsparse.jit import Template, Variant
 from jitsparse.jit.template import Context
-from jitsparse.kernels import abi, roles
+from jitsparse.kernels import abi, roles, split
 from jitsparse.kernels.problem import Problem, typical_problem
 from jitsparse.panels import SMS
 
@@ -18,13 +18,16 @@ __all__ = [
     "PICKED",
     "TEMPLATES",
     "Tile",
+    "ctas_with_room",
     "cuda_template",
+    "dividing_pays",
     "knobs",
     "operand_context",
     "ranked",
     "shared_memory_limit",
     "tile_context",
     "tile_count",
+    "time_to_the_end",
     "typical_problems",
     "waves",
 ]
@@ -56,6 +59,12 @@ entries here."""
 def shared_memory_limit(target: str) -> int:
     """Bytes of shared memory that a CTA may use on a target."""
     return _SHARED_MEMORY.get(target.rstrip("af"), 232448)
+
+
+def ctas_with_room(shared_memory: int, target: str) -> int:
+    """CTAs that ask for so many bytes for which an SM has shared memory. Each takes 1024 bytes
+    beside, and one CTA may have all but these."""
+    return (shared_memory_limit(target) + 1024) // (shared_memory + 1024)
 
 
 def operand_context(variant: Variant) -> dict[str, str | int | bool]:
@@ -102,6 +111,7 @@ def tile_context(variant: Variant) -> Context:
     """The names that templates use for the variant of a :class:`Tile`."""
     tile_m, tile_n, tile_k = variant.ints("t")
     warps_m, warps_n = variant.ints("w")
+    divides = split.splits(variant)
     return operand_context(variant) | {
         "tile_m": tile_m,
         "tile_n": tile_n,
@@ -110,6 +120,8 @@ def tile_context(variant: Variant) -> Context:
         "warps_n": warps_n,
         "stages": variant.ints("s")[0],
         "min_ctas": variant.ints("c")[0],
+        "split": roles.cpp_bool(divides),
+        "launch": "launch_and_sum" if divides else "launch",
     }
 
 
@@ -135,6 +147,27 @@ def tile_count(problem: Problem, tile: Tile) -> float:
 def waves(problem: Problem, tile: Tile) -> float:
     """Tiles of a problem by CTAs that a GPU has at a time."""
     return tile_count(problem, tile) / (SMS * tile.ctas)
+
+
+def dividing_pays(problem: Problem, tile: Tile, costs: float) -> bool:
+    """Whether an sdd is faster with its last tiles divided along k.
+
+    Args:
+        problem: of an sdd.
+        tile: of which it has the least waves while all are whole.
+        costs: what leaving parts and adding them takes, in k of a wave.
+    """
+    full, rest = divmod(waves(problem, tile), 1)
+    # What is known of a pattern does not tell how full its last wave is, if there are several.
+    idle = 1 - rest if full <= 1 else 0.5
+    return idle * problem.extent * problem.batch > costs
+
+
+def time_to_the_end(problem: Problem, tile: Tile, fixed: float) -> float:
+    """What tiles take that keep a GPU busy to the end, where each costs as much as ``fixed``
+    columns beside its own: ranks the tiles of one problem, nothing else."""
+    tile_m, tile_n, _ = tile.shape
+    return tile_count(problem, tile) * tile_m * (tile_n + fixed)
 
 
 def _relative_time(problem: Problem, tile: Tile) -> float:

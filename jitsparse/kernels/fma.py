@@ -15,17 +15,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from jitsparse.jit import Candidate, Template, Variant
-from jitsparse.jit.template import Context
 from jitsparse.kernels import split
 from jitsparse.kernels.cuda import (
     Tile,
+    ctas_with_room,
     cuda_template,
+    dividing_pays,
     ranked,
-    shared_memory_limit,
     tile_context,
     tile_count,
+    time_to_the_end,
     typical_problems,
-    waves,
 )
 from jitsparse.kernels.legality import (
     before_ampere,
@@ -38,7 +38,7 @@ from jitsparse.kernels.legality import (
     too_much_shared_memory,
 )
 from jitsparse.kernels.problem import Place, Problem
-from jitsparse.kernels.roles import cpp_bool, is_k_contiguous, op_block
+from jitsparse.kernels.roles import is_k_contiguous, op_block
 from jitsparse.panels import SMS
 
 __all__ = ["candidates", "default_variants", "place", "template"]
@@ -74,10 +74,8 @@ _NARROW_SDD_ALONG = {
 # By block and CTAs: what dividing the last tiles as well leaves registers for, of layout nt.
 _CTAS_TO_DIVIDE = {((16, 16), 4): 3, ((32, 32), 6): 4}
 
-_IDLE_COSTS = 0.57
-"""What an empty wave takes of the time of a full one: a CTA that has an SM for itself is faster."""
-_DIVIDING_COSTS = 200
-"""What leaving and adding the parts takes, in k of a wave."""
+_DIVIDING_COSTS = 350
+"""As in :func:`~jitsparse.kernels.cuda.dividing_pays`."""
 _FIXED_COLUMNS = {(16, False): 96, (16, True): 0, (32, False): 26}
 """What a tile takes beside its columns, counted in columns, by its height and by whether both
 operands lie along k, where there are two widths: from which is faster at 1024 and at 4096."""
@@ -111,7 +109,7 @@ def _to_divide(problem: Problem, tiles: list[Tile], target: str) -> list[Tile]:
         narrowest = min(tiles, key=lambda tile: tile.shape[1])
         return [narrowest] if _parts(problem, narrowest) > 1 else []
     tiles = [replace(tile, ctas=_ctas_to_divide(problem, tile, target)) for tile in tiles]
-    return sorted(tiles, key=lambda tile: _filling(problem, tile))
+    return sorted(tiles, key=lambda tile: time_to_the_end(problem, tile, _fixed(problem, tile)))
 
 
 def _ctas_to_divide(problem: Problem, tile: Tile, target: str) -> int:
@@ -131,19 +129,11 @@ def _parts(problem: Problem, tile: Tile) -> int:
 
 def _dividing_pays(problem: Problem, tile: Tile) -> bool:
     """Whether a product is faster with tiles divided than with all whole."""
-    if problem.op != "sdd":
-        return True
-    full, rest = divmod(waves(problem, tile), 1)
-    # What is known of a pattern does not tell how full its last wave is, if there are several.
-    idle = 1 - rest if full <= 1 else 0.5
-    return _IDLE_COSTS * idle * problem.extent * problem.batch > _DIVIDING_COSTS
+    return problem.op != "sdd" or dividing_pays(problem, tile, _DIVIDING_COSTS)
 
 
-def _filling(problem: Problem, tile: Tile) -> float:
-    """How long the tiles of an sdd take if they keep the GPU busy to the end."""
-    height, width, _ = tile.shape
-    fixed = _FIXED_COLUMNS.get((height, problem.layout == "nt"), 0)
-    return tile_count(problem, tile) * (width + fixed)
+def _fixed(problem: Problem, tile: Tile) -> int:
+    return _FIXED_COLUMNS.get((tile.shape[0], problem.layout == "nt"), 0)
 
 
 def _tiles(problem: Problem, target: str) -> tuple[Tile, ...]:
@@ -174,10 +164,7 @@ def _with_room(problem: Problem, tiles: tuple[Tile, ...], target: str) -> tuple[
 
 
 def _room(problem: Problem, tile: Tile, divides: bool, target: str) -> int:
-    """CTAs for which an SM has shared memory. Each takes 1024 bytes that it did not ask for, and
-    one CTA may have all but these."""
-    each = _shared_memory(problem, tile, divides) + 1024
-    return (shared_memory_limit(target) + 1024) // each
+    return ctas_with_room(_shared_memory(problem, tile, divides), target)
 
 
 def _shallow(tile: Tile) -> Tile:
@@ -195,7 +182,7 @@ def _refusal(problem: Problem, tile: Tile, divides: bool, target: str) -> str | 
         or misaligned(problem, itemsize=4)
         or too_large(problem)
         or too_many_tiles(problem, tile.shape[:2])
-        or (split.too_many_rows(problem) if divides else None)
+        or (split.too_many_panels(problem, tile.shape[0]) if divides else None)
         or before_ampere(target)
         or too_much_shared_memory(_shared_memory(problem, tile, divides), target)
     )
@@ -227,10 +214,4 @@ def default_variants(target: str) -> Iterator[Variant]:
 
 def template(variant: Variant) -> Template:
     """What a variant is rendered from."""
-    return cuda_template("fma", variant.op, _context)
-
-
-def _context(variant: Variant) -> Context:
-    divides = split.splits(variant)
-    launch = "launch_and_sum" if divides else "launch"
-    return {**tile_context(variant), "split": cpp_bool(divides), "launch": launch}
+    return cuda_template("fma", variant.op, tile_context)

@@ -1,7 +1,8 @@
 """Family ``mma``: tensor cores through mma.sync, fed by cp.async; Ampere and later.
 
 Knobs: ``b`` block, ``l`` layout, ``t`` tile (rows x columns x depth of a pipeline stage), ``w``
-warps (down x across the tile), ``s`` stages of the pipeline, ``c`` CTAs that an SM should hold.
+warps (down x across the tile), ``s`` stages of the pipeline, ``c`` CTAs that an SM should hold. An
+sdd with ``k`` = ``split`` divides its last tiles along k (:mod:`jitsparse.kernels.split`).
 
 Which tile is best was measured on an H200 (docs/performance.md). What decides is, for small blocks,
 how many warps hide the latency of many short steps, and for large ones how few bytes a product
@@ -11,9 +12,20 @@ moves through shared memory, which favours warps of 64 x 64.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from jitsparse.jit import Candidate, Template, Variant
-from jitsparse.kernels.cuda import Tile, cuda_template, ranked, tile_context, typical_problems
+from jitsparse.kernels import split
+from jitsparse.kernels.cuda import (
+    Tile,
+    ctas_with_room,
+    cuda_template,
+    dividing_pays,
+    ranked,
+    tile_context,
+    time_to_the_end,
+    typical_problems,
+)
 from jitsparse.kernels.legality import (
     before_ampere,
     first_legal,
@@ -81,6 +93,13 @@ _SDD_32_BIT = {
     128: (Tile((128, 128, 32), (2, 4), 3, 2),),
 }
 
+# Both from the sdd of 512 to 8192 timed on an H200 (docs/performance.md): what these choose takes
+# 1.007 times the time of the best tile, whole or divided, in the mean of 118.
+_DIVIDING_COSTS = 1100
+"""As in :func:`~jitsparse.kernels.cuda.dividing_pays`."""
+_FIXED_COLUMNS = 64
+"""As in :func:`~jitsparse.kernels.cuda.time_to_the_end`."""
+
 
 def place(problem: Problem) -> Place:
     """Before ``simt`` always."""
@@ -89,11 +108,31 @@ def place(problem: Problem) -> Place:
 
 def candidates(problem: Problem, target: str) -> list[Candidate]:
     """Variants for a problem, best first; refused ones with their reason."""
-    found = []
-    for tile in ranked(problem, _tiles(problem)):
-        variant = tile.variant("mma", problem, target)
-        found.append(Candidate(variant, template(variant), _refusal(problem, tile, target)))
-    return found
+    tiles = ranked(problem, _tiles(problem))
+    whole = [_candidate(problem, tile, False, target) for tile in tiles]
+    if problem.op != "sdd" or problem.dtype not in _BYTES:
+        return whole
+    divided = [_candidate(problem, tile, True, target) for tile in _to_divide(problem, target)]
+    pays = dividing_pays(problem, tiles[0], _DIVIDING_COSTS)
+    return [*divided, *whole] if pays else [*whole, *divided]
+
+
+def _candidate(problem: Problem, tile: Tile, divides: bool, target: str) -> Candidate:
+    variant = tile.variant("mma", problem, target)
+    if divides:
+        variant = replace(variant, knobs=(*variant.knobs, split.KNOB))
+    return Candidate(variant, template(variant), _refusal(problem, tile, divides, target))
+
+
+def _to_divide(problem: Problem, target: str) -> list[Tile]:
+    """Tiles of an sdd that divides its last ones, best first. How many parts there are follows from
+    how many CTAs an SM really has."""
+    tiles = [
+        replace(tile, ctas=max(1, min(tile.ctas, ctas_with_room(asked, target))))
+        for tile in _tiles(problem)
+        for asked in [_shared_memory(problem, tile, True)]
+    ]
+    return sorted(tiles, key=lambda tile: time_to_the_end(problem, tile, _FIXED_COLUMNS))
 
 
 def _tiles(problem: Problem) -> tuple[Tile, ...]:
@@ -109,7 +148,7 @@ def _tiles(problem: Problem) -> tuple[Tile, ...]:
     return tiles
 
 
-def _refusal(problem: Problem, tile: Tile, target: str) -> str | None:
+def _refusal(problem: Problem, tile: Tile, divides: bool, target: str) -> str | None:
     if problem.dtype not in _BYTES:
         return f"dtype {problem.dtype}: tensor cores multiply {', '.join(_BYTES)}"
     return (
@@ -117,12 +156,13 @@ def _refusal(problem: Problem, tile: Tile, target: str) -> str | None:
         or misaligned(problem, _BYTES[problem.dtype])
         or too_large(problem)
         or too_many_tiles(problem, tile.shape[:2])
+        or (split.too_many_panels(problem, tile.shape[0]) if divides else None)
         or before_ampere(target)
-        or too_much_shared_memory(_shared_memory(problem, tile), target)
+        or too_much_shared_memory(_shared_memory(problem, tile, divides), target)
     )
 
 
-def _shared_memory(problem: Problem, tile: Tile) -> int:
+def _shared_memory(problem: Problem, tile: Tile, divides: bool) -> int:
     """Bytes that a CTA asks for: kSharedBytes of spmm_mma.cuh and sdd_mma.cuh."""
     (tile_m, tile_n, tile_k), (warps_m, warps_n) = tile.shape, tile.warps
     itemsize = _BYTES[problem.dtype]
@@ -130,9 +170,9 @@ def _shared_memory(problem: Problem, tile: Tile) -> int:
     if problem.op == "sdd":
         rows = min(tile_m // warps_m, problem.block[0])
         cols = min(tile_n // warps_n, problem.block[1])
-        columns = 16 * (tile_n // problem.block[1])
+        metadata = 16 * (tile_n // problem.block[1]) + divides * split.BYTES_OF_TAIL
         staged = warps_m * warps_n * rows * (cols * itemsize + 16)
-        return max(pipeline, staged) + columns
+        return max(pipeline, staged) + metadata
     height, depth = op_block(problem.op, problem.block, problem.layout)
     slots, group = max(1, tile_k // depth), tile_m // height
     rings = 16 * slots * (16 + 4 * group)
@@ -143,13 +183,13 @@ def _shared_memory(problem: Problem, tile: Tile) -> int:
 
 
 def default_variants(target: str) -> Iterator[Variant]:
-    """What calls choose for square blocks; for bf16 with few columns too."""
+    """What calls choose for square blocks; for bf16 with few columns or a short k too."""
     problems = (
         *typical_problems(("bf16",), _BLOCKS),
         *typical_problems(("bf16",), (32, 128), extent=16),
+        *(each for each in typical_problems(("bf16",), _BLOCKS, extent=512) if each.op == "sdd"),
         *typical_problems(("f16", "tf32"), (32, 128)),
     )
-    # An sdd has the same tile for every extent.
     yield from first_legal(candidates, problems, target)
 
 

@@ -6,8 +6,9 @@ knob ``k`` = ``split`` leave sums in parts in a workspace, and a second kernel a
 the same order. How many parts there are the kernel decides, which knows its tiles; here is how many
 there can be.
 
-An sdd of ``fma`` divides the last tiles alone, those that are fewer than the CTAs that a GPU has at
-a time (``csrc/cuda/kernels/sdd_tail.cuh``). A dsd or dds of it has as many parts as are said here.
+An sdd of ``fma`` and ``mma`` divides the last tiles alone, those that are fewer than the CTAs that
+a GPU has at a time (``csrc/cuda/kernels/sdd_tail.cuh``). A dsd or dds of ``fma`` has as many parts
+as are said here.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BYTES_OF_TAIL",
+    "DIVIDE_THE_TAIL",
     "KNOB",
     "MOST_ELEMENTS",
     "most_parts",
@@ -34,7 +36,7 @@ __all__ = [
     "room_in_product",
     "room_in_sdd",
     "splits",
-    "too_many_rows",
+    "too_many_panels",
 ]
 
 KNOB = ("k", "split")
@@ -53,8 +55,11 @@ MOST_ELEMENTS = SMS // 2 * _TILE
 _FEWEST_K = 128
 """Stored k that a part of a row of ``fma`` has at least."""
 
-_MOST_ROUNDS, _MOST_ROWS = 3, 512
-BYTES_OF_TAIL = 4 * (_MOST_ROWS + 9)
+DIVIDE_THE_TAIL = ("fma", "mma")
+"""Families whose sdd divides its last tiles alone."""
+
+_MOST_ROUNDS, _MOST_PANELS = 3, 512
+BYTES_OF_TAIL = 4 * (_MOST_PANELS + 9)
 """Of shared memory; as in ``csrc/cuda/kernels/sdd_tail.cuh``."""
 
 _FEWEST_SLABS_THAT_PAY, _ENOUGH_SLABS = 64, 128
@@ -82,7 +87,8 @@ def pays_in_sdd(problem: Problem) -> bool:
 
 def room_in_sdd(variant: Variant, elements: int, k: int, batch: int) -> tuple[int, int]:
     """Into how many parts a variant of an sdd may divide its sums, and bytes of workspace for them.
-    Of ``fma`` it is the CTAs at a time instead: what is divided makes up to three times as many.
+    Of those that divide the last tiles alone it is the CTAs at a time instead: what is divided
+    makes up to three times as many.
 
     Args:
         variant: that divides sums.
@@ -90,7 +96,7 @@ def room_in_sdd(variant: Variant, elements: int, k: int, batch: int) -> tuple[in
         k: length of a sum.
         batch: sums that are added up.
     """
-    if variant.family == "fma":
+    if variant.family in DIVIDE_THE_TAIL:
         at_once = SMS * variant.ints("c")[0]
         tile_m, tile_n, tile_k = variant.ints("t")
         # A tile has a block at least, and a part a stage.
@@ -101,11 +107,12 @@ def room_in_sdd(variant: Variant, elements: int, k: int, batch: int) -> tuple[in
     return parts, 4 * parts * elements if parts > 1 else 0
 
 
-def too_many_rows(problem: Problem) -> str | None:
-    """Every CTA of an sdd that divides its last tiles counts those of all block rows."""
-    block_rows = -(-problem.rows // problem.block[0])
-    if problem.op == "sdd" and block_rows > _MOST_ROWS:
-        return f"{block_rows} block rows: the last tiles of at most {_MOST_ROWS} are divided"
+def too_many_panels(problem: Problem, height: int) -> str | None:
+    """Every CTA of an sdd that divides its last tiles counts those of all panels."""
+    panels = -(-problem.rows // height)
+    if problem.op == "sdd" and panels > _MOST_PANELS:
+        most = f"the last tiles of at most {_MOST_PANELS} are divided"
+        return f"{panels} panels of {height} rows: {most}"
     return None
 
 

@@ -24,7 +24,7 @@ from jitsparse.jit.template import render
 from jitsparse.kernels import registry
 from jitsparse.kernels.cuda import CSRC, PICKED
 from jitsparse.kernels.problem import typical_problem
-from jitsparse.kernels.split import splits
+from jitsparse.kernels.split import DIVIDE_THE_TAIL, splits
 from jitsparse.panels import TALL_PANEL
 
 TARGETS = ("sm80", "sm90a")
@@ -36,8 +36,8 @@ pytestmark = pytest.mark.nvcc
 def not_chosen(target: str) -> Iterator[Variant]:
     """Panels of 192 rows and divided sums, which are for larger products and for smaller ones than
     the default table's, in tiles of all widths; picked block columns, which are for fewer blocks: a
-    block of each kind; and IEEE float32 in blocks that are higher than wide, which ask for the most
-    registers."""
+    block of each kind; and an sdd of ``fma`` in blocks that are higher than wide, or of ``mma`` as
+    named here, which ask for the most registers."""
     blocks, layouts = ((32, 32), (64, 64), (128, 128)), ("nn", "tn")
     for op, block, layout in itertools.product(registry.OPS, blocks, layouts):
         problem = typical_problem(op, "cuda", "bf16", block, layout)
@@ -61,10 +61,14 @@ def not_chosen(target: str) -> Iterator[Variant]:
         for each in registry.candidates(problem, target):
             if PICKED in each.variant.knobs and each.refused is None:
                 yield each.variant
-    for block in ((32, 16), (64, 16), (64, 32), (128, 16), (128, 64)):
-        problem = typical_problem("sdd", "cuda", "f32", block, "nt")
+    greedy = (
+        *(("f32", block, "nt") for block in ((32, 16), (64, 16), (64, 32), (128, 16), (128, 64))),
+        *(("bf16", (16, 64), "nt"), ("bf16", (16, 128), "tt"), ("tf32", (128, 128), "nn")),
+    )
+    for dtype, block, layout in greedy:
+        problem = typical_problem("sdd", "cuda", dtype, block, layout)
         for each in registry.candidates(problem, target):
-            if each.variant.family == "fma" and each.refused is None:
+            if each.variant.family in DIVIDE_THE_TAIL and each.refused is None:
                 yield each.variant
 
 

@@ -15,6 +15,7 @@ from jitsparse.kernels.problem import product_problem, typical_problem
 from jitsparse.kernels.roles import LAYOUTS
 from jitsparse.kernels.split import (
     BYTES_OF_TAIL,
+    DIVIDE_THE_TAIL,
     MOST_ELEMENTS,
     most_parts,
     most_parts_of_steps,
@@ -54,21 +55,30 @@ def test_dividing_is_offered_beside_not_dividing(block: int) -> None:
     legal = [each.variant for each in registry.candidates(problem, "sm90a") if not each.refused]
     wgmma = [variant for variant in legal if variant.family == "wgmma"]
     assert {splits(variant) for variant in wgmma} == {False, True}
-    assert not any(splits(variant) for variant in legal if variant.family != "wgmma")
+    assert splits(wgmma[0]) < splits(wgmma[-1])
+    assert legal.index(wgmma[-1]) < min(
+        legal.index(variant) for variant in legal if variant.family != "wgmma"
+    )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("block", [16, 32, 64, 128])
-def test_the_last_tiles_of_float32_are_divided_where_few_are(block: int, layout: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "dtype", "target"),
+    [("fma", "f32", "sm90a"), ("mma", "bf16", "sm80"), ("mma", "tf32", "sm120a")],
+)
+def test_the_last_tiles_are_divided_where_few_are(
+    family: str, dtype: str, target: str, block: int, layout: str
+) -> None:
     small, large = (
-        product_problem("sdd", "cuda", "f32", (block, block), layout, size, 0.25)
+        product_problem("sdd", "cuda", dtype, (block, block), layout, size, 0.25)
         for size in ((1024, 1024, 4096), (8192, 8192, 128))
     )
     first, other = (
-        next(each.variant for each in registry.candidates(problem, "sm90a") if not each.refused)
+        next(each.variant for each in registry.candidates(problem, target) if not each.refused)
         for problem in (small, large)
     )
-    assert first.family == other.family == "fma"
+    assert first.family == other.family == family
     assert splits(first)
     assert not splits(other), "which is over before the parts would be added"
 
@@ -93,26 +103,39 @@ def test_parts_of_float32_rows_leave_no_tile_waiting(
         assert parts * 128 * m <= stored, "a part has 128 of k and more, in the mean"
 
 
-@given(blocks=st.integers(1, 2**12), k=st.integers(1, 2**20), batch=st.integers(1, 2**4))
-def test_last_tiles_of_float32_have_room_for_three_rounds(blocks: int, k: int, batch: int) -> None:
-    variant = Variant.parse("sdd.fma.sm90a.f32.b64x64.lnn.t64x128x32.w2x2.s3.c3.ksplit")
-    at_once, size = room_in_sdd(variant, blocks * 64 * 64, k, batch)
-    slots, rest = divmod(size, 4 * 64 * 128)
-    assert (at_once, rest) == (3 * SMS, 0)
-    assert slots == min(3 * at_once, blocks * batch * -(-k // 32))
+@given(
+    name=st.sampled_from(
+        [
+            "sdd.fma.sm90a.f32.b64x64.lnn.t64x128x32.w2x2.s3.c3.ksplit",
+            "sdd.mma.sm80.bf16.b32x64.lnn.t128x128x64.w2x4.s3.c1.ksplit",
+        ]
+    ),
+    blocks=st.integers(1, 2**12),
+    k=st.integers(1, 2**20),
+    batch=st.integers(1, 2**4),
+)
+def test_last_tiles_have_room_for_three_rounds(name: str, blocks: int, k: int, batch: int) -> None:
+    variant = Variant.parse(name)
+    (rows, cols), (tile_m, tile_n, tile_k) = variant.ints("b"), variant.ints("t")
+    at_once, size = room_in_sdd(variant, blocks * rows * cols, k, batch)
+    slots, rest = divmod(size, 4 * tile_m * tile_n)
+    assert (at_once, rest) == (variant.ints("c")[0] * SMS, 0)
+    assert slots == min(3 * at_once, blocks * batch * -(-k // tile_k))
 
 
 def test_ctas_that_divide_tiles_fit_an_sm() -> None:
     """Or there would be more rounds than parts are counted for."""
     for target, size in (("sm90a", 227 * 1024), ("sm80", 163 * 1024), ("sm86", 99 * 1024)):
         for block in itertools.product((16, 32, 64, 128), repeat=2):
-            for layout in LAYOUTS:
-                problem = product_problem("sdd", "cuda", "f32", block, layout, (1024,) * 3, 0.25)
+            for layout, (dtype, itemsize) in itertools.product(
+                LAYOUTS, {"f32": 4, "tf32": 4, "bf16": 2}.items()
+            ):
+                problem = product_problem("sdd", "cuda", dtype, block, layout, (1024,) * 3, 0.25)
                 for each in registry.candidates(problem, target):
-                    if each.variant.family != "fma" or not splits(each.variant):
+                    if each.variant.family not in DIVIDE_THE_TAIL or not splits(each.variant):
                         continue
                     (m, n, k), stages = each.variant.ints("t"), each.variant.ints("s")[0]
-                    asked = 4 * stages * (m + n) * k + 16 * (n // block[1]) + BYTES_OF_TAIL
+                    asked = itemsize * stages * (m + n) * k + 16 * (n // block[1]) + BYTES_OF_TAIL
                     ctas = each.variant.ints("c")[0]
                     assert each.refused or ctas * (asked + 1024) <= size + 1024
 
@@ -126,22 +149,27 @@ def test_a_long_k_of_many_block_rows_is_divided(op: str, layout: str) -> None:
     assert splits(legal[0])
 
 
-def test_the_last_tiles_of_many_block_rows_are_not_divided() -> None:
+@pytest.mark.parametrize(("family", "dtype", "height"), [("fma", "f32", 16), ("mma", "bf16", 128)])
+def test_the_last_tiles_of_many_panels_are_not_divided(
+    family: str, dtype: str, height: int
+) -> None:
     """A CTA counts them all."""
     few, many = (
         [
             each.refused
             for each in registry.candidates(
-                product_problem("sdd", "cuda", "f32", (16, 16), "nn", (rows, 1024, 4096), 0.25),
+                product_problem(
+                    "sdd", "cuda", dtype, (16, 16), "nn", (panels * height, 1024, 4096), 0.25
+                ),
                 "sm90a",
             )
-            if each.variant.family == "fma" and splits(each.variant)
+            if each.variant.family == family and splits(each.variant)
         ]
-        for rows in (8192, 8208)
+        for panels in (512, 513)
     )
     assert few == [None] * len(few)
     assert len(few) == len(many) > 0
-    assert all("513 block rows" in str(reason) for reason in many)
+    assert all(f"513 panels of {height} rows" in str(reason) for reason in many)
 
 
 @given(

@@ -5,7 +5,6 @@
 #pragma once
 
 #include "../../abi.h"
-#include "../enqueue.cuh"
 #include "../ptx/special_register.cuh"
 #include "../tile/fma_tile.cuh"
 #include "../tile/order.cuh"
@@ -26,7 +25,7 @@ struct SddFma {
                                kThreads, STAGES, kAhead>;
   static_assert(Pipeline::kGroup == 1, "a tile is one block row");
   static constexpr int kGroupedPanels = 16;
-  using Tail = SddTail<Pipeline::kColumns, kGroupedPanels>;
+  using Tail = SddTail<Pipeline, kGroupedPanels>;
   using Sum = SddTailSum<SddFma>;
   static constexpr int kColumnsAt = Pipeline::kBytes, kTailAt = kColumnsAt + Pipeline::kColumns * 16;
   static constexpr int kSharedBytes = kTailAt + (SPLIT ? Tail::kBytes : 0);
@@ -68,7 +67,7 @@ struct SddFma {
   static __device__ __forceinline__ void run_piece(const SddArgs& args) {
     extern __shared__ __align__(128) unsigned char shared[];
     int4* columns = reinterpret_cast<int4*>(shared + kColumnsAt);
-    const typename Tail::Piece& piece = tail(args, shared + kTailAt, ptx::block_index()).known.piece;
+    const typename Tail::Piece& piece = Tail(args, shared + kTailAt, ptx::block_index()).known.piece;
     if (piece.end == 0) return;
     Pipeline::find_columns(args, piece.tile.row, piece.tile.column, columns, ptx::thread_index());
     typename Product::Accumulators c = {};
@@ -79,12 +78,6 @@ struct SddFma {
     } else {
       leave(args, piece.slot, columns, c);
     }
-  }
-
-  static __device__ __forceinline__ Tail tail(const SddArgs& args, unsigned char* room, int cta) {
-    const typename Pipeline::Index index(args.index, args.rows, args.cols, args.nnz);
-    auto& known = *reinterpret_cast<typename Tail::Known*>(room);
-    return Tail(known, index.crow(), int(index.R), Pipeline::stage_count(args), int(args.parts), cta);
   }
 
   static __device__ __forceinline__ TileCoordinates coordinates(const SddArgs& args) {
@@ -132,19 +125,8 @@ struct SddFma {
     });
   }
 
-  // With `parts` the CTAs that the GPU has at a time, or those that the workspace has slots for, if that is fewer.
-  static SddArgs prepared(SddArgs args) {
-    const int64 at_once = int64(CTAS) * multiprocessors();
-    if (at_once < args.parts) args.parts = at_once;
-    return args;
-  }
-
-  static int64 grid(const SddArgs& args) {
-    const int64 most = Pipeline::grid(args);
-    if (!SPLIT) return most;
-    const int64 tiles = Tail::most_tiles(Pipeline::panels(args), args.nnz);
-    return (tiles < most ? tiles : most) + Tail::kMostRounds * args.parts;
-  }
+  static SddArgs prepared(const SddArgs& args) { return Tail::prepared(args, CTAS); }
+  static int64 grid(const SddArgs& args) { return SPLIT ? Tail::grid(args) : Pipeline::grid(args); }
 
   // What is left to do where tiles were divided.
   static SddArgs sum(const SddArgs& args) { return args; }

@@ -1,17 +1,22 @@
 // Dense x dense at the blocks of a pattern, on mma.sync tensor cores (sm_80 and later). sdd_pipeline.cuh brings the
-// operands; every warp multiplies the blocks of its part of the tile that are in the pattern.
+// operands; every warp multiplies the blocks of its part of the tile that are in the pattern. With SPLIT the last tiles are divided
+// along k (sdd_tail.cuh).
 #pragma once
 
 #include "../../abi.h"
+#include "../ptx/special_register.cuh"
 #include "../tile/order.cuh"
 #include "../tile/store_tile.cuh"
 #include "sdd_pipeline.cuh"
+#include "sdd_tail.cuh"
+#include "sdd_tail_sum.cuh"
 
 namespace jitsparse {
 
 template <typename Element, int BLOCK_ROWS, int BLOCK_COLS, bool LEFT_K_CONTIGUOUS, bool RIGHT_K_CONTIGUOUS, int TILE_M,
-          int TILE_N, int TILE_K, int WARPS_M, int WARPS_N, int STAGES>
+          int TILE_N, int TILE_K, int WARPS_M, int WARPS_N, int STAGES, int CTAS, bool SPLIT>
 struct SddMma {
+  static constexpr int kTileM = TILE_M, kTileN = TILE_N;
   static constexpr int kThreads = 32 * WARPS_M * WARPS_N;
   static constexpr int WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
   static constexpr int kAhead = STAGES - 1;
@@ -38,8 +43,11 @@ struct SddMma {
 
   static constexpr int kStagedBytes = kThreads / 32 * Staged::kBytes;
   static constexpr int kColumnsAt = Pipeline::kBytes > kStagedBytes ? Pipeline::kBytes : kStagedBytes;
-  static constexpr int kSharedBytes = kColumnsAt + kColumns * 16;
   static constexpr int kGroupedPanels = 16;
+  using Tail = SddTail<Pipeline, kGroupedPanels>;
+  using Sum = SddTailSum<SddMma>;
+  static constexpr int kTailAt = kColumnsAt + kColumns * 16;
+  static constexpr int kSharedBytes = kTailAt + (SPLIT ? Tail::kBytes : 0);
 
   using Accumulators = float[kWarpRows][kWarpColumns][kPartM / 16][kPartN / 8][4];
 
@@ -74,63 +82,123 @@ struct SddMma {
     }
   }
 
+  // Which part of a tile a warp has: its first row and column, and the blocks there, as bit g of masks[u] says that row g of its rows
+  // stores its column u. Found anew after the loop, during which it would take registers.
+  struct Part {
+    int lane, warp, m, n, first_group, first_column, masks[kWarpColumns];
+
+    // The shuffles tell the compiler that a value is the same in all lanes.
+    __device__ __forceinline__ explicit Part(const int4* columns) {
+      const int thread = ptx::thread_index();
+      lane = thread % 32;
+      warp = __shfl_sync(~0u, thread / 32, 0);
+      m = warp / WARPS_N * WARP_M, n = warp % WARPS_N * WARP_N;
+      first_group = m / BLOCK_ROWS, first_column = n / BLOCK_COLS;
+#pragma unroll
+      for (int u = 0; u < kWarpColumns; ++u) {
+        masks[u] = __shfl_sync(~0u, columns[first_column + u].y >> first_group & ((1 << kWarpRows) - 1), 0);
+      }
+    }
+  };
+
   static __device__ __forceinline__ void run(const SddArgs& args) {
     extern __shared__ __align__(128) unsigned char shared[];
     int4* columns = reinterpret_cast<int4*>(shared + kColumnsAt);
-    // The shuffles tell the compiler that a value is the same in all lanes.
-    const int thread = threadIdx.x, lane = thread % 32, warp = __shfl_sync(~0u, thread / 32, 0);
-    const int warp_m = warp / WARPS_N, warp_n = warp % WARPS_N;
-    const TileCoordinates tile =
-        grouped_order<int64>(blockIdx.x, Pipeline::panels(args), Pipeline::column_tiles(args), kGroupedPanels);
-    if (!Pipeline::find_columns(args, tile.row, tile.column, columns, thread)) return;
-
-    // The blocks of this warp: bit g of masks[u] says that row g of its rows stores its column u.
-    int masks[kWarpColumns];
-    const int first_group = warp_m * WARP_M / BLOCK_ROWS, first_column = warp_n * WARP_N / BLOCK_COLS;
-#pragma unroll
-    for (int u = 0; u < kWarpColumns; ++u) {
-      masks[u] = __shfl_sync(~0u, columns[first_column + u].y >> first_group & ((1 << kWarpRows) - 1), 0);
+    if constexpr (SPLIT) {
+      const typename Tail::Piece& piece = Tail(args, shared + kTailAt, ptx::block_index()).known.piece;
+      if (piece.end == 0) return;
+      Pipeline::find_columns(args, piece.tile.row, piece.tile.column, columns, threadIdx.x);
+      Accumulators c = {};
+      accumulate(args, piece.tile.row, columns, shared, piece.begin, piece.end, c);
+      if (piece.slot < 0) {
+        store(args, piece.tile.row, columns, shared, c);
+      } else {
+        leave(args, piece.slot, columns, c);
+      }
+    } else {
+      const TileCoordinates tile =
+          grouped_order<int64>(blockIdx.x, Pipeline::panels(args), Pipeline::column_tiles(args), kGroupedPanels);
+      const int panel = int(tile.row);
+      if (!Pipeline::find_columns(args, panel, tile.column, columns, threadIdx.x)) return;
+      Accumulators c = {};
+      accumulate(args, panel, columns, shared, 0, Pipeline::stage_count(args), c);
+      store(args, panel, columns, shared, c);
     }
+  }
 
-    typename Pipeline::Stream stream(args, tile.row, columns, shared, Pipeline::stage_count(args), thread);
-    stream.start();
-    const unsigned left_offset =
-        LeftTile::moved(LeftReads::lane_offset(lane), LEFT_K_CONTIGUOUS ? warp_m * WARP_M : 0,
-                        LEFT_K_CONTIGUOUS ? 0 : warp_m * WARP_M / LeftTile::kPerChunk);
+  // Adds the stages from `begin` to `end`.
+  static __device__ __forceinline__ void accumulate(const SddArgs& args, int panel, const int4* columns, unsigned char* shared,
+                                                    int begin, int end, Accumulators& c) {
+    const Part part(columns);
+    typename Pipeline::Stream stream(args, panel, columns, shared, end, ptx::thread_index());
+    stream.start(begin);
+    const unsigned left_offset = LeftTile::moved(LeftReads::lane_offset(part.lane), LEFT_K_CONTIGUOUS ? part.m : 0,
+                                                 LEFT_K_CONTIGUOUS ? 0 : part.m / LeftTile::kPerChunk);
     const unsigned right_offset =
-        Pipeline::kLeftBytes + RightTile::moved(RightReads::lane_offset(lane), RIGHT_K_CONTIGUOUS ? warp_n * WARP_N : 0,
-                                                RIGHT_K_CONTIGUOUS ? 0 : warp_n * WARP_N / RightTile::kPerChunk);
+        Pipeline::kLeftBytes + RightTile::moved(RightReads::lane_offset(part.lane), RIGHT_K_CONTIGUOUS ? part.n : 0,
+                                                RIGHT_K_CONTIGUOUS ? 0 : part.n / RightTile::kPerChunk);
     unsigned filled = stream.buffers, free = stream.buffers + kAhead * Pipeline::kStageBytes;
-    Accumulators c = {};
-    for (int stage = 0; stage < stream.end; ++stage) {
+    for (int stage = begin; stage < end; ++stage) {
       ptx::cp_async_wait<kAhead - 1>();
       __syncthreads();
       stream.advance(stage + kAhead, free);
-      multiply(c, masks, filled + left_offset, filled + right_offset);
+      multiply(c, part.masks, filled + left_offset, filled + right_offset);
       filled = stream.next(filled);
       free = stream.next(free);
     }
+  }
+
+  static __device__ __forceinline__ void store(const SddArgs& args, int panel, const int4* columns, unsigned char* shared,
+                                               const Accumulators& c) {
     ptx::cp_async_wait<0>();
     __syncthreads();
-
-    auto* staged = reinterpret_cast<typename Element::Storage*>(shared + warp * Staged::kBytes);
-    const int in_block = warp_m * WARP_M % BLOCK_ROWS * BLOCK_COLS + warp_n * WARP_N % BLOCK_COLS;
+    const Part part(columns);
+    auto* staged = reinterpret_cast<typename Element::Storage*>(shared + part.warp * Staged::kBytes);
+    const int in_block = part.m % BLOCK_ROWS * BLOCK_COLS + part.n % BLOCK_COLS;
 #pragma unroll
     for (int g = 0; g < kWarpRows; ++g) {
 #pragma unroll
       for (int u = 0; u < kWarpColumns; ++u) {
-        if (!(masks[u] >> g & 1)) continue;
-        auto* out = Pipeline::block_of(args, columns[first_column + u], first_group + g) + in_block;
+        if (!(part.masks[u] >> g & 1)) continue;
+        auto* out = Pipeline::block_of(args, columns[part.first_column + u], part.first_group + g) + in_block;
         __syncwarp();
-        Staged::write(staged, c[g][u], lane);
+        Staged::write(staged, c[g][u], part.lane);
         __syncwarp();
-        Staged::copy_out(staged, out, BLOCK_COLS, kPartM, kPartN, lane);
+        Staged::copy_out(staged, out, BLOCK_COLS, kPartM, kPartN, part.lane);
       }
     }
-    Pipeline::clear_past_edge(args, tile.row, columns, thread);
+    Pipeline::clear_past_edge(args, panel, columns, ptx::thread_index());
   }
 
-  static int64 grid(const SddArgs& args) { return Pipeline::grid(args); }
+  // Leaves a part of a sum in its slot.
+  static __device__ __forceinline__ void leave(const SddArgs& args, int slot, const int4* columns, const Accumulators& c) {
+    const Part part(columns);
+    float* to = static_cast<float*>(args.workspace) + int64(slot) * (TILE_M * TILE_N) + (part.m + part.lane / 4) * TILE_N + part.n +
+                part.lane % 4 * 2;
+#pragma unroll
+    for (int g = 0; g < kWarpRows; ++g) {
+#pragma unroll
+      for (int u = 0; u < kWarpColumns; ++u) {
+        if (!(part.masks[u] >> g & 1)) continue;
+#pragma unroll
+        for (int i = 0; i < kPartM / 16; ++i) {
+#pragma unroll
+          for (int j = 0; j < kPartN / 8; ++j) {
+            const float(&sums)[4] = c[g][u][i][j];
+            float* at = to + (g * kPartM + i * 16) * TILE_N + u * kPartN + j * 8;
+            *reinterpret_cast<float2*>(at) = float2{sums[0], sums[1]};
+            *reinterpret_cast<float2*>(at + 8 * TILE_N) = float2{sums[2], sums[3]};
+          }
+        }
+      }
+    }
+  }
+
+  static SddArgs prepared(const SddArgs& args) { return Tail::prepared(args, CTAS); }
+  static int64 grid(const SddArgs& args) { return SPLIT ? Tail::grid(args) : Pipeline::grid(args); }
+
+  // What is left to do where tiles were divided.
+  static SddArgs sum(const SddArgs& args) { return args; }
 };
 
 }  // namespace jitsparse

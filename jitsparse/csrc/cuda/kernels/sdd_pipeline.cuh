@@ -46,10 +46,14 @@ struct SddPipeline {
   static __device__ __forceinline__ int tiles_of_k(const SddArgs& args) { return (int(args.k) + TILE_K - 1) / TILE_K; }
   static __device__ __forceinline__ int stage_count(const SddArgs& args) { return tiles_of_k(args) * int(args.batch); }  // of a tile
 
+  // Where the steps of each panel begin.
+  static __device__ __forceinline__ const int* pointers(const Index& index) {
+    return kGroup == 1 ? index.crow() : index.row_panel_ptr();
+  }
+
   // The first step of a tile, and the end of its panel's: it has none if the first is past that.
   static __device__ __forceinline__ int2 steps_of_tile(const Index& index, int64 panel, int64 tile) {
-    const int* pointers = kGroup == 1 ? index.crow() : index.row_panel_ptr();
-    return make_int2(pointers[panel] + int(tile) * kColumns, pointers[panel + 1]);
+    return make_int2(pointers(index)[panel] + int(tile) * kColumns, pointers(index)[panel + 1]);
   }
 
   // The u-th block column of a tile as (block column, mask of its rows, first position, -), with mask 0 past the panel's last.

@@ -3,19 +3,20 @@
 #pragma once
 
 #include "../../abi.h"
+#include "../enqueue.cuh"
 #include "../ptx/special_register.cuh"
 
 namespace jitsparse {
 
-// COLUMNS: block columns of a tile, of one block row. GROUP: block rows whose tiles are dealt out column by column, as in tile/order.cuh.
-template <int COLUMNS, int GROUP>
+// GROUP: panels whose tiles are dealt out column by column, as in tile/order.cuh.
+template <typename Pipeline, int GROUP>
 struct SddTail {
-  static constexpr int kMostRows = 512;     // block rows; this and kMostRounds as in kernels/split.py
+  static constexpr int kMostPanels = 512;   // this and kMostRounds as in kernels/split.py
   static constexpr int kMostRounds = 3;     // of CTAs that a GPU has at a time
   static constexpr int kStagesToStart = 2;  // as long as these take to begin and to leave a part
 
   struct Coordinates {
-    int row, column;  // block row; tile of it
+    int row, column;  // panel; tile of it
   };
   // The stages from `begin` to `end` of a tile; nothing if that is 0. All of the tile, if slot is negative.
   struct Piece {
@@ -23,26 +24,27 @@ struct SddTail {
     int begin, end, slot;
   };
   struct Known {
-    int rows, stages, ctas;     // block rows; stages of a tile; CTAs at a time
-    Piece piece;                // the CTA's
-    int before[kMostRows + 1];  // tiles of the block rows before each; of all of them
+    int panels, stages, ctas;     // panels; stages of a tile; CTAs at a time
+    Piece piece;                  // the CTA's
+    int before[kMostPanels + 1];  // tiles of the panels before each; of all of them
   };
   static constexpr int kBytes = sizeof(Known);
 
   Known& known;  // in shared memory
 
-  // By all threads of a CTA, the cta-th of the grid.
-  __device__ __forceinline__ SddTail(Known& room, const int* crow, int rows, int stages, int ctas, int cta) : known(room) {
-    const int thread = ptx::thread_index();
-    if (thread == 0) room.rows = rows, room.stages = stages, room.ctas = ctas;
-    if (thread < 32) count_tiles(room.before, crow, rows, thread);
+  // By all threads of a CTA, the cta-th of the grid, in `room` of kBytes.
+  __device__ __forceinline__ SddTail(const SddArgs& args, unsigned char* room, int cta) : known(*reinterpret_cast<Known*>(room)) {
+    const int thread = ptx::thread_index(), panels = int(Pipeline::panels(args));
+    if (thread == 0) known.panels = panels, known.stages = Pipeline::stage_count(args), known.ctas = int(args.parts);
+    const typename Pipeline::Index index(args.index, args.rows, args.cols, args.nnz);
+    if (thread < 32) count_tiles(known.before, Pipeline::pointers(index), panels, thread);
     __syncthreads();
-    if (thread == 0) room.piece = piece(cta);
+    if (thread == 0) known.piece = piece(cta);
     __syncthreads();
   }
 
-  __device__ __forceinline__ int whole() const { return known.before[known.rows] / known.ctas * known.ctas; }  // tiles
-  __device__ __forceinline__ int divided() const { return known.before[known.rows] % known.ctas; }             // the others
+  __device__ __forceinline__ int whole() const { return known.before[known.panels] / known.ctas * known.ctas; }  // tiles
+  __device__ __forceinline__ int divided() const { return known.before[known.panels] % known.ctas; }             // the others
 
   // Into how many parts each of the others is divided: as many as make one round of CTAs, or two or three of shorter parts if these take
   // less time.
@@ -60,23 +62,33 @@ struct SddTail {
   __device__ __forceinline__ Coordinates coordinates(int tile) const {
     int group = 0;  // the last one that does not begin after the tile
 #pragma unroll
-    for (int step = kMostRows / GROUP / 2; step > 0; step /= 2) {
-      if ((group + step) * GROUP < known.rows && known.before[(group + step) * GROUP] <= tile) group += step;
+    for (int step = kMostPanels / GROUP / 2; step > 0; step /= 2) {
+      if ((group + step) * GROUP < known.panels && known.before[(group + step) * GROUP] <= tile) group += step;
     }
-    const int first = group * GROUP, height = known.rows - first < GROUP ? known.rows - first : GROUP;
+    const int first = group * GROUP, height = known.panels - first < GROUP ? known.panels - first : GROUP;
     int least = tiles_of(first);
     for (int row = first + 1; row < first + height; ++row) least = tiles_of(row) < least ? tiles_of(row) : least;
     int in_group = tile - known.before[first];
     if (in_group < height * least) return {first + in_group % height, in_group / height};
-    // Then what rows have beyond that, row by row.
+    // Then what panels have beyond that, panel by panel.
     in_group -= height * least;
     int row = first;
     for (; in_group >= tiles_of(row) - least; ++row) in_group -= tiles_of(row) - least;
     return {row, least + in_group};
   }
 
-  // No pattern has more tiles: every block row at most one that is not full.
-  static JITSPARSE_HD int64 most_tiles(int64 rows, int64 blocks) { return blocks / COLUMNS + rows; }
+  // With `parts` the CTAs that the GPU has at a time, or those that the workspace has slots for, if that is fewer.
+  static SddArgs prepared(SddArgs args, int ctas_of_sm) {
+    const int64 at_once = int64(ctas_of_sm) * multiprocessors();
+    if (at_once < args.parts) args.parts = at_once;
+    return args;
+  }
+
+  static int64 grid(const SddArgs& args) {
+    // No pattern has more tiles: every panel at most one that is not full.
+    const int64 most = Pipeline::grid(args), tiles = args.nnz / Pipeline::kColumns + Pipeline::panels(args);
+    return (tiles < most ? tiles : most) + kMostRounds * args.parts;
+  }
 
  private:
   __device__ __forceinline__ int tiles_of(int row) const { return known.before[row + 1] - known.before[row]; }
@@ -90,10 +102,12 @@ struct SddTail {
     return {coordinates(whole() + n / count), int(stages * part / count), int(stages * (part + 1) / count), count > 1 ? n : -1};
   }
 
-  // By a warp, of which each lane has rows that lie side by side.
-  static __device__ __forceinline__ void count_tiles(int* before, const int* crow, int rows, int lane) {
-    constexpr int kEach = kMostRows / 32;
-    const auto tiles_of = [&](int row) { return row < rows ? (crow[row + 1] - crow[row] + COLUMNS - 1) / COLUMNS : 0; };
+  // By a warp, of which each lane has panels that lie side by side.
+  static __device__ __forceinline__ void count_tiles(int* before, const int* pointers, int panels, int lane) {
+    constexpr int kEach = kMostPanels / 32;
+    const auto tiles_of = [&](int panel) {
+      return panel < panels ? (pointers[panel + 1] - pointers[panel] + Pipeline::kColumns - 1) / Pipeline::kColumns : 0;
+    };
     const int first = lane * kEach;
     int sum = 0;
     for (int i = 0; i < kEach; ++i) sum += tiles_of(first + i);
@@ -105,10 +119,10 @@ struct SddTail {
     }
     int running = upto - sum;
     for (int i = 0; i < kEach; ++i) {
-      if (first + i <= rows) before[first + i] = running;
+      if (first + i <= panels) before[first + i] = running;
       running += tiles_of(first + i);
     }
-    if (lane == 31 && rows == kMostRows) before[rows] = running;
+    if (lane == 31 && panels == kMostPanels) before[panels] = running;
   }
 };
 

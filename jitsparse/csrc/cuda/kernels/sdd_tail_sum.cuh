@@ -14,7 +14,8 @@ struct SddTailSum {
   using Pipeline = typename Kernel::Pipeline;
   using Element = typename Pipeline::Element;
   using Tail = typename Kernel::Tail;
-  static constexpr int kTileM = Kernel::kTileM, kTileN = Kernel::kTileN, kBlockCols = Pipeline::kBlockCols;
+  static constexpr int kTileM = Kernel::kTileM, kTileN = Kernel::kTileN;
+  static constexpr int kBlockRows = kTileM / Pipeline::kGroup, kBlockCols = Pipeline::kBlockCols;
   static constexpr int kThreads = 256, kSharedBytes = Tail::kBytes;
   static constexpr int kRows = kThreads * kSumsAtOnce / kTileN, kTurns = kTileM / kRows;  // that a CTA adds at a time
   static_assert(kThreads * kSumsAtOnce % kTileN == 0 && kTileM % kRows == 0, "a tile is a whole number of turns");
@@ -23,15 +24,15 @@ struct SddTailSum {
 
   static __device__ __forceinline__ void run(const SddArgs& args) {
     extern __shared__ __align__(128) unsigned char shared[];
-    const Tail tail = Kernel::tail(args, shared, /*cta=*/0);
+    const Tail tail(args, shared, /*cta=*/0);
     const int parts = tail.parts();
     if (parts == 1) return;  // they lie in `out` already
     const int e = ptx::thread_index() * kSumsAtOnce, n = e % kTileN;
     for (int turn = ptx::block_index(); turn < tail.divided() * kTurns; turn += gridDim.x) {
-      const int number = turn / kTurns, m = turn % kTurns * kRows + e / kTileN;
+      const int number = turn / kTurns, m = turn % kTurns * kRows + e / kTileN, g = m / kBlockRows;
       const typename Tail::Coordinates tile = tail.coordinates(tail.whole() + number);
       const int4 column = Pipeline::column_of_tile(args, tile.row, tile.column, n / kBlockCols);
-      if (!column.y) continue;
+      if (!(column.y >> g & 1)) continue;
       float sum[kSumsAtOnce] = {};
       add_parts(sum, static_cast<const float*>(args.workspace), parts, kTileM * kTileN,
                 int64(number) * parts * (kTileM * kTileN) + m * kTileN + n);
@@ -40,7 +41,7 @@ struct SddTailSum {
       const bool row_inside = int64(tile.row) * kTileM + m < args.rows;
 #pragma unroll
       for (int i = 0; i < kSumsAtOnce; ++i) sum[i] = row_inside && i < columns_left ? sum[i] : 0.0f;
-      store_sums_at<Element>(Pipeline::block_of(args, column, 0) + m * kBlockCols + n % kBlockCols, sum);
+      store_sums_at<Element>(Pipeline::block_of(args, column, g) + m % kBlockRows * kBlockCols + n % kBlockCols, sum);
     }
   }
 
