@@ -110,8 +110,11 @@ def candidates(problem: Problem, target: str) -> list[Candidate]:
     """Variants for a problem, best first; refused ones with their reason."""
     tiles = ranked(problem, _tiles(problem))
     whole = [_candidate(problem, tile, False, target) for tile in tiles]
-    if problem.op != "sdd" or problem.dtype not in _BYTES:
+    if problem.dtype not in _BYTES:
         return whole
+    if problem.op != "sdd":
+        divided = [_candidate(problem, tile, True, target) for tile in tiles if tile.shape[1] <= 64]
+        return [*whole, *divided]
     divided = [_candidate(problem, tile, True, target) for tile in _to_divide(problem, target)]
     pays = dividing_pays(problem, tiles[0], _DIVIDING_COSTS)
     return [*divided, *whole] if pays else [*whole, *divided]

@@ -140,7 +140,7 @@ def room_in_product(
         stored: elements of all blocks.
     """
     tile_m, tile_n, _ = variant.ints("t")
-    if variant.family == "fma":
+    if variant.family in DIVIDE_THE_TAIL:
         at_once = SMS * variant.ints("c")[0]
         parts = parts_of_rows(-(-m // tile_m) * -(-n // tile_n) * batch, at_once, stored // m)
     else:

@@ -116,7 +116,10 @@ NAMED = (
     "dds.fma.sm90a.f32.b128x128.lnt.t128x64x32.w2x2.s3.c3",
     "dsd.fma.sm90a.f32.b128x16.lnt.t128x64x16.w2x2.s3.c2",
     "dsd.fma.sm90a.f32.b32x32.lnn.t32x256x32.w1x4.s2.c3",
-    # and divided, either output
+    # and divided, either output; tensor cores too
+    "dds.mma.sm90a.bf16.b64x64.lnt.t64x32x64.w4x1.s4.c3.ksplit",
+    "dsd.mma.sm90a.f16.b16x16.lnn.t128x64x64.w4x1.s3.c2.ksplit",
+    "dds.mma.sm90a.tf32.b32x32.lnn.t128x32x32.w4x1.s3.c2.ksplit",
     "dsd.fma.sm90a.f32.b64x64.lnn.t64x32x16.w2x1.s4.c6.ksplit",
     "dds.fma.sm90a.f32.b32x32.lnt.t32x64x16.w1x2.s4.c6.ksplit",
     "dsd.fma.sm90a.f32.b16x64.ltt.t64x32x16.w2x1.s4.c6.ksplit",

@@ -1,16 +1,19 @@
 // Block-sparse x dense on mma.sync tensor cores (sm_80 and later). spmm_pipeline.cuh brings the operands; every
-// warp multiplies the blocks that are there.
+// warp multiplies the blocks that are there. With SPLIT several CTAs have a part of the steps of each tile, and spmm_sum.cuh adds what
+// they leave in the workspace.
 #pragma once
 
 #include "../../abi.h"
 #include "../tile/order.cuh"
 #include "../tile/product_epilogue.cuh"
+#include "../tile/store_fragments.cuh"
 #include "spmm_pipeline.cuh"
+#include "spmm_sum.cuh"
 
 namespace jitsparse {
 
 template <typename Element, int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CONTIGUOUS, bool OUT_TRANSPOSED,
-          int TILE_M, int TILE_N, int TILE_K, int WARPS_M, int WARPS_N, int STAGES>
+          int TILE_M, int TILE_N, int TILE_K, int WARPS_M, int WARPS_N, int STAGES, bool SPLIT>
 struct SpmmMma {
   static constexpr int kThreads = 32 * WARPS_M * WARPS_N;
   static constexpr int WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
@@ -33,6 +36,9 @@ struct SpmmMma {
   using BlockFragments = LeftFragments<Element, !FLIPPED, BlockTile>;
   using DenseFragments = RightFragments<Element, DENSE_K_CONTIGUOUS, DenseTile>;
   static constexpr bool kAlwaysPresent = kGroup == 1 && kSlots == 1;
+
+  using Sum = SpmmSum<Element>;
+  static JITSPARSE_HD int parts(const SpmmArgs& args) { return SPLIT ? int(args.parts) : 1; }
 
   // One warp's share of a stage: for each depth of the mma its columns of the dense tile once, then the blocks
   // that are there. Bit slot * kGroup + g of `present` says that the warp's block g of that slot is.
@@ -70,11 +76,12 @@ struct SpmmMma {
     // The shuffle tells the compiler that the warp index is the same in all lanes.
     const int thread = threadIdx.x, lane = thread % 32, warp = __shfl_sync(~0u, thread / 32, 0);
     const int warp_m = warp / WARPS_N, warp_n = warp % WARPS_N;
-    const TileCoordinates tile =
-        grouped_order<int64>(blockIdx.x, Pipeline::panels(args), Pipeline::column_tiles(args), kGroupedPanels);
+    const int part = SPLIT ? blockIdx.x % parts(args) : 0;
+    const TileCoordinates tile = grouped_order<int64>(blockIdx.x / unsigned(parts(args)), Pipeline::panels(args),
+                                                      Pipeline::column_tiles(args), kGroupedPanels);
     const int64 first_m = tile.row * TILE_M, first_n = tile.column * TILE_N;
 
-    typename Pipeline::Stream stream(args, tile.row, first_n, tile.batch, shared, thread);
+    typename Pipeline::Stream stream(args, tile.row, first_n, tile.batch, shared, thread, part, parts(args));
     stream.start(thread);
 
     // Where this warp's part of the panel begins: a block of a slot, and rows of that block.
@@ -101,14 +108,28 @@ struct SpmmMma {
       filled = stream.next(filled);
       free = stream.next(free);
     }
+    const int64 m = Pipeline::m(args);
+    if (parts(args) > 1) {
+      // To a matrix like the output.
+      float* sums = static_cast<float*>(args.workspace) + (part * args.batch + tile.batch) * m * args.n;
+      store_fragments<RowOrder<WARP_M / 16, false>, OUT_TRANSPOSED>(c, sums, OUT_TRANSPOSED ? m : args.n, int(first_m) + warp_m * WARP_M,
+                                                                    m, int(first_n) + warp_n * WARP_N, args.n, /*warp=*/0, lane);
+      return;
+    }
     ptx::cp_async_wait<0>();
     __syncthreads();
-    store_product<Element, OUT_TRANSPOSED, WARP_M, WARP_N>(args, c, Pipeline::m(args), tile.batch,
-                                                           first_m + warp_m * WARP_M, first_n + warp_n * WARP_N,
+    store_product<Element, OUT_TRANSPOSED, WARP_M, WARP_N>(args, c, m, tile.batch, first_m + warp_m * WARP_M, first_n + warp_n * WARP_N,
                                                            shared + warp * kStagedBytes, lane);
   }
 
-  static int64 grid(const SpmmArgs& args) { return Pipeline::grid(args); }
+  static SpmmArgs prepared(const SpmmArgs& args) { return args; }
+  static int64 grid(const SpmmArgs& args) { return Pipeline::grid(args) * parts(args); }
+
+  // What is left to do where steps were divided.
+  static typename Sum::Params sum(const SpmmArgs& args) {
+    const int64 m = Pipeline::m(args);
+    return Sum::of(args, OUT_TRANSPOSED ? args.n : m, OUT_TRANSPOSED ? m : args.n, parts(args));
+  }
 };
 
 }  // namespace jitsparse
