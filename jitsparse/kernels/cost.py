@@ -133,6 +133,8 @@ def breakdown(problem: Problem, variant: Variant) -> dict[str, float]:
         return {}
     if wasteful(problem, variant):
         return {}
+    if variant.family == "mma" and split.splits(variant):
+        return {}  # for older GPUs: here wgmma divides its steps
     prices = _prices(kind(problem, variant))
     if prices is None:
         return {}

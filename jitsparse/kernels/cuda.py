@@ -23,12 +23,14 @@ __all__ = [
     "dividing_pays",
     "knobs",
     "operand_context",
+    "parts_of_tiles",
     "ranked",
     "shared_memory_limit",
     "tile_context",
     "tile_count",
     "time_to_the_end",
     "typical_problems",
+    "walked",
     "waves",
 ]
 
@@ -136,12 +138,28 @@ def tile_count(problem: Problem, tile: Tile) -> float:
         block_rows, block_cols = problem.block
         density = min(1.0, problem.nnz * block_rows * block_cols / (problem.rows * problem.cols))
         # Block columns that any row of a panel stores, in tiles of which the last is half empty.
-        merged = problem.cols / block_cols * (1 - (1 - density) ** (tile_m / block_rows))
+        merged = split.walked_k(problem.cols, density, tile_m // block_rows) / block_cols
         together = tile_n / block_cols
         tiles = problem.rows / tile_m * (merged / together + (together - 1) / (2 * together))
         return float(tiles)
     rows = problem.cols if roles.is_flipped(problem.op, problem.layout) else problem.rows
     return -(-rows // tile_m) * -(-problem.extent // tile_n) * problem.batch
+
+
+def parts_of_tiles(problem: Problem, tile: Tile, family: str) -> int:
+    """Into how many parts a dsd or dds divides its tiles, if it does."""
+    at_once = SMS * tile.ctas
+    return split.parts_of_tiles(
+        family, int(tile_count(problem, tile)), at_once, walked(problem, tile)
+    )
+
+
+def walked(problem: Problem, tile: Tile) -> float:
+    """How much of k a tile of a dsd or dds walks, in the mean of a random pattern."""
+    rows, k = roles.op_block(problem.op, (problem.rows, problem.cols), problem.layout)
+    height, _ = roles.op_block(problem.op, problem.block, problem.layout)
+    density = problem.nnz * math.prod(problem.block) / (rows * k)
+    return split.walked_k(k, density, tile.shape[0] // height)
 
 
 def waves(problem: Problem, tile: Tile) -> float:

@@ -10,7 +10,6 @@ that has few.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -21,9 +20,9 @@ from jitsparse.kernels.cuda import (
     ctas_with_room,
     cuda_template,
     dividing_pays,
+    parts_of_tiles,
     ranked,
     tile_context,
-    tile_count,
     time_to_the_end,
     typical_problems,
 )
@@ -39,7 +38,6 @@ from jitsparse.kernels.legality import (
 )
 from jitsparse.kernels.problem import Place, Problem
 from jitsparse.kernels.roles import is_k_contiguous, op_block
-from jitsparse.panels import SMS
 
 __all__ = ["candidates", "default_variants", "place", "template"]
 
@@ -107,7 +105,7 @@ def _to_divide(problem: Problem, tiles: list[Tile], target: str) -> list[Tile]:
     if problem.op != "sdd":
         # Wide ones would spill, and few columns are what leaves CTAs idle.
         narrowest = min(tiles, key=lambda tile: tile.shape[1])
-        return [narrowest] if _parts(problem, narrowest) > 1 else []
+        return [narrowest] if parts_of_tiles(problem, narrowest, "fma") > 1 else []
     tiles = [replace(tile, ctas=_ctas_to_divide(problem, tile, target)) for tile in tiles]
     return sorted(tiles, key=lambda tile: time_to_the_end(problem, tile, _fixed(problem, tile)))
 
@@ -118,13 +116,6 @@ def _ctas_to_divide(problem: Problem, tile: Tile, target: str) -> int:
     if problem.layout == "nt":
         ctas = _CTAS_TO_DIVIDE.get((problem.block, ctas), ctas)
     return max(1, min(ctas, _room(problem, tile, True, target)))
-
-
-def _parts(problem: Problem, tile: Tile) -> int:
-    """Into how many parts the tiles of a dsd or dds may be divided."""
-    rows, _ = op_block(problem.op, (problem.rows, problem.cols), problem.layout)
-    stored = problem.nnz * math.prod(problem.block) // rows
-    return split.parts_of_rows(int(tile_count(problem, tile)), SMS * tile.ctas, stored)
 
 
 def _dividing_pays(problem: Problem, tile: Tile) -> bool:

@@ -11,6 +11,7 @@ moves through shared memory, which favours warps of 64 x 64.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -21,10 +22,13 @@ from jitsparse.kernels.cuda import (
     ctas_with_room,
     cuda_template,
     dividing_pays,
+    parts_of_tiles,
     ranked,
     tile_context,
     time_to_the_end,
     typical_problems,
+    walked,
+    waves,
 )
 from jitsparse.kernels.legality import (
     before_ampere,
@@ -93,12 +97,19 @@ _SDD_32_BIT = {
     128: (Tile((128, 128, 32), (2, 4), 3, 2),),
 }
 
-# Both from the sdd of 512 to 8192 timed on an H200 (docs/performance.md): what these choose takes
-# 1.007 times the time of the best tile, whole or divided, in the mean of 118.
-_DIVIDING_COSTS = 1100
+# What decides whether tiles are divided, and which, is from times on an H200
+# (docs/performance.md): of 118 sdd what is chosen takes 1.007 times the time of the best in the
+# mean, of 108 dds with 16 to 256 columns 1.018 times.
+_DIVIDING_SDD = 1100
 """As in :func:`~jitsparse.kernels.cuda.dividing_pays`."""
-_FIXED_COLUMNS = 64
+_FIXED_OF_SDD = 64
 """As in :func:`~jitsparse.kernels.cuda.time_to_the_end`."""
+_WIDEST_TO_DIVIDE = 64
+"""Of a dsd or dds: few columns are what leaves CTAs idle."""
+_DIVIDING = 16000 * 128
+"""What leaving parts and adding them takes, in products of an SM."""
+_FIXED = 16
+"""What a CTA spends on its sparse operand, in columns."""
 
 
 def place(problem: Problem) -> Place:
@@ -110,14 +121,11 @@ def candidates(problem: Problem, target: str) -> list[Candidate]:
     """Variants for a problem, best first; refused ones with their reason."""
     tiles = ranked(problem, _tiles(problem))
     whole = [_candidate(problem, tile, False, target) for tile in tiles]
-    if problem.dtype not in _BYTES:
-        return whole
-    if problem.op != "sdd":
-        divided = [_candidate(problem, tile, True, target) for tile in tiles if tile.shape[1] <= 64]
-        return [*whole, *divided]
-    divided = [_candidate(problem, tile, True, target) for tile in _to_divide(problem, target)]
-    pays = dividing_pays(problem, tiles[0], _DIVIDING_COSTS)
-    return [*divided, *whole] if pays else [*whole, *divided]
+    to_divide = _to_divide(problem, target)
+    divided = [_candidate(problem, tile, True, target) for tile in to_divide]
+    if to_divide and _dividing_pays(problem, to_divide[0], tiles[0]):
+        return [*divided, *whole]
+    return [*whole, *divided]
 
 
 def _candidate(problem: Problem, tile: Tile, divides: bool, target: str) -> Candidate:
@@ -128,14 +136,39 @@ def _candidate(problem: Problem, tile: Tile, divides: bool, target: str) -> Cand
 
 
 def _to_divide(problem: Problem, target: str) -> list[Tile]:
-    """Tiles of an sdd that divides its last ones, best first. How many parts there are follows from
-    how many CTAs an SM really has."""
+    """Tiles that may be divided, best first. How many parts there are follows from how many CTAs an
+    SM really has."""
+    if problem.dtype not in _BYTES:
+        return []
     tiles = [
         replace(tile, ctas=max(1, min(tile.ctas, ctas_with_room(asked, target))))
         for tile in _tiles(problem)
         for asked in [_shared_memory(problem, tile, True)]
     ]
-    return sorted(tiles, key=lambda tile: time_to_the_end(problem, tile, _FIXED_COLUMNS))
+    if problem.op == "sdd":
+        return sorted(tiles, key=lambda tile: time_to_the_end(problem, tile, _FIXED_OF_SDD))
+    narrow = [
+        tile
+        for tile in tiles
+        if tile.shape[1] <= _WIDEST_TO_DIVIDE and parts_of_tiles(problem, tile, "mma") > 1
+    ]
+    return sorted(
+        narrow, key=lambda tile: _time(problem, tile, parts_of_tiles(problem, tile, "mma"))
+    )
+
+
+def _dividing_pays(problem: Problem, divided: Tile, whole: Tile) -> bool:
+    if problem.op == "sdd":
+        return dividing_pays(problem, whole, _DIVIDING_SDD)
+    parts = parts_of_tiles(problem, divided, "mma")
+    return _time(problem, divided, parts) + _DIVIDING < _time(problem, whole, 1)
+
+
+def _time(problem: Problem, tile: Tile, parts: int) -> float:
+    """What a dsd or dds takes, in products of an SM, with its tiles divided into so many parts."""
+    tile_m, tile_n, _ = tile.shape
+    rounds = math.ceil(waves(problem, tile) * parts)
+    return rounds * tile.ctas * tile_m * walked(problem, tile) / parts * (tile_n + _FIXED)
 
 
 def _tiles(problem: Problem) -> tuple[Tile, ...]:

@@ -7,8 +7,8 @@ the same order. How many parts there are the kernel decides, which knows its til
 there can be.
 
 An sdd of ``fma`` and ``mma`` divides the last tiles alone, those that are fewer than the CTAs that
-a GPU has at a time (``csrc/cuda/kernels/sdd_tail.cuh``). A dsd or dds of ``fma`` has as many parts
-as are said here.
+a GPU has at a time (``csrc/cuda/kernels/sdd_tail.cuh``). A dsd or dds of these has as many parts as
+are said here.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ __all__ = [
     "most_parts",
     "most_parts_of_problem",
     "most_parts_of_steps",
-    "parts_of_rows",
+    "parts_of_tiles",
     "pays_in_sdd",
     "room_in_product",
     "room_in_sdd",
     "splits",
     "too_many_panels",
+    "walked_k",
 ]
 
 KNOB = ("k", "split")
@@ -52,10 +53,10 @@ _MOST = 16
 MOST_ELEMENTS = SMS // 2 * _TILE
 """Stored elements of a result above which its sums are not divided."""
 
-_FEWEST_K = 128
-"""Stored k that a part of a row of ``fma`` has at least."""
+_FEWEST_K = {"fma": 128, "mma": 256}
+"""Of k that a part of a tile of a dsd or dds walks at least, by family."""
 
-DIVIDE_THE_TAIL = ("fma", "mma")
+DIVIDE_THE_TAIL = tuple(_FEWEST_K)
 """Families whose sdd divides its last tiles alone."""
 
 _MOST_ROUNDS, _MOST_PANELS = 3, 512
@@ -141,22 +142,31 @@ def room_in_product(
     """
     tile_m, tile_n, _ = variant.ints("t")
     if variant.family in DIVIDE_THE_TAIL:
-        at_once = SMS * variant.ints("c")[0]
-        parts = parts_of_rows(-(-m // tile_m) * -(-n // tile_n) * batch, at_once, stored // m)
+        rows, cols = variant.ints("b")
+        height, _ = op_block(variant.op, (rows, cols), variant.knob("l"))
+        tiles = -(-m // tile_m) * -(-n // tile_n) * batch
+        walked = walked_k(k, stored / (m * k), tile_m // height)
+        parts = parts_of_tiles(variant.family, tiles, SMS * variant.ints("c")[0], walked)
     else:
         parts = most_parts_of_steps(m, n, k, batch, tile_n)
     return parts, 4 * parts * batch * m * n if parts > 1 else 0
 
 
-def parts_of_rows(tiles: int, at_once: int, stored_k: int) -> int:
-    """Into how many parts the blocks of each tile of ``fma`` are divided.
+def parts_of_tiles(family: str, tiles: int, at_once: int, walked: float) -> int:
+    """Into how many parts each tile of a dsd or dds of ``fma`` or ``mma`` is divided.
 
     Args:
+        family: one of the two.
         tiles: in all.
         at_once: CTAs that a GPU has at a time.
-        stored_k: length of a row's blocks together, in the mean.
+        walked: k that a tile walks, in the mean.
     """
-    return max(1, min(at_once // max(1, tiles), stored_k // _FEWEST_K, _MOST))
+    return max(1, min(at_once // max(1, tiles), int(walked) // _FEWEST_K[family], _MOST))
+
+
+def walked_k(k: int, density: float, block_rows: int) -> float:
+    """How much of k any of so many block rows stores, in the mean of a random pattern."""
+    return k * float(1 - (1 - min(1.0, density)) ** block_rows)
 
 
 def most_parts_of_steps(m: int, n: int, k: int, batch: int, width: int) -> int:

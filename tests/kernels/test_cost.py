@@ -42,6 +42,9 @@ def test_every_variant_of_tensor_cores_has_a_price(
     assert variants
     for variant in variants:
         expected = cost.microseconds(problem, variant)
+        if variant.family == "mma" and split.splits(variant):
+            assert expected is None, "which is for GPUs that the model is not for"
+            continue
         assert expected is not None, variant.name
         assert expected > 0
 

@@ -84,23 +84,39 @@ def test_the_last_tiles_are_divided_where_few_are(
 
 
 @given(
+    name_and_fewest=st.sampled_from(
+        [
+            ("dsd.fma.sm90a.f32.b64x64.lnn.t64x32x16.w2x1.s4.c6.ksplit", 128),
+            ("dds.mma.sm80.bf16.b64x64.lnt.t64x32x64.w4x1.s4.c3.ksplit", 256),
+        ]
+    ),
     m=st.integers(1, 2**16),
     n=st.integers(1, 2**12),
     k=st.integers(1, 2**20),
     batch=st.integers(1, 2**4),
     density=st.floats(0, 1),
 )
-def test_parts_of_float32_rows_leave_no_tile_waiting(
-    m: int, n: int, k: int, batch: int, density: float
+def test_parts_of_tiles_leave_none_waiting(
+    name_and_fewest: tuple[str, int], m: int, n: int, k: int, batch: int, density: float
 ) -> None:
-    variant = Variant.parse("dsd.fma.sm90a.f32.b64x64.lnn.t64x32x16.w2x1.s4.c6.ksplit")
+    name, fewest = name_and_fewest
+    variant = Variant.parse(name)
     stored = int(m * k * density)
     parts, size = room_in_product(variant, m, n, k, batch, stored)
     assert 1 <= parts <= 16
     assert size == (4 * parts * batch * m * n if parts > 1 else 0)
     if parts > 1:
-        assert parts * -(-m // 64) * -(-n // 32) * batch <= 6 * SMS
-        assert parts * 128 * m <= stored, "a part has 128 of k and more, in the mean"
+        assert parts * -(-m // 64) * -(-n // 32) * batch <= variant.ints("c")[0] * SMS
+        # Of one block row a tile walks what is stored.
+        assert parts * fewest * m <= stored * (1 + 1e-9), "a part has as much of k, in the mean"
+
+
+def test_a_tile_of_several_block_rows_walks_what_any_of_them_stores() -> None:
+    name = "dsd.mma.sm80.bf16.b{0}x{0}.lnn.t{1}x16x64.w4x1.s4.c2.ksplit"
+    high, low = (Variant.parse(name.format(*sizes)) for sizes in ((64, 64), (16, 128)))
+    few = (128, 16, 4096, 1, 128 * 4096 // 16)
+    assert room_in_product(high, *few)[0] == 1
+    assert room_in_product(low, *few)[0] == 6, "of 4096 eight rows store 0.4"
 
 
 @given(
@@ -140,13 +156,23 @@ def test_ctas_that_divide_tiles_fit_an_sm() -> None:
                     assert each.refused or ctas * (asked + 1024) <= size + 1024
 
 
+@pytest.mark.parametrize(("dtype", "target"), [("f32", "sm90a"), ("bf16", "sm86")])
 @pytest.mark.parametrize(("op", "layout"), [("dsd", "tn"), ("dds", "nn")])
-def test_a_long_k_of_many_block_rows_is_divided(op: str, layout: str) -> None:
+def test_a_long_k_of_many_block_rows_is_divided(
+    op: str, layout: str, dtype: str, target: str
+) -> None:
     """A layer of 16384 outputs and its input's gradient: block rows are k there."""
     size = (1024, 16, 16384) if op == "dsd" else (16, 1024, 16384)
-    problem = product_problem(op, "cuda", "f32", (16, 16), layout, size, 0.25)
-    legal = [each.variant for each in registry.candidates(problem, "sm90a") if not each.refused]
+    problem = product_problem(op, "cuda", dtype, (16, 16), layout, size, 0.25)
+    legal = [each.variant for each in registry.candidates(problem, target) if not each.refused]
     assert splits(legal[0])
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_tiles_that_fill_a_gpu_are_not_divided(dtype: str) -> None:
+    for op in ("dsd", "dds"):
+        problem = product_problem(op, "cuda", dtype, (32, 32), "nn", (4096, 4096, 4096), 0.25)
+        assert not any(splits(each.variant) for each in registry.candidates(problem, "sm80"))
 
 
 @pytest.mark.parametrize(("family", "dtype", "height"), [("fma", "f32", 16), ("mma", "bf16", 128)])
