@@ -42,7 +42,7 @@ from jitsparse.kernels.legality import (
 from jitsparse.kernels.problem import Place, Problem
 from jitsparse.kernels.roles import is_k_contiguous, op_block
 
-__all__ = ["candidates", "default_variants", "place", "template"]
+__all__ = ["candidates", "default_variants", "divides", "place", "template"]
 
 _BYTES = {"bf16": 2, "f16": 2, "tf32": 4}
 _BLOCKS = (16, 32, 64, 128)
@@ -126,6 +126,11 @@ def candidates(problem: Problem, target: str) -> list[Candidate]:
     if to_divide and _dividing_pays(problem, to_divide[0], tiles[0]):
         return [*divided, *whole]
     return [*whole, *divided]
+
+
+def divides(problem: Problem) -> bool:
+    """Whether tiles of a dsd or dds are divided where this family runs it on a Hopper GPU."""
+    return split.splits(candidates(problem, "sm90a")[0].variant)
 
 
 def _candidate(problem: Problem, tile: Tile, divides: bool, target: str) -> Candidate:

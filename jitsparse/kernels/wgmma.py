@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from jitsparse.jit import Candidate, Template, Variant
 from jitsparse.jit.template import Context
-from jitsparse.kernels import cost, split, turn
+from jitsparse.kernels import cost, mma, split, turn
 from jitsparse.kernels.cuda import (
     PICKED,
     Tile,
@@ -47,13 +47,14 @@ _BLOCKS = (16, 32, 64, 128)
 _WIDTHS = {"bf16": (256, 128, 64), "f16": (256, 128, 64), "tf32": (256, 128)}
 """Of a tile, in columns, by dtype."""
 _FEW_FOR_TF32 = 64
-"""Columns up to which mma is 1.2 to 1.4 times as fast in TF32, with blocks of 64 and no others."""
+"""Columns up to which ``mma`` may be faster in TF32."""
 
 
 def place(problem: Problem) -> Place:
     """Before all others, but for TF32 where ``mma`` has less to do."""
     if problem.dtype == "tf32" and problem.op != "sdd" and problem.extent <= _FEW_FOR_TF32:
-        if op_block(problem.op, problem.block, problem.layout)[0] == 64:
+        # With its tiles whole it is 1.2 to 1.4 times as fast in blocks of 64, and slower in others.
+        if op_block(problem.op, problem.block, problem.layout)[0] == 64 or mma.divides(problem):
             return Place(2, f"at most {_FEW_FOR_TF32} columns: tiles are at least 128 wide here")
     way = _first_way(problem)
     if not {turn.KNOB, turn.VALUES_KNOB}.intersection(way):
