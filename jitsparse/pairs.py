@@ -10,7 +10,8 @@ same 128 or 126, so that all windows are matched at once.
 The matching is the greedy one: of all pairs that are left the best comes next. Two rows that are
 each other's best are what it would match sooner or later, so all of those are matched at once
 (Preis, "Linear Time 1/2-Approximation Algorithm for Maximum Weighted Matching in General Graphs",
-1999). The best is what shares most above what it would by chance: long rows share much with
+1999). Where rows side by side share as much, as in patterns that are banded or triangular, pairs
+are those. The best is what shares most above what it would by chance: long rows share much with
 everybody, and as the choice of all of them, would be matched one by one. :mod:`jitsparse.sharing`
 matches the panels of an sdd so, too, in windows of its own.
 """
@@ -58,13 +59,23 @@ def pair_rows(major: Tensor, minor: Tensor, majors: int, minors: int) -> Tensor:
     if majors <= 2 or not few or torch.compiler.is_compiling():
         return torch.arange(2 * div_up(majors, 2), device=major.device)
     stored = _stored(major, minor, (windows, PAIRED_AMONG, minors))
-    weights = _weights(_shared(stored, stored), majors, major.numel(), majors * minors)
-    partner = match(weights, _ROUNDS)
+    shared = _shared(stored, stored)
+    partner = match(_weights(shared, majors, major.numel(), majors * minors), _ROUNDS)
     row = torch.arange(PAIRED_AMONG, device=major.device)
+    partner = torch.where(_more(shared, partner, row ^ 1), partner, row ^ 1)
     # A pair is where the first of its rows was, so rows that are none come last.
     order = torch.argsort(torch.minimum(row, partner) * PAIRED_AMONG + row, dim=1)
     order += PAIRED_AMONG * torch.arange(windows, device=major.device).unsqueeze(1)
     return order.flatten()[: 2 * div_up(majors, 2)].clamp(max=majors)
+
+
+def _more(shared: Tensor, some: Tensor, others: Tensor) -> Tensor:
+    """In which windows rows share more with some partners than with others, ``(windows, 1)``."""
+
+    def together(partner: Tensor) -> Tensor:
+        return shared.gather(2, partner.expand(shared.shape[:2]).unsqueeze(2)).sum(1)
+
+    return together(some) > together(others)
 
 
 def triple_rows(major: Tensor, minor: Tensor, majors: int, minors: int) -> Tensor:

@@ -65,6 +65,17 @@ def greedy(mask: Tensor) -> list[tuple[int, int]]:
     return chosen
 
 
+@pytest.mark.parametrize("width", [5, 9, 18, 40])
+def test_rows_of_a_band_are_paired_with_their_neighbours(width: int) -> None:
+    """A greedy matching leaves some rows to partners that are far away."""
+    row = torch.arange(128)
+    band = (row - row.unsqueeze(1)).abs() < width
+    assert paired(band) == [(a, a + 1) for a in range(0, 128, 2)]
+    both = torch.cat([band, random_mask(0, 128, 128, 0.3)])
+    assert paired(both)[:64] == paired(band)
+    assert paired(both)[64:] != [(a, a + 1) for a in range(128, 256, 2)], "each window for itself"
+
+
 @pytest.mark.parametrize(
     ("density", "least"), [(0.05, 0.95), (0.1, 0.95), (0.25, 1.0), (0.5, 1.01), (0.9, 1.005)]
 )
