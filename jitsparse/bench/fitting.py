@@ -66,8 +66,7 @@ def fit(rows: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
     together: dict[str, list[_Sample]] = defaultdict(list)
     for row in rows:
         problem, variant = problem_of(row), Variant.parse(row["variant"])
-        known = cost.covers(problem, variant.target) and variant.family in cost.FAMILIES
-        known = known and not cost.wasteful(problem, variant)
+        known = cost.knows(problem, variant)
         # What is picked has the prices of what is not, see jitsparse/kernels/cost.py.
         if row["half"] == FITTED and known and PICKED not in variant.knobs:
             amounts = cost.parts(problem, variant)

@@ -29,7 +29,7 @@ struct SpmmArgs {
   int64 out_ld, out_batch_stride;
   int64 batch;
   int64 activation;          // Activation
-  int64 parts;               // that the sums over k may be divided into (fma: are): 1 without a workspace for them
+  int64 parts;               // that the sums over k may be divided into (fma, mma: are): 1 without a workspace for them
   int64 context;             // CPU: number of threads.  CUDA: cudaStream_t
 };
 
@@ -46,7 +46,7 @@ struct SddArgs {
   int64 right_ld, right_batch_stride;
   int64 batch;
   int64 parts;               // that a sum may be divided into: 1 without a workspace, no more than it has slabs of 64. Or CTAs at a
-                             // time, see SddFma::prepared
+                             // time, see SddTail::prepared
   int64 context;
 };
 

@@ -129,12 +129,8 @@ def microseconds(problem: Problem, variant: Variant) -> float | None:
 
 def breakdown(problem: Problem, variant: Variant) -> dict[str, float]:
     """Microseconds of each part; empty if the model does not know the problem or the kind."""
-    if not covers(problem, variant.target) or variant.family not in FAMILIES:
+    if not knows(problem, variant):
         return {}
-    if wasteful(problem, variant):
-        return {}
-    if variant.family == "mma" and split.splits(variant):
-        return {}  # for older GPUs: here wgmma divides its steps
     prices = _prices(kind(problem, variant))
     if prices is None:
         return {}
@@ -145,6 +141,15 @@ def breakdown(problem: Problem, variant: Variant) -> dict[str, float]:
         if price
     }
     return costs | extras(problem, variant, amounts)
+
+
+def knows(problem: Problem, variant: Variant) -> bool:
+    """Whether the model judges a variant of a problem."""
+    if not covers(problem, variant.target) or variant.family not in FAMILIES:
+        return False
+    # That mma divides its steps is for older GPUs: on Hopper wgmma does.
+    for_others = variant.family == "mma" and split.splits(variant)
+    return not for_others and not wasteful(problem, variant)
 
 
 def wasteful(problem: Problem, variant: Variant) -> bool:

@@ -23,7 +23,7 @@ __all__ = [
     "dividing_pays",
     "knobs",
     "operand_context",
-    "parts_of_tiles",
+    "parts_of_problem",
     "ranked",
     "shared_memory_limit",
     "tile_context",
@@ -146,7 +146,7 @@ def tile_count(problem: Problem, tile: Tile) -> float:
     return -(-rows // tile_m) * -(-problem.extent // tile_n) * problem.batch
 
 
-def parts_of_tiles(problem: Problem, tile: Tile, family: str) -> int:
+def parts_of_problem(problem: Problem, tile: Tile, family: str) -> int:
     """Into how many parts a dsd or dds divides its tiles, if it does."""
     at_once = SMS * tile.ctas
     return split.parts_of_tiles(

@@ -20,7 +20,7 @@ from jitsparse.kernels.cuda import (
     ctas_with_room,
     cuda_template,
     dividing_pays,
-    parts_of_tiles,
+    parts_of_problem,
     ranked,
     tile_context,
     time_to_the_end,
@@ -105,7 +105,7 @@ def _to_divide(problem: Problem, tiles: list[Tile], target: str) -> list[Tile]:
     if problem.op != "sdd":
         # Wide ones would spill, and few columns are what leaves CTAs idle.
         narrowest = min(tiles, key=lambda tile: tile.shape[1])
-        return [narrowest] if parts_of_tiles(problem, narrowest, "fma") > 1 else []
+        return [narrowest] if parts_of_problem(problem, narrowest, "fma") > 1 else []
     tiles = [replace(tile, ctas=_ctas_to_divide(problem, tile, target)) for tile in tiles]
     return sorted(tiles, key=lambda tile: time_to_the_end(problem, tile, _fixed(problem, tile)))
 

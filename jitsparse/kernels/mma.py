@@ -1,8 +1,9 @@
 """Family ``mma``: tensor cores through mma.sync, fed by cp.async; Ampere and later.
 
 Knobs: ``b`` block, ``l`` layout, ``t`` tile (rows x columns x depth of a pipeline stage), ``w``
-warps (down x across the tile), ``s`` stages of the pipeline, ``c`` CTAs that an SM should hold. An
-sdd with ``k`` = ``split`` divides its last tiles along k (:mod:`jitsparse.kernels.split`).
+warps (down x across the tile), ``s`` stages of the pipeline, ``c`` CTAs that an SM should hold.
+With ``k`` = ``split`` tiles are divided along k (:mod:`jitsparse.kernels.split`): the last ones of
+an sdd, or all of a dsd or dds that has few.
 
 Which tile is best was measured on an H200 (docs/performance.md). What decides is, for small blocks,
 how many warps hide the latency of many short steps, and for large ones how few bytes a product
@@ -12,7 +13,7 @@ moves through shared memory, which favours warps of 64 x 64.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from jitsparse.jit import Candidate, Template, Variant
@@ -22,7 +23,7 @@ from jitsparse.kernels.cuda import (
     ctas_with_room,
     cuda_template,
     dividing_pays,
-    parts_of_tiles,
+    parts_of_problem,
     ranked,
     tile_context,
     time_to_the_end,
@@ -42,7 +43,7 @@ from jitsparse.kernels.legality import (
 from jitsparse.kernels.problem import Place, Problem
 from jitsparse.kernels.roles import is_k_contiguous, op_block
 
-__all__ = ["candidates", "default_variants", "divides", "place", "template"]
+__all__ = ["candidates", "default_variants", "divides_first", "place", "template"]
 
 _BYTES = {"bf16": 2, "f16": 2, "tf32": 4}
 _BLOCKS = (16, 32, 64, 128)
@@ -114,22 +115,22 @@ _FIXED = 16
 
 def place(problem: Problem) -> Place:
     """Before ``simt`` always."""
-    return Place(1, "tensor cores; the tile with the least waves of CTAs times work of each first")
+    return Place(1, "tensor cores; the tile that keeps the CTAs of a GPU busy for least time first")
 
 
 def candidates(problem: Problem, target: str) -> list[Candidate]:
     """Variants for a problem, best first; refused ones with their reason."""
     tiles = ranked(problem, _tiles(problem))
-    whole = [_candidate(problem, tile, False, target) for tile in tiles]
     to_divide = _to_divide(problem, target)
+    whole = [_candidate(problem, tile, False, target) for tile in tiles]
     divided = [_candidate(problem, tile, True, target) for tile in to_divide]
-    if to_divide and _dividing_pays(problem, to_divide[0], tiles[0]):
+    if to_divide and _dividing_pays(problem, to_divide[0], _fitting(problem, tiles, False, target)):
         return [*divided, *whole]
     return [*whole, *divided]
 
 
-def divides(problem: Problem) -> bool:
-    """Whether tiles of a dsd or dds are divided where this family runs it on a Hopper GPU."""
+def divides_first(problem: Problem) -> bool:
+    """Whether what comes first here divides its tiles, on a Hopper GPU."""
     return split.splits(candidates(problem, "sm90a")[0].variant)
 
 
@@ -140,38 +141,44 @@ def _candidate(problem: Problem, tile: Tile, divides: bool, target: str) -> Cand
     return Candidate(variant, template(variant), _refusal(problem, tile, divides, target))
 
 
+def _fitting(problem: Problem, tiles: Iterable[Tile], divides: bool, target: str) -> list[Tile]:
+    """Those for which an SM has shared memory, with as many CTAs as it really has: how many parts
+    there are, and how many rounds, follows from them."""
+    fitting = []
+    for tile in tiles:
+        room = ctas_with_room(_shared_memory(problem, tile, divides), target)
+        if room:
+            fitting.append(replace(tile, ctas=min(tile.ctas, room)))
+    return fitting
+
+
 def _to_divide(problem: Problem, target: str) -> list[Tile]:
-    """Tiles that may be divided, best first. How many parts there are follows from how many CTAs an
-    SM really has."""
+    """Tiles that may be divided, best first."""
     if problem.dtype not in _BYTES:
         return []
-    tiles = [
-        replace(tile, ctas=max(1, min(tile.ctas, ctas_with_room(asked, target))))
-        for tile in _tiles(problem)
-        for asked in [_shared_memory(problem, tile, True)]
-    ]
+    tiles = _fitting(problem, _tiles(problem), True, target)
     if problem.op == "sdd":
         return sorted(tiles, key=lambda tile: time_to_the_end(problem, tile, _FIXED_OF_SDD))
     narrow = [
         tile
         for tile in tiles
-        if tile.shape[1] <= _WIDEST_TO_DIVIDE and parts_of_tiles(problem, tile, "mma") > 1
+        if tile.shape[1] <= _WIDEST_TO_DIVIDE and parts_of_problem(problem, tile, "mma") > 1
     ]
-    return sorted(
-        narrow, key=lambda tile: _time(problem, tile, parts_of_tiles(problem, tile, "mma"))
-    )
+    return sorted(narrow, key=lambda tile: _time(problem, tile, divides=True))
 
 
-def _dividing_pays(problem: Problem, divided: Tile, whole: Tile) -> bool:
+def _dividing_pays(problem: Problem, divided: Tile, whole: Sequence[Tile]) -> bool:
+    """Whether a tile is faster divided than the first of these whole."""
     if problem.op == "sdd":
-        return dividing_pays(problem, whole, _DIVIDING_SDD)
-    parts = parts_of_tiles(problem, divided, "mma")
-    return _time(problem, divided, parts) + _DIVIDING < _time(problem, whole, 1)
+        return dividing_pays(problem, whole[0], _DIVIDING_SDD)
+    by_dividing = _time(problem, divided, divides=True) + _DIVIDING
+    return by_dividing < _time(problem, whole[0], divides=False)
 
 
-def _time(problem: Problem, tile: Tile, parts: int) -> float:
-    """What a dsd or dds takes, in products of an SM, with its tiles divided into so many parts."""
+def _time(problem: Problem, tile: Tile, divides: bool) -> float:
+    """What a dsd or dds takes, in products of an SM, with tiles divided or whole."""
     tile_m, tile_n, _ = tile.shape
+    parts = parts_of_problem(problem, tile, "mma") if divides else 1
     rounds = math.ceil(waves(problem, tile) * parts)
     return rounds * tile.ctas * tile_m * walked(problem, tile) / parts * (tile_n + _FIXED)
 
@@ -224,10 +231,11 @@ def _shared_memory(problem: Problem, tile: Tile, divides: bool) -> int:
 
 
 def default_variants(target: str) -> Iterator[Variant]:
-    """What calls choose for square blocks; for bf16 with few columns or a short k too."""
+    """What calls choose for square blocks; with few columns too, and for bf16 with a short k."""
     problems = (
         *typical_problems(("bf16",), _BLOCKS),
-        *typical_problems(("bf16",), (32, 128), extent=16),
+        *typical_problems(("bf16", "tf32"), (32, 128), extent=16),
+        *typical_problems(("bf16",), (32, 128), extent=64),
         *(each for each in typical_problems(("bf16",), _BLOCKS, extent=512) if each.op == "sdd"),
         *typical_problems(("f16", "tf32"), (32, 128)),
     )

@@ -141,7 +141,7 @@ def room_in_product(
         stored: elements of all blocks.
     """
     tile_m, tile_n, _ = variant.ints("t")
-    if variant.family in DIVIDE_THE_TAIL:
+    if variant.family in _FEWEST_K:
         rows, cols = variant.ints("b")
         height, _ = op_block(variant.op, (rows, cols), variant.knob("l"))
         tiles = -(-m // tile_m) * -(-n // tile_n) * batch
@@ -161,7 +161,7 @@ def parts_of_tiles(family: str, tiles: int, at_once: int, walked: float) -> int:
         at_once: CTAs that a GPU has at a time.
         walked: k that a tile walks, in the mean.
     """
-    return max(1, min(at_once // max(1, tiles), int(walked) // _FEWEST_K[family], _MOST))
+    return max(1, min(at_once // max(1, tiles), round(walked) // _FEWEST_K[family], _MOST))
 
 
 def walked_k(k: int, density: float, block_rows: int) -> float:

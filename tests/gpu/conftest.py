@@ -15,7 +15,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:
-            limit = float(item.config.getini("timeout"))
+            asked = item.config.getoption("timeout")
+            limit = float(item.config.getini("timeout")) if asked is None else asked
             item.add_marker(pytest.mark.timeout(limit, func_only=True))
 
 

@@ -32,8 +32,9 @@ from jitsparse.kernels.roles import LAYOUTS, is_flipped
 from jitsparse.kernels.split import splits
 from jitsparse.tune import contestants
 
-ROWS, COLS, EXTENT, LONG = 200, 648, 136, 1032
-"""Sizes; sums of the last are divided by kernels that can."""
+ROWS, COLS, EXTENT, LONG, DENSITY = 200, 648, 136, 1544, 0.4
+"""Sizes; sums of the last are divided by kernels that can, two parts of which ``mma`` wants to have
+256 stored."""
 
 
 def wanted(name: str) -> bool:
@@ -67,7 +68,8 @@ def main() -> None:
 def variants(op: str, dtype: str, block: tuple[int, int], layout: str) -> Iterator[Variant]:
     """Those of a small product, and those that divide the sums of a dsd or dds if they are long."""
     rows, cols = pattern_shape(op, layout, divided=True)
-    long = replace(problem(op, dtype, block, layout), rows=rows, cols=cols)
+    stored = round(DENSITY * rows * cols / (block[0] * block[1]))
+    long = replace(problem(op, dtype, block, layout), rows=rows, cols=cols, nnz=stored)
     yield from legal(op, dtype, block, layout)
     if op != "sdd":
         yield from (each.variant for each in contestants(long) if splits(each.variant))
@@ -84,7 +86,7 @@ def call(op: str, dtype: torch.dtype, block: tuple[int, int], layout: str, divid
     generator = torch.Generator().manual_seed(0)
     extent = LONG if divided and op == "sdd" else EXTENT
     size = pattern_shape(op, layout, divided)
-    pattern = js.Pattern.random(size, block, 0.4, generator=generator).to("cuda")
+    pattern = js.Pattern.random(size, block, DENSITY, generator=generator).to("cuda")
     values = torch.ones(pattern.values_shape, dtype=dtype, device="cuda")
     stored = js.BlockSparse(values, pattern)
 

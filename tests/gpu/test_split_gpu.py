@@ -36,8 +36,6 @@ def variants(dtype: str, block: int, layout: str) -> list[str]:
 @pytest.mark.parametrize("dtype", ["bf16", "f16", "tf32", "f32"])
 def test_divided_sums_are_right_and_repeatable(dtype: str, block: int, layout: str) -> None:
     names = variants(dtype, block, layout)
-    if not names and dtype != "f32":
-        pytest.skip("no variant that divides sums")
     generator = torch.Generator().manual_seed(0)
     pattern = js.Pattern.random((ROWS, COLS), block, 0.4, generator=generator).to("cuda")
     elements = pattern.nnz_blocks * block * block

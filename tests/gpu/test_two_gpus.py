@@ -16,13 +16,15 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
 ]
 
-# Of every family, of tensor maps, of divided sums and of operands that are turned. With the family
-# that a call of them runs: dtype, block, tokens, precision of float32.
+# Of every family, of tensor maps, of divided sums and of operands that are turned, by the family
+# that the layer runs: dtype, block, tokens, precision of float32.
 CASES = {
     "wgmma": (torch.bfloat16, 64, 1024, "highest"),
     "wgmma, blocks of 16": (torch.float16, 16, 1024, "highest"),
     "wgmma, TF32": (torch.float32, 64, 1024, "high"),
-    "few tokens": (torch.bfloat16, 32, 8, "highest"),
+    "thin": (torch.bfloat16, 32, 8, "highest"),
+    "mma": (torch.float32, 16, 1024, "high"),
+    "mma, few tokens": (torch.float32, 16, 16, "high"),
     "fma": (torch.float32, 32, 1024, "highest"),
     "fma, few tokens": (torch.float32, 64, 16, "highest"),
     "simt": (torch.float64, 8, 64, "highest"),
@@ -65,6 +67,8 @@ def there(given: Given, number: int) -> Given:
 def test_it_gives_the_same(case: str, precision: Callable[[str], None]) -> None:
     precision(CASES[case][-1])
     given = operands(case)
+    a, x, _ = there(given, 0)
+    assert js.explain("dds", x, a.T).variant.split(".")[1] == case.split(",")[0]
     first, second = (step(*there(given, number)) for number in range(2))
     assert torch.cuda.current_device() == 0
     for mine, other in zip(first, second, strict=True):

@@ -411,6 +411,22 @@ def test_fitting_never_looks_at_what_is_held_out() -> None:
     assert fitting.fit(rows(FITTED) + wrong) == fitting.fit(rows(FITTED))
 
 
+def test_fitting_leaves_out_what_is_not_judged() -> None:
+    """Divided steps of ``mma`` would count as whole ones."""
+    pytest.importorskip("scipy")
+    divided = {
+        "op": "dds",
+        "size": "64x1024x8192",
+        "stored": 512,
+        "layout": "nt",
+        "variant": "dds.mma.sm90a.bf16.b64x64.lnt.t64x16x64.w4x1.s4.c3.ksplit",
+    }
+    row = rows(FITTED)[0] | divided
+    assert fitting.fit([row]) == {}
+    whole = row | {"variant": row["variant"].removesuffix(".ksplit")}
+    assert [*fitting.fit([whole])] == ["mma.64.along.w4"]
+
+
 def test_explain_shows_what_the_model_reckons() -> None:
     problem = typical_problem("dds", "cuda", "bf16", 64, "nt", 256)
     explanation = js.explain(problem, target="sm90a")

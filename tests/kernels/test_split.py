@@ -111,6 +111,30 @@ def test_parts_of_tiles_leave_none_waiting(
         assert parts * fewest * m <= stored * (1 + 1e-9), "a part has as much of k, in the mean"
 
 
+def test_parts_of_tiles_are_as_many_as_there_may_be() -> None:
+    """Three thirds of 768 are 256, whatever the floats say."""
+    name = "dsd.{0}.sm90a.{1}.b64x64.lnn.t64x32x64.w4x1.s4.c3.ksplit"
+    fma, mma = (Variant.parse(name.format(*each)) for each in (("fma", "f32"), ("mma", "bf16")))
+    assert room_in_product(fma, 64, 16, 768, 1, 64 * 256)[0] == 2
+    assert room_in_product(mma, 64, 16, 1536, 1, 64 * 512)[0] == 2
+
+
+def test_what_an_sm_has_no_room_for_decides_nothing() -> None:
+    """Where an SM has room for one CTA of a tile, not two, there are twice as many rounds."""
+    size = (1536, 1536, 2048)
+    problem = product_problem("sdd", "cuda", "bf16", (16, 16), "nn", size, 0.25)
+    ampere, hopper = (
+        next(
+            each.variant
+            for each in registry.candidates(problem, target)
+            if each.variant.family == "mma"
+        )
+        for target in ("sm80", "sm90a")
+    )
+    assert splits(ampere)
+    assert not splits(hopper)
+
+
 def test_a_tile_of_several_block_rows_walks_what_any_of_them_stores() -> None:
     name = "dsd.mma.sm80.bf16.b{0}x{0}.lnn.t{1}x16x64.w4x1.s4.c2.ksplit"
     high, low = (Variant.parse(name.format(*sizes)) for sizes in ((64, 64), (16, 128)))

@@ -1,4 +1,5 @@
 // Which elements of its left operand a wgmma's rows are. The product does not care, as long as whoever loads and whoever stores agree.
+// (Without NEIGHBOURS warp 0 has what a warp has of mma's fragments one below the other.)
 #pragma once
 
 namespace jitsparse {
