@@ -54,9 +54,8 @@ def place(problem: Problem) -> Place:
     """Before all others, but for TF32 where ``mma`` has less to do."""
     if problem.dtype == "tf32" and problem.op != "sdd" and problem.extent <= _FEW_FOR_TF32:
         # With its tiles whole it is 1.2 to 1.4 times as fast in blocks of 64, and slower in others.
-        if op_block(problem.op, problem.block, problem.layout)[0] == 64 or mma.divides_first(
-            problem
-        ):
+        height, _ = op_block(problem.op, problem.block, problem.layout)
+        if height == 64 or mma.divides_first(problem):
             return Place(2, f"at most {_FEW_FOR_TF32} columns: tiles are at least 128 wide here")
     way = _first_way(problem)
     if not {turn.KNOB, turn.VALUES_KNOB}.intersection(way):
