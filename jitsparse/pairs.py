@@ -62,7 +62,8 @@ def pair_rows(major: Tensor, minor: Tensor, majors: int, minors: int) -> Tensor:
     shared = _shared(stored, stored)
     partner = match(_weights(shared, majors, major.numel(), majors * minors), _ROUNDS)
     row = torch.arange(PAIRED_AMONG, device=major.device)
-    partner = torch.where(_more(shared, partner, row ^ 1), partner, row ^ 1)
+    beside = row ^ 1
+    partner = torch.where(_more(shared, partner, beside), partner, beside)
     # A pair is where the first of its rows was, so rows that are none come last.
     order = torch.argsort(torch.minimum(row, partner) * PAIRED_AMONG + row, dim=1)
     order += PAIRED_AMONG * torch.arange(windows, device=major.device).unsqueeze(1)

@@ -4,8 +4,6 @@ patterns store is kept bit for bit, what is new is zero, and an optimizer's stat
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from ranks import run_two_ranks
 from torch import Tensor, nn
 from torch.autograd import gradcheck
 
@@ -289,7 +288,7 @@ def test_an_optimizer_that_trains_something_else() -> None:
 
 RANKS = """\
 import sys, torch, jitsparse as js
-rank, store = int(sys.argv[1]), sys.argv[2]
+store, rank = sys.argv[1], int(sys.argv[2])
 torch.distributed.init_process_group(
     "gloo", rank=rank, world_size=2, store=torch.distributed.FileStore(store, 2)
 )
@@ -317,11 +316,4 @@ torch.testing.assert_close(layer.weight.to_dense(), alone.weight.to_dense())
 
 def test_ranks_that_move_together(tmp_path: Path) -> None:
     """Each has half of a batch; a layer alone has all of it."""
-    arguments = [sys.executable, "-c", RANKS]
-    ranks = [
-        subprocess.Popen([*arguments, str(rank), str(tmp_path / "store")], stderr=subprocess.PIPE)
-        for rank in range(2)
-    ]
-    for rank in ranks:
-        _, err = rank.communicate(timeout=120)
-        assert rank.returncode == 0, err.decode()
+    run_two_ranks(RANKS, where=tmp_path)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
+from ranks import run_two_ranks
 
 RANK = """\
 # In float64: the mean of two halves is the whole's to within less than anything wrong would be.
@@ -73,23 +71,4 @@ TWO_GPUS = [
 @pytest.mark.parametrize("sharing", ["replicated", "replicated, patterns as they are", "sharded"])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=TWO_GPUS)])
 def test_ranks_train_what_one_process_trains(device: str, sharing: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", RANK, device, sharing, str(tmp_path / "store")]
-    logs = [tmp_path / f"{rank}.txt" for rank in range(2)]
-    with logs[0].open("w") as first, logs[1].open("w") as second:
-        ranks = [
-            subprocess.Popen([*command, str(rank)], stderr=log)
-            for rank, log in enumerate((first, second))
-        ]
-        try:
-            # Where one fails the other waits for it for ever.
-            deadline = time.monotonic() + 120
-            while any(rank.poll() is None for rank in ranks) and time.monotonic() < deadline:
-                if any(rank.poll() for rank in ranks):
-                    break
-                time.sleep(0.05)
-        finally:
-            codes = [rank.poll() for rank in ranks]
-            for rank in ranks:
-                rank.kill()
-                rank.wait()
-    assert codes == [0, 0], "\n".join(log.read_text() for log in logs)
+    run_two_ranks(RANK, device, sharing, where=tmp_path)

@@ -103,9 +103,11 @@ class Tile:
     stages: int
     ctas: int
 
-    def variant(self, family: str, problem: Problem, target: str) -> Variant:
-        """The variant of a problem that works like this."""
+    def variant(self, family: str, problem: Problem, target: str, divides: bool) -> Variant:
+        """The variant of a problem that works like this, and may divide tiles along k."""
         values = knobs(problem, t=self.shape, w=self.warps, s=(self.stages,), c=(self.ctas,))
+        if divides:
+            values = (*values, split.KNOB)
         return Variant(problem.op, family, target, problem.dtype, values)
 
 

@@ -94,9 +94,7 @@ def candidates(problem: Problem, target: str) -> list[Candidate]:
 
 
 def _candidate(problem: Problem, tile: Tile, divides: bool, target: str) -> Candidate:
-    variant = tile.variant("fma", problem, target)
-    if divides:
-        variant = replace(variant, knobs=(*variant.knobs, split.KNOB))
+    variant = tile.variant("fma", problem, target, divides)
     return Candidate(variant, template(variant), _refusal(problem, tile, divides, target))
 
 

@@ -135,9 +135,7 @@ def divides_first(problem: Problem) -> bool:
 
 
 def _candidate(problem: Problem, tile: Tile, divides: bool, target: str) -> Candidate:
-    variant = tile.variant("mma", problem, target)
-    if divides:
-        variant = replace(variant, knobs=(*variant.knobs, split.KNOB))
+    variant = tile.variant("mma", problem, target, divides)
     return Candidate(variant, template(variant), _refusal(problem, tile, divides, target))
 
 

@@ -112,7 +112,7 @@ def test_parts_of_tiles_leave_none_waiting(
 
 
 def test_parts_of_tiles_are_as_many_as_there_may_be() -> None:
-    """Three thirds of 768 are 256, whatever the floats say."""
+    """Of 768 a third is stored, two parts of 128, whatever the floats say of a third."""
     name = "dsd.{0}.sm90a.{1}.b64x64.lnn.t64x32x64.w4x1.s4.c3.ksplit"
     fma, mma = (Variant.parse(name.format(*each)) for each in (("fma", "f32"), ("mma", "bf16")))
     assert room_in_product(fma, 64, 16, 768, 1, 64 * 256)[0] == 2

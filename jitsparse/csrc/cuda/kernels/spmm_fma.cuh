@@ -38,6 +38,7 @@ struct SpmmFma {
                                      FmaTile<BlockTile, DenseTile, !FLIPPED && !kTurnsBlocks, false, WARP_M, WARP_N, TILE_K>>;
 
   using Sum = SpmmSum<F32>;
+  using Sums = SpmmSums<OUT_TRANSPOSED>;
 
   // Which part of the output a thread has.
   struct Part {
@@ -97,9 +98,8 @@ struct SpmmFma {
     const int64 first_m = part.tile.row * TILE_M + part.warp_m, first_n = part.tile.column * TILE_N + part.warp_n;
     const int m_left = inside(Pipeline::m(args), first_m, WARP_M), n_left = inside(args.n, first_n, WARP_N);
     if (parts(args) > 1) {
-      // To a matrix like the output.
-      const int64 m = Pipeline::m(args), ld = OUT_TRANSPOSED ? m : args.n;
-      float* sums = static_cast<float*>(args.workspace) + (part.of_steps * args.batch + part.tile.batch) * m * args.n;
+      const int64 m = Pipeline::m(args), ld = Sums::ld(args, m);
+      float* sums = Sums::at(args, m, part.of_steps, part.tile.batch);
       return store_at(sums + start_of(ld, first_m, first_n), ld, part, c, m_left, n_left);
     }
     if (OUT_TRANSPOSED && args.bias != nullptr) {
@@ -134,10 +134,7 @@ struct SpmmFma {
   static int64 grid(const SpmmArgs& args) { return Pipeline::grid(args) * parts(args); }
 
   // What is left to do where steps were divided.
-  static typename Sum::Params sum(const SpmmArgs& args) {
-    const int64 m = Pipeline::m(args);
-    return Sum::of(args, OUT_TRANSPOSED ? args.n : m, OUT_TRANSPOSED ? m : args.n, parts(args));
-  }
+  static typename Sum::Params sum(const SpmmArgs& args) { return Sum::template of<Sums>(args, Pipeline::m(args), parts(args)); }
 };
 
 }  // namespace jitsparse

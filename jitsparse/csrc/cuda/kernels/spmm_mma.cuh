@@ -38,6 +38,7 @@ struct SpmmMma {
   static constexpr bool kAlwaysPresent = kGroup == 1 && kSlots == 1;
 
   using Sum = SpmmSum<Element>;
+  using Sums = SpmmSums<OUT_TRANSPOSED>;
   static JITSPARSE_HD int parts(const SpmmArgs& args) { return SPLIT ? int(args.parts) : 1; }
 
   // One warp's share of a stage: for each depth of the mma its columns of the dense tile once, then the blocks
@@ -110,10 +111,9 @@ struct SpmmMma {
     }
     const int64 m = Pipeline::m(args);
     if (parts(args) > 1) {
-      // To a matrix like the output.
-      float* sums = static_cast<float*>(args.workspace) + (part * args.batch + tile.batch) * m * args.n;
-      store_fragments<RowOrder<WARP_M / 16, false>, OUT_TRANSPOSED>(c, sums, OUT_TRANSPOSED ? m : args.n, int(first_m) + warp_m * WARP_M,
-                                                                    m, int(first_n) + warp_n * WARP_N, args.n, /*warp=*/0, lane);
+      store_fragments<RowOrder<WARP_M / 16, false>, OUT_TRANSPOSED>(c, Sums::at(args, m, part, tile.batch), Sums::ld(args, m),
+                                                                    int(first_m) + warp_m * WARP_M, m, int(first_n) + warp_n * WARP_N,
+                                                                    args.n, /*warp=*/0, lane);
       return;
     }
     ptx::cp_async_wait<0>();
@@ -126,10 +126,7 @@ struct SpmmMma {
   static int64 grid(const SpmmArgs& args) { return Pipeline::grid(args) * parts(args); }
 
   // What is left to do where steps were divided.
-  static typename Sum::Params sum(const SpmmArgs& args) {
-    const int64 m = Pipeline::m(args);
-    return Sum::of(args, OUT_TRANSPOSED ? args.n : m, OUT_TRANSPOSED ? m : args.n, parts(args));
-  }
+  static typename Sum::Params sum(const SpmmArgs& args) { return Sum::template of<Sums>(args, Pipeline::m(args), parts(args)); }
 };
 
 }  // namespace jitsparse

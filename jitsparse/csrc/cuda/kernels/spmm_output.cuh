@@ -38,17 +38,6 @@ struct SpmmOutput {
     close(params, outbox, at, at_m, at_n, batch);
   }
 
-  // Where sums that are divided lie in the workspace, of a part and an entry of the batch: like the output.
-  static __device__ __forceinline__ float* sums(const SpmmArgs& args, int part, int batch) {
-    return static_cast<float*>(args.workspace) + (int64(part) * args.batch + batch) * Stages::m(args) * args.n;
-  }
-  static JITSPARSE_HD int64 sums_ld(const SpmmArgs& args) { return OUT_TRANSPOSED ? Stages::m(args) : args.n; }
-
-  template <typename Sum>
-  static typename Sum::Params sum(const SpmmArgs& args, int64 parts) {
-    return Sum::of(args, OUT_TRANSPOSED ? args.n : Stages::m(args), sums_ld(args), parts);
-  }
-
   static cudaError_t prepare(const SpmmArgs& args, Params& params) {
     if (auto error = Stages::prepare(args, params)) return error;
     const int64 m = Stages::m(args);

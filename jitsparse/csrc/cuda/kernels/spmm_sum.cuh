@@ -9,6 +9,16 @@
 
 namespace jitsparse {
 
+// Where the parts of sums lie in the workspace: each like the output, of m x n or, OUT_TRANSPOSED, n x m.
+template <bool OUT_TRANSPOSED>
+struct SpmmSums {
+  static __device__ __forceinline__ float* at(const SpmmArgs& args, int64 m, int part, int64 batch) {
+    return static_cast<float*>(args.workspace) + (part * args.batch + batch) * m * args.n;
+  }
+  static JITSPARSE_HD int64 rows(const SpmmArgs& args, int64 m) { return OUT_TRANSPOSED ? args.n : m; }
+  static JITSPARSE_HD int64 ld(const SpmmArgs& args, int64 m) { return OUT_TRANSPOSED ? m : args.n; }
+};
+
 template <typename Element>
 struct SpmmSum {
   using Storage = typename Element::Storage;
@@ -23,7 +33,9 @@ struct SpmmSum {
     int64 parts, activation;
   };
 
-  static Params of(const SpmmArgs& args, int64 rows, int64 columns, int64 parts) {
+  template <typename Sums>
+  static Params of(const SpmmArgs& args, int64 m, int64 parts) {
+    const int64 rows = Sums::rows(args, m), columns = Sums::ld(args, m);
     return {static_cast<const float*>(args.workspace), static_cast<Storage*>(args.out), static_cast<const Storage*>(args.bias),
             args.batch * rows * columns, Divisor::of(unsigned(columns)), parts, args.activation};
   }

@@ -28,6 +28,7 @@ struct SpmmWgmma {
   using Params = typename Output::Params;
   using Steps = SpmmSteps<Stages>;
   using Sum = SpmmSum<Element>;
+  using Sums = SpmmSums<OUT_TRANSPOSED>;
   static constexpr int kThreads = Stages::kThreads, kBarriersAt = Output::kBarriersAt, kSharedBytes = Output::kSharedBytes;
   static constexpr int kConsumers = Stages::kConsumers;
   static constexpr int kPanel = PANEL, kTileN = TILE_N, kParts = Stages::kParts, kAcross = Stages::kAcross;
@@ -167,9 +168,10 @@ struct SpmmWgmma {
   // What the CTA's part of the steps adds up to.
   static __device__ __forceinline__ void store_sums(const SpmmArgs& args, const Accumulators& c, int first_m, const SpmmTile& tile,
                                                     int part, int thread) {
+    const int64 m = Stages::m(args);
     store_fragments<RowOrder<1, false>, OUT_TRANSPOSED>(reinterpret_cast<const float(&)[1][kTileN / 8][4]>(c),
-                                                        Output::sums(args, part, tile.batch), Output::sums_ld(args), first_m,
-                                                        Stages::m(args), tile.column * kTileN, args.n, thread / 32, thread % 32);
+                                                        Sums::at(args, m, part, tile.batch), Sums::ld(args, m), first_m, m,
+                                                        tile.column * kTileN, args.n, thread / 32, thread % 32);
   }
 
   static __device__ __forceinline__ void store(const Params& params, Accumulators& c, int first_m, const SpmmTile& tile,
@@ -208,7 +210,7 @@ struct SpmmWgmma {
 
   static int64 grid(const SpmmArgs& args) { return Stages::grid(args); }
   static cudaError_t prepare(const SpmmArgs& args, Params& params) { return Output::prepare(args, params); }
-  static typename Sum::Params sum(const SpmmArgs& args) { return Output::template sum<Sum>(args, Stages::parts(args)); }
+  static typename Sum::Params sum(const SpmmArgs& args) { return Sum::template of<Sums>(args, Stages::m(args), Stages::parts(args)); }
 };
 
 }  // namespace jitsparse

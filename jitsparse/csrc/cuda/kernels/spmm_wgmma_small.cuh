@@ -36,6 +36,7 @@ struct SpmmWgmmaSmall {
   using Params = typename Output::Params;
   using Steps = SpmmSteps<Stages>;
   using Sum = SpmmSum<Element>;
+  using Sums = SpmmSums<OUT_TRANSPOSED>;
   static constexpr int kThreads = Stages::kThreads, kBarriersAt = Output::kBarriersAt, kSharedBytes = Output::kSharedBytes;
   static constexpr int kAcross = Stages::kAcross, kSlotK = Stages::kSlotK, kBlockM = Stages::kBlockM;
   static_assert(PANEL == 128 && (kBlockM == 16 || kBlockM == 32), "the panels and blocks that this is for");
@@ -154,14 +155,15 @@ struct SpmmWgmmaSmall {
   // What the CTA's part of the steps adds up to.
   static __device__ __forceinline__ void store_sums(const SpmmArgs& args, const Accumulators& c, const SpmmTiles<Stages, true>& tiles,
                                                     int first_tile, int first_half, int thread) {
+    const int64 m = Stages::m(args);
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
       for (int i = 0; i < kHalves; ++i) {
         const int at_n = tiles.tile.column * TILE_N + (first_tile + t) * 64, at_m = Steps::first_row(tiles.rows, first_half + i);
         store_fragments<RowOrder<1, false>, !OUT_TRANSPOSED>(reinterpret_cast<const float(&)[1][8][4]>(c[t][i]),
-                                                             Output::sums(args, tiles.part, tiles.tile.batch), Output::sums_ld(args),
-                                                             at_n, args.n, at_m, Stages::m(args), thread / 32, thread % 32);
+                                                             Sums::at(args, m, tiles.part, tiles.tile.batch), Sums::ld(args, m), at_n,
+                                                             args.n, at_m, m, thread / 32, thread % 32);
       }
     }
   }
@@ -195,7 +197,7 @@ struct SpmmWgmmaSmall {
 
   static int64 grid(const SpmmArgs& args) { return Stages::grid(args); }
   static cudaError_t prepare(const SpmmArgs& args, Params& params) { return Output::prepare(args, params); }
-  static typename Sum::Params sum(const SpmmArgs& args) { return Output::template sum<Sum>(args, Stages::parts(args)); }
+  static typename Sum::Params sum(const SpmmArgs& args) { return Sum::template of<Sums>(args, Stages::m(args), Stages::parts(args)); }
 };
 
 }  // namespace jitsparse

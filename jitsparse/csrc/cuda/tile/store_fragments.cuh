@@ -1,6 +1,6 @@
-// From the accumulators of wgmma, or a warp's of mma, straight to float32 in global memory. `Order` says which elements the accumulator's rows are (see
-// row_order.cuh). A warp's stores fill whole sectors of 32 bytes where the output's rows begin with one, so as many bytes go to L2 as
-// by way of shared memory.
+// From the accumulators of wgmma, or a warp's of mma, straight to float32 in global memory. `Order` says which elements the
+// accumulator's rows are (see row_order.cuh). A warp's stores fill whole sectors of 32 bytes where the output's rows begin with one, so
+// as many bytes go to L2 as by way of shared memory.
 #pragma once
 
 #include "../../abi.h"
