@@ -23,6 +23,7 @@ from jitsparse.kernels import cost
 from jitsparse.kernels.float32 import float32_as
 from jitsparse.kernels.problem import product_problem
 from jitsparse.kernels.roles import LAYOUTS
+from jitsparse.panels import PANEL
 from jitsparse.tune import HOPELESS, contestants
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ _DSD_AND_DDS = (("dsd", "nn"), ("dsd", "tn"), *_LAYERS)
 
 _PATTERNS = ("random", "random", "banded", "powerlaw")
 """Random ones are twice as frequent."""
+_CLUSTERED = (("banded", (0.1, 0.25, 0.5)), ("diagonal", (0.125, 0.5)), ("causal", (0.5,)))
+"""Patterns whose blocks lie together, and densities: most steps of a panel are full of blocks."""
 
 
 def choice_section(device: torch.device, extents: Extents) -> Section:
@@ -68,7 +71,7 @@ def _sample(device: torch.device, extents: Extents) -> Iterator[Case]:
     """Of every combination some, in random order; shapes are those of the sparse operand. Then
     some with few columns, where both operands lie along the axis that is summed over, as in the
     forward pass of a layer: more families compete there. Then those of the other sections: headline
-    products, layers, and mixtures of experts."""
+    products, layers, and mixtures of experts. Then those on patterns whose blocks lie together."""
     dtype = "bf16" if device.type == "cuda" else "f32"
     everything = list(
         product(
@@ -90,6 +93,7 @@ def _sample(device: torch.device, extents: Extents) -> Iterator[Case]:
     random.Random(0).shuffle(few)
     sample += few[: extents.few_chosen]
     sample += _headlines(extents)
+    sample += _clustered(extents)
     for op, layout, block, density, (rows, extent, cols), pattern in dict.fromkeys(sample):
         size = {
             "dsd": (rows, extent, cols),
@@ -116,6 +120,15 @@ def _headlines(extents: Extents) -> Iterator[tuple[str, str, int, float, _Shape,
     for shapes, ops in ((squares, _DSD_AND_DDS), (layers, _LAYERS)):
         for shape, (op, layout), block, density in product(shapes, ops, _BLOCKS, _DENSITIES):
             yield op, layout, block, density, shape, "random"
+
+
+def _clustered(extents: Extents) -> Iterator[tuple[str, str, int, float, _Shape, str]]:
+    """Dsd and dds in blocks that share the steps of a panel, on patterns where they do."""
+    smaller = [block for block in _BLOCKS if block < PANEL]
+    for size, (op, layout), block in product(extents.clustered, _DSD_AND_DDS, smaller):
+        for pattern, densities in _CLUSTERED:
+            for density in densities:
+                yield op, layout, block, density, (size, size, size), pattern
 
 
 def _half(case: Case) -> str:

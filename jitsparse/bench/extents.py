@@ -28,6 +28,8 @@ class Extents:
         few_columns: how many columns these have.
         few_chosen: how many of those products.
         more_experts: as ``experts``: the choice is judged for the products of both.
+        clustered: m = n = k of products whose choice is judged on patterns with blocks that lie
+            together.
     """
 
     products: tuple[int, ...]
@@ -44,6 +46,7 @@ class Extents:
     few_columns: tuple[int, ...]
     few_chosen: int
     more_experts: tuple[tuple[int, int, int, int], ...]
+    clustered: tuple[int, ...]
 
 
 H200 = Extents(
@@ -96,6 +99,7 @@ H200 = Extents(
         (8192, 2048, 8192, 8),
         (16384, 2048, 1024, 32),
     ),
+    clustered=(2048, 4096, 8192),
 )
 
 SMALL = Extents(
@@ -113,5 +117,6 @@ SMALL = Extents(
     few_columns=(8, 64),
     few_chosen=4,
     more_experts=(),
+    clustered=(),
 )
 """What a CPU does in seconds: it shows that the suite works, and says nothing about Hopper."""

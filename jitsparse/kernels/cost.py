@@ -27,8 +27,7 @@ adding the parts (:mod:`jitsparse.kernels.split`); and ``lines``, of the copy en
 the dense operand begin within cache lines, so that each row of a box is two requests.
 
 How many steps a panel has, and how many the longest, is what a random pattern of this density has,
-corrected by the pattern's profile (:mod:`jitsparse.traits`). Tiles go to the CTAs in turns, those
-of the longest panels first.
+corrected by the pattern's profile (:mod:`jitsparse.traits`).
 """
 
 from __future__ import annotations
@@ -79,8 +78,11 @@ _MANY_ITEMS = 2
 """Tiles a CTA above which products have prices of their own: in those of 4096 and 8192 the choice
 is within 5 % of the best in 0.974 of the cases, without in 0.897."""
 
-_MANY_ROUNDS = 16
-"""Tiles of a CTA above which its steps are reckoned as an integral, not one by one."""
+_SET = 16
+"""CTAs that are neighbours, and panels of a group of tiles, see csrc/cuda/kernels/spmm_order.cuh.
+Some kernels have groups of 8 or 32, which chooses nothing else."""
+_MANY_ROUNDS = 8
+"""Tiles of a CTA above which all sets are whole, see csrc/cuda/kernels/spmm_stages.cuh."""
 
 _NARROWEST = 64
 """Columns of the narrowest tiles of ``wgmma``."""
@@ -242,7 +244,10 @@ def parts(problem: Problem, variant: Variant) -> tuple[float, ...]:
     items = _items(problem, variant)
     share = items / divided
     rounds = math.ceil(items) if items < _FEW_TILES else items + 0.5
-    busiest = max(share * steps, _busiest(steps, longest, panels, tiles_across, at_once) / divided)
+    if variant.family == "wgmma":
+        at_once = _grid(panels * tiles_across)
+    busiest = _busiest(steps, longest, panels, tiles_across, at_once) / divided
+    busiest = max(share * steps, busiest)
 
     together = min(1.0, items)
     dense = across * block[1] * tile[1]
@@ -264,6 +269,14 @@ def _ctas(variant: Variant) -> int:
     if variant.family == "mma":
         return variant.ints("c")[0]
     return _THIN_CTAS if variant.family == "thin" else 1
+
+
+def _grid(tiles: int) -> int:
+    """CTAs of family wgmma: whole sets of neighbours where nobody gets a tile more for it, see
+    csrc/cuda/kernels/spmm_stages.cuh."""
+    sets = SMS // _SET * _SET
+    rounds = -(-tiles // sets)
+    return sets if rounds > _MANY_ROUNDS or rounds == -(-tiles // SMS) else SMS
 
 
 def _tiles(problem: Problem, variant: Variant) -> tuple[int, int]:
@@ -328,16 +341,32 @@ def _shared_by_choice(down: int, rows: int, columns: float, share: float) -> flo
     return max(0.0, -0.42 + 0.61 * math.log2(among)) * deviation
 
 
-def _busiest(mean: float, longest: float, panels: int, tiles_across: int, at_once: int) -> float:
-    """Steps of the CTA that has most, the first. Panels are taken to get shorter as a power of
-    their rank, the one with which their mean is right."""
+def _busiest(mean: float, longest: float, panels: int, columns: int, at_once: int) -> float:
+    """Steps of the CTA that has most.
+
+    Panels are taken to get shorter as a power of their rank, the one with which their mean is
+    right. Tiles are listed in groups of panels, in a group column after column, and the second
+    round is dealt out backwards: one with the longest panel gets a short one next. What is left
+    then is dealt out evenly, but the last round, which may leave some out.
+    """
     power = longest / mean - 1
-    rounds = -(-panels * tiles_across // at_once)
-    if rounds > _MANY_ROUNDS:
-        # A sum of so many is an integral and half its first term.
-        return panels * tiles_across / at_once * mean + longest / 2
-    ranks = (turn * at_once // tiles_across for turn in range(rounds))
-    return float(sum(longest * (1 - rank / panels) ** power for rank in ranks))
+    tiles = panels * columns
+    group = min(_SET, panels)
+
+    def length(number: int) -> float:
+        rank = number // (group * columns) * group + number % group
+        return longest * (1 - min(rank, panels - 1) / panels) ** power if number < tiles else 0.0
+
+    last = 2 * at_once - 1
+    firsts = (0, group // 2, at_once // 2, at_once - 1)
+    two = max(length(first) + length(last - first) for first in firsts)
+    if tiles <= last + 1:
+        return two
+    done = min(panels, group * math.ceil((last + 1) / (group * columns)))
+    of_done = panels / done * mean * (1 - (1 - done / panels) ** (power + 1))
+    left = (tiles * mean - (last + 1) * of_done) / (tiles - last - 1)
+    rounds = tiles / at_once
+    return two + (rounds - 2) * left + (math.ceil(rounds) - rounds) * length(tiles - 1)
 
 
 def _prices(kind: str) -> list[float] | None:

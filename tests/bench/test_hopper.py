@@ -27,6 +27,7 @@ TINY = Extents(
     few_columns=(8, 64),
     few_chosen=10,
     more_experts=((256, 64, 64, 2),),
+    clustered=(256,),
 )
 
 
@@ -52,8 +53,14 @@ def test_sections_hold_what_is_asked_of_the_kernels() -> None:
         "linear": 4 * 3 * 2,
         "tokens": 5 * 3 * 3,
         "epilogue": 4 * 3 * 2,
-        # Of the headline products and layers 44 are in the sample besides.
-        "choice": 900 + 400 + (2 * 4 + 4 * 2 * 2) * blocks * densities - 44 + (4 + 4) * 4 * 3,
+        # Of the headline products and layers 44 are in the sample besides, of the clustered 12.
+        "choice": 900
+        + 400
+        + (2 * 4 + 4 * 2 * 2) * blocks * densities
+        - 44
+        + (4 + 4) * 4 * 3
+        + 3 * 4 * 3 * 6
+        - 12,
     }
     layouts = {(case.facts["op"], case.facts["layout"]) for case in suite["products"].cases}
     assert layouts == {

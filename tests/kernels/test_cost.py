@@ -318,14 +318,34 @@ def test_a_long_row_prefers_narrow_tiles_and_a_band_shares_more() -> None:
     assert expected(dataclasses.replace(problem, profile=0x003A), 256) == expected(problem, 256)
 
 
-@pytest.mark.parametrize("profile", [0, 0x0F00, 0xF000, 0xFF00])
-def test_many_rounds_are_reckoned_as_few_are(profile: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sum of many terms is taken for an integral; both are near each other."""
-    problem = product_problem("dsd", "cuda", "bf16", (64, 64), "nn", (16384, 8192, 4096), 0.25)
-    problem = dataclasses.replace(problem, profile=profile)
-    integral = expected(problem, 256)
-    monkeypatch.setattr(cost, "_MANY_ROUNDS", 1000)
-    assert integral == pytest.approx(expected(problem, 256), rel=0.05)
+def dealt_out(lengths: list[float], columns: int, ctas: int) -> float:
+    """Steps of the busiest CTA, by the list of csrc/cuda/kernels/spmm_order.cuh."""
+    panels, group = len(lengths), 16
+    listed = [
+        lengths[row]
+        for first in range(0, panels, group)
+        for _ in range(columns)
+        for row in range(first, min(first + group, panels))
+    ]
+    steps = [0.0] * ctas
+    for number, length in enumerate(listed):
+        turn, place = divmod(number, ctas)
+        steps[ctas - 1 - place if turn % 2 else place] += length
+    return max(steps)
+
+
+@pytest.mark.parametrize("power", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize(
+    ("panels", "columns"),
+    [(8, 4), (16, 8), (16, 16), (32, 8), (32, 16), (64, 4), (64, 64), (99, 2), (112, 1), (112, 4)],
+)
+def test_the_busiest_cta_has_what_it_is_dealt_out(panels: int, columns: int, power: float) -> None:
+    """A uniform pattern, about a random one and a triangular one, in one round to 32."""
+    ctas = cost._grid(panels * columns)
+    lengths = [100 * (1 - rank / panels) ** power for rank in range(panels)]
+    mean = 100 / (power + 1)
+    found = cost._busiest(mean, 100.0, panels, columns, ctas)
+    assert found == pytest.approx(dealt_out(lengths, columns, ctas), rel=0.15)
 
 
 def rows(half: str) -> list[dict[str, Any]]:
