@@ -27,34 +27,34 @@ struct Operand {
   }
 };
 
-// A thread's elements of a (64 x 16) times b (16 x N), in float.
-template <int REGISTERS, typename Convert>
-void multiply(float* c, Operand a, bool a_across, Operand b, bool b_across, const Convert& convert) {
-  const int row = thread() / 32 % 4 * 16 + lane() / 4, column = lane() % 4 * 2;
-  for (int half = 0; half < 2; ++half) {
-    float left[16];
-    for (int k = 0; k < 16; ++k) left[k] = convert(a.get(a_across, row + half * 8, k));
-    for (int j = 0; j < REGISTERS / 4; ++j) {
-      for (int e = 0; e < 2; ++e) {
+// A thread's elements of a (64 x K) times b (K x N), in float. Of a it has two rows.
+template <typename Element, int REGISTERS, int K, typename Convert>
+void multiply(float* c, const float (&a)[2][K], Operand b, bool b_across, const Convert& convert) {
+  for (int j = 0; j < REGISTERS / 4; ++j) {
+    for (int e = 0; e < 2; ++e) {
+      float right[K];
+      for (int k = 0; k < K; ++k) right[k] = convert(b.get<Element>(b_across, j * 8 + lane() % 4 * 2 + e, k));
+      for (int half = 0; half < 2; ++half) {
         float& to = c[j * 4 + half * 2 + e];
-        for (int k = 0; k < 16; ++k) to += left[k] * convert(b.get(b_across, j * 8 + column + e, k));
+        for (int k = 0; k < K; ++k) to += a[half][k] * right[k];
       }
     }
   }
 }
 
-// The same with a, 64 x K, in the registers of a warp's lanes, of which this one's two rows are given.
-template <typename Element, int REGISTERS, int K, typename Convert>
-void multiply_left(float* c, const float (&a)[2][K], Operand b, bool b_across, const Convert& convert) {
+// The same with a in shared memory, of 16-bit elements.
+template <int REGISTERS, typename Convert>
+void multiply_shared(float* c, Operand a, bool a_across, Operand b, bool b_across, const Convert& convert) {
+  const int row = thread() / 32 % 4 * 16 + lane() / 4;
+  float left[2][16];
   for (int half = 0; half < 2; ++half) {
-    for (int j = 0; j < REGISTERS / 4; ++j) {
-      for (int e = 0; e < 2; ++e) {
-        float& to = c[j * 4 + half * 2 + e];
-        for (int k = 0; k < K; ++k) to += a[half][k] * convert(b.get<Element>(b_across, j * 8 + lane() % 4 * 2 + e, k));
-      }
-    }
+    for (int k = 0; k < 16; ++k) left[half][k] = convert(a.get(a_across, row + half * 8, k));
   }
+  multiply<unsigned short, REGISTERS>(c, left, b, b_across, convert);
 }
+
+constexpr auto kFromBf16 = [](unsigned short x) { return from_bf16(x); };
+constexpr auto kFromF16 = [](unsigned short x) { return from_f16(x); };
 
 }  // namespace emulation
 
@@ -90,13 +90,13 @@ inline uint64 moved(uint64 descriptor, int bytes) {
 template <int TRANSPOSE_A, int TRANSPOSE_B, int REGISTERS>
 void wgmma_bf16(float (&c)[REGISTERS], uint64 a, uint64 b) {
   emulation::self().open_products.push_back([&c, a, b] {
-    emulation::multiply<REGISTERS>(c, emulation::Operand(a), TRANSPOSE_A, emulation::Operand(b), TRANSPOSE_B, emulation::from_bf16);
+    emulation::multiply_shared<REGISTERS>(c, emulation::Operand(a), TRANSPOSE_A, emulation::Operand(b), TRANSPOSE_B, emulation::kFromBf16);
   });
 }
 template <int TRANSPOSE_A, int TRANSPOSE_B, int REGISTERS>
 void wgmma_f16(float (&c)[REGISTERS], uint64 a, uint64 b) {
   emulation::self().open_products.push_back([&c, a, b] {
-    emulation::multiply<REGISTERS>(c, emulation::Operand(a), TRANSPOSE_A, emulation::Operand(b), TRANSPOSE_B, emulation::from_f16);
+    emulation::multiply_shared<REGISTERS>(c, emulation::Operand(a), TRANSPOSE_A, emulation::Operand(b), TRANSPOSE_B, emulation::kFromF16);
   });
 }
 
@@ -119,17 +119,17 @@ void wgmma_left(float (&c)[REGISTERS], const unsigned (&a)[4], uint64 b, bool b_
         }
       }
     });
-    emulation::multiply_left<Element, REGISTERS>(c, left, emulation::Operand(b), b_across, convert);
+    emulation::multiply<Element, REGISTERS>(c, left, emulation::Operand(b), b_across, convert);
   });
 }
 
 template <int TRANSPOSE_B, int REGISTERS>
 void wgmma_bf16(float (&c)[REGISTERS], const unsigned (&a)[4], uint64 b) {
-  wgmma_left<unsigned short>(c, a, b, TRANSPOSE_B, emulation::from_bf16);
+  wgmma_left<unsigned short>(c, a, b, TRANSPOSE_B, emulation::kFromBf16);
 }
 template <int TRANSPOSE_B, int REGISTERS>
 void wgmma_f16(float (&c)[REGISTERS], const unsigned (&a)[4], uint64 b) {
-  wgmma_left<unsigned short>(c, a, b, TRANSPOSE_B, emulation::from_f16);
+  wgmma_left<unsigned short>(c, a, b, TRANSPOSE_B, emulation::kFromF16);
 }
 template <int REGISTERS>
 void wgmma_tf32(float (&c)[REGISTERS], const unsigned (&a)[4], uint64 b) {
