@@ -280,5 +280,5 @@ def test_only_a_gpu_is_told_of_the_profile() -> None:
 
 def test_they_are_told_to_people() -> None:
     assert traits.describe(0) == ""
-    assert traits.describe(0x3B00) == ", clustering of rows 2.0, skew of rows 4.0"
-    assert traits.describe(0x0007) == ", skew of cols 2.0"
+    assert traits.describe(0x3B00) == ", clustering of rows 2.2, skew of rows 4.8"
+    assert traits.describe(0x0007) == ", skew of cols 2.2"

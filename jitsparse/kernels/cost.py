@@ -44,7 +44,7 @@ from jitsparse.kernels import split, thin, turn
 from jitsparse.kernels.cuda import PICKED
 from jitsparse.kernels.roles import is_flipped, is_k_contiguous, op_block
 from jitsparse.panels import PAIRED, PAIRED_AMONG, PANEL, SMS, TRIPLED_AMONG
-from jitsparse.traits import LINE, Steps, density, places, random_steps, side_of, slab_columns
+from jitsparse.traits import LINE, Steps, density, random_steps, side_of, slab_columns
 
 if TYPE_CHECKING:
     from jitsparse.jit import Candidate, Variant
@@ -299,15 +299,14 @@ def _steps(
     rows, depth = size
     side = side_of(problem.profile, "cols" if is_flipped(problem.op, problem.layout) else "rows")
     random = random_steps(rows, depth, problem.nnz, block, panel=panel, across=across)
-    # A profile tells of panels and slabs; in smaller ones fewer blocks can lie together.
-    measured = places(block, PANEL, slab_columns(block))
-    clustering = side.clustering
-    if measured > 1:
-        clustering *= math.log(places(block, panel, across)) / math.log(measured)
     all_of_them = depth / (block[1] * across)
     # All blocks side by side is the fewest that there can be.
     fewest = density(rows, depth, problem.nnz, block) * all_of_them
-    mean = random.mean * 2**-clustering
+    # How far on the way there the panels and slabs are that the profile tells of, these are too.
+    slabs = random_steps(rows, depth, problem.nnz, block, across=slab_columns(block))
+    most = math.log2(slabs.mean / (fewest * across / slab_columns(block)))
+    way = min(1.0, side.clustering / most) if most > 0 else 0.0
+    mean = random.mean * (fewest / random.mean) ** way
     if block[0] == PAIRED and panel > PAIRED and across == 1 and not side.clustering:
         mean -= _shared_by_choice(
             panel // PAIRED, rows // block[0], all_of_them, fewest / all_of_them
@@ -355,16 +354,17 @@ def _busiest(mean: float, longest: float, panels: int, columns: int, at_once: in
 
     def length(number: int) -> float:
         rank = number // (group * columns) * group + number % group
-        return longest * (1 - min(rank, panels - 1) / panels) ** power if number < tiles else 0.0
+        share = 1 - min(rank, panels - 1) / panels
+        return longest * math.pow(share, power) if number < tiles else 0.0
 
-    last = 2 * at_once - 1
-    firsts = (0, group // 2, at_once // 2, at_once - 1)
-    two = max(length(first) + length(last - first) for first in firsts)
-    if tiles <= last + 1:
+    dealt = 2 * at_once
+    some = (0, group // 2, at_once // 2, at_once - 1)
+    two = max(length(cta) + length(dealt - 1 - cta) for cta in some)
+    if tiles <= dealt:
         return two
-    done = min(panels, group * math.ceil((last + 1) / (group * columns)))
-    of_done = panels / done * mean * (1 - (1 - done / panels) ** (power + 1))
-    left = (tiles * mean - (last + 1) * of_done) / (tiles - last - 1)
+    begun = min(panels, group * math.ceil(dealt / (group * columns)))
+    mean_of_begun = panels / begun * mean * (1 - math.pow(1 - begun / panels, power + 1))
+    left = (tiles * mean - dealt * mean_of_begun) / (tiles - dealt)
     rounds = tiles / at_once
     return two + (rounds - 2) * left + (math.ceil(rounds) - rounds) * length(tiles - 1)
 
