@@ -27,7 +27,8 @@ adding the parts (:mod:`jitsparse.kernels.split`); and ``lines``, of the copy en
 the dense operand begin within cache lines, so that each row of a box is two requests.
 
 How many steps a panel has, and how many the longest, is what a random pattern of this density has,
-corrected by the pattern's profile (:mod:`jitsparse.traits`).
+corrected by the pattern's profile (:mod:`jitsparse.traits`). How many the busiest CTA has follows
+from the order of csrc/cuda/kernels/spmm_order.cuh.
 """
 
 from __future__ import annotations

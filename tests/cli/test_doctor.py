@@ -27,6 +27,13 @@ def run(*arguments: str) -> int:
     return int(stop.value.code or 0)
 
 
+def said_here(capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, dict[str, Any]]]:
+    """Exit code and findings by name, in this process: that of another takes seconds to import."""
+    code = run("--json", "--no-compile")
+    findings = json.loads(capsys.readouterr().out)
+    return code, {each["name"]: each for each in findings}
+
+
 def process(
     tmp_path: Path, *arguments: str, before: Path | None = None, **variables: str
 ) -> tuple[int, dict[str, dict[str, Any]], str]:
@@ -181,15 +188,21 @@ def test_the_order_is_the_same_in_every_run(tmp_path: Path) -> None:
     assert {"layer1.mount", "layer2.directory", "rank"} < set(first)
 
 
-def test_a_pin_of_what_is_no_operation(tmp_path: Path) -> None:
-    code, findings, _ = process(tmp_path, "--no-compile", JITSPARSE_PIN="dsx=vec")
+def test_a_pin_of_what_is_no_operation(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("JITSPARSE_PIN", "dsx=vec")
+    code, findings = said_here(capsys)
     assert code == 1
     assert "'dsx', which does not exist" in findings["variable.JITSPARSE_PIN"]["found"]
 
 
 @pytest.mark.parametrize("pin", ["dsd=vec", "dsd:f32:b32=vec.b32x32", "sdd:sm90a=wgmma.ksplit"])
-def test_pins_that_calls_can_obey(pin: str, tmp_path: Path) -> None:
-    code, findings, _ = process(tmp_path, "--no-compile", JITSPARSE_PIN=pin)
+def test_pins_that_calls_can_obey(
+    pin: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("JITSPARSE_PIN", pin)
+    code, findings = said_here(capsys)
     assert code == 0
     assert "variable.JITSPARSE_PIN" not in findings
     assert pin in findings["variables"]["found"]
@@ -204,7 +217,10 @@ def test_pins_that_calls_can_obey(pin: str, tmp_path: Path) -> None:
         ("dsd:b31=vec", "no b is 31"),
     ],
 )
-def test_pins_that_no_call_can_obey(pin: str, said: str, tmp_path: Path) -> None:
-    code, findings, _ = process(tmp_path, "--no-compile", JITSPARSE_PIN=pin)
+def test_pins_that_no_call_can_obey(
+    pin: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("JITSPARSE_PIN", pin)
+    code, findings = said_here(capsys)
     assert code == 1
     assert said in findings["variable.JITSPARSE_PIN"]["found"]

@@ -15,6 +15,7 @@ import torch
 import jitsparse as js
 from jitsparse.bench import fitting
 from jitsparse.bench.choice import FITTED, HELD_OUT
+from jitsparse.bench.patterns import make_pattern
 from jitsparse.jit import Variant
 from jitsparse.kernels import cost, registry, split
 from jitsparse.kernels.cuda import PICKED
@@ -23,6 +24,7 @@ from jitsparse.kernels.roles import LAYOUTS, is_flipped
 from jitsparse.kernels.turn import turns
 from jitsparse.layout import PANEL_WORDS, IndexLayout
 from jitsparse.schedule import build_index
+from jitsparse.traits import profile_of
 
 
 def tensor_core_variants(problem: Problem) -> list[Variant]:
@@ -90,7 +92,7 @@ def test_a_full_matrix_takes_every_step() -> None:
 
 @pytest.mark.parametrize("block", [(64, 64), (64, 128), (128, 64), (32, 64)])
 @pytest.mark.parametrize("density", [0.05, 0.1, 0.25, 0.5, 0.9])
-@pytest.mark.parametrize("size", [512, 2048, 8192])
+@pytest.mark.parametrize("size", [512, 2048, 4096])
 def test_the_steps_of_a_random_pattern_are_what_the_index_has(
     size: int, density: float, block: tuple[int, int]
 ) -> None:
@@ -111,7 +113,7 @@ def test_the_steps_of_a_random_pattern_are_what_the_index_has(
 
 
 @pytest.mark.parametrize("density", [0.05, 0.1, 0.25, 0.5, 0.9])
-@pytest.mark.parametrize("size", [768, 2048, 8192])
+@pytest.mark.parametrize("size", [768, 2048, 4096])
 def test_the_steps_of_three_rows_are_what_the_index_has(size: int, density: float) -> None:
     """Of panels of 192 rows, which are chosen for what they share."""
     block, grid = (64, 64), (size // 64, size // 64)
@@ -128,6 +130,32 @@ def test_the_steps_of_three_rows_are_what_the_index_has(size: int, density: floa
     # A standard deviation of the mean over the panels, and 4 %.
     chance = (steps * max(1 - steps / grid[1], 0) / len(panels)) ** 0.5
     assert abs(steps - expected) <= 0.04 * expected + chance
+
+
+@pytest.mark.parametrize("block", [16, 32, 64])
+@pytest.mark.parametrize("slabs", [True, False])
+@pytest.mark.parametrize(
+    ("name", "density"),
+    [("diagonal", 0.125), ("diagonal", 0.5), ("causal", 0.5), ("banded", 0.1), ("banded", 0.25)],
+)
+def test_the_steps_of_blocks_that_lie_together_are_what_they_are(
+    name: str, density: float, slabs: bool, block: int
+) -> None:
+    """Of slabs and of single block columns, in panels of 128 rows. A step of the profile is a
+    quarter of an octave, whose middle is up to a twelfth off."""
+    size, across = 4096, 64 // block if slabs else 1
+    shape = (size, size)
+    pattern = make_pattern(name, shape, (block, block), density, torch.Generator())
+    mask = torch.zeros(size // block, size // block, dtype=torch.bool)
+    rows = torch.repeat_interleave(torch.arange(len(mask)), pattern.crow_indices.diff())
+    mask[rows, pattern.col_indices.long()] = True
+    panels = mask.view(size // 128, 128 // block, len(mask) // across, across)
+    problem = product_problem("dsd", "cuda", "bf16", (block, block), "nn", (size,) * 3, density)
+    problem = dataclasses.replace(
+        problem, nnz=pattern.nnz_blocks, profile=profile_of(pattern.traits)
+    )
+    expected = cost._steps(problem, (block, block), shape, 128, across).mean
+    assert expected == pytest.approx(panels.any(dim=(1, 3)).sum().item() / len(panels), rel=0.12)
 
 
 @pytest.mark.parametrize("height", [16, 64, 128])
