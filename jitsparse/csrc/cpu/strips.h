@@ -8,7 +8,21 @@
 #include "cpu/pages.h"
 #include "cpu/parallel.h"
 
+// Declared here, because <unistd.h> costs compile time.
+extern "C" long sysconf(int name) noexcept;
+
 namespace jitsparse::cpu {
+
+// The same share of this machine's L2 cache, of 2 MB at most, since larger ones are shared. A kernel may have been compiled on another.
+inline int64 l2_bytes() {
+  int64 bytes = 0;
+#ifdef __linux__
+  constexpr int kLevel2CacheSize = 194;  // _SC_LEVEL2_CACHE_SIZE of glibc; others have no such name
+  bytes = sysconf(kLevel2CacheSize);
+#endif
+  constexpr int64 kKnown = 1 << 20;  // whose share is kL2Bytes
+  return bytes <= kKnown ? kL2Bytes : bytes >= 2 * kKnown ? 2 * kL2Bytes : bytes / 32 * 25;
+}
 
 // How wide a strip may be, in units of columns (or rows, where they are what is divided).
 struct StripWidth {
@@ -16,6 +30,7 @@ struct StripWidth {
   int64 step;    // of what a register tile has
   int64 finest;  // of what a narrower one can have
   int64 bytes;   // of packed data, a unit
+  int64 in_l2;   // bytes that may be there
 
   // A strip of more packed data than this is narrower than a register tile.
   static constexpr int64 kMostBytes = 4 << 20;
@@ -23,7 +38,7 @@ struct StripWidth {
   // As leaves its packed data in the L2 cache, a register tile at least.
   int64 widest(int64 units, int64 threads) const {
     int64 width = most;
-    while (width > step && width * bytes > kL2Bytes) width -= step;
+    while (width > step && width * bytes > in_l2) width -= step;
     while (width > finest && width * bytes > kMostBytes) width -= finest;
     // Rather a strip for every thread than a cut through one, where both parts pack its panels.
     const int64 fair = div_up(div_up(units, threads), step) * step;

@@ -44,7 +44,7 @@ template <> struct PackedOf<BFloat16> {
 template <class T> using Packed = typename PackedOf<T>::type;
 template <class T> constexpr int kTogether = PackedOf<T>::kTogether;
 
-// What a loop may use of a core's L2 cache and find it there the next time round: most of a small one.
+// What a loop may use of a core's L2 cache and find it there the next time round: most of one of 1 MB.
 constexpr int64 kL2Bytes = 800 << 10;
 constexpr int kLine = 64;    // bytes of a cache line
 constexpr int kIntoL2 = 2;   // the locality of __builtin_prefetch that stands for the L2 cache
