@@ -343,7 +343,19 @@ def _product_rule(
     tangents: tuple[Tensor | None, Tensor | None],
     summand: Tensor | None = None,
 ) -> Tensor:
-    """The tangent of a product, and of what is added to it; one of them has one at least."""
+    """The tangent of a product, and of what is added to it; one of them has one at least.
+
+    Raises:
+        NotImplementedError: inside of another forward-mode derivative, for which torch (2.13) loses
+            the tangent of what a Function's ``jvp`` returns: it would be taken for zero.
+    """
+    levels = torch._C._functorch.get_interpreter_stack() or ()
+    if sum(level.key() == torch._C._functorch.TransformType.Jvp for level in levels) > 1:
+        raise NotImplementedError(
+            "a forward-mode derivative of a forward-mode derivative (jvp of jvp, jacfwd of jacfwd) "
+            "of a product of jitsparse would be wrong: take one of the two in reverse mode, as "
+            "torch.func.hessian and jvp of grad do"
+        )
     (a, b), (a_dot, b_dot) = factors, tangents
     terms = (
         None if a_dot is None else product(a_dot, b),

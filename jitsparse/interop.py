@@ -54,14 +54,15 @@ def from_scipy(matrix: Any) -> tuple[Tensor, Pattern]:
         )
     if not matrix.has_sorted_indices:
         matrix = matrix.sorted_indices()
-    crow, col = _from_numpy(matrix.indptr), _from_numpy(matrix.indices)
+    # SciPy edits its indices in place (eliminate_zeros, say), and a pattern never changes.
+    crow, col = (_from_numpy(each).clone() for each in (matrix.indptr, matrix.indices))
     if crow.dtype != col.dtype:
         crow, col = crow.long(), col.long()
     return _from_numpy(matrix.data), Pattern(matrix.shape, matrix.blocksize, crow, col)
 
 
 def to_scipy(crow: Tensor, col: Tensor, values: Tensor, shape: tuple[int, int]) -> bsr_array:
-    """A SciPy matrix of whole blocks in row-major order, which shares what is on the CPU.
+    """A SciPy matrix of whole blocks in row-major order, which shares values on the CPU.
 
     Raises:
         ArgumentError: if SciPy has no such dtype.
@@ -78,7 +79,9 @@ def to_scipy(crow: Tensor, col: Tensor, values: Tensor, shape: tuple[int, int]) 
         raise ArgumentError(
             f"scipy.sparse has no {values.dtype}; convert with a.to(torch.float32) first"
         )
-    data, indices, indptr = (t.detach().cpu().numpy() for t in (values, col, crow))
+    data = values.detach().cpu().numpy()
+    # Its own, since SciPy edits them in place and the pattern may be that of other matrices.
+    indices, indptr = (each.to("cpu", copy=True).numpy() for each in (col, crow))
     return bsr_array((data, indices, indptr), shape=shape, copy=False)
 
 

@@ -187,7 +187,7 @@ class BlockSparse:
 
     @classmethod
     def from_scipy(cls, matrix: Any) -> BlockSparse:
-        """From a ``scipy.sparse`` ``bsr_array`` or ``bsr_matrix``, sharing its memory.
+        """From a ``scipy.sparse`` ``bsr_array`` or ``bsr_matrix``, sharing its values.
 
         SciPy's own conversions leave the blocks of a row in any order; such a matrix is copied in
         the right one. So is an array that torch cannot hold as it lies in memory, because it is
@@ -200,7 +200,7 @@ class BlockSparse:
         return cls(*interop.from_scipy(matrix))
 
     def to_scipy(self) -> bsr_array:
-        """As a ``scipy.sparse.bsr_array``, sharing memory if this matrix is on the CPU.
+        """As a ``scipy.sparse.bsr_array``, sharing values if this matrix is on the CPU.
 
         Raises:
             ArgumentError: if the shape is not a multiple of the block size, or NumPy lacks the

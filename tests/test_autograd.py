@@ -201,6 +201,30 @@ def test_transforms_of_torch_func(operation: str) -> None:
         torch.testing.assert_close(transform(ours), transform(plain))
 
 
+@pytest.mark.parametrize("op", ["dsd", "dds", "sdd"])
+def test_forward_over_forward_is_refused(op: str) -> None:
+    """torch would lose the second tangent: twice s^2 is 4, and it said 0."""
+    a = js.random((32, 32), 16, 1.0, dtype=torch.float64)
+    x, one = torch.randn(32, 32, dtype=torch.float64), torch.tensor(1.0, dtype=torch.float64)
+
+    def product(s: torch.Tensor) -> torch.Tensor:
+        scaled = x * s.square()
+        if op == "sdd":
+            return js.sdd(scaled, x, a.pattern).values
+        return js.dsd(a, scaled) if op == "dsd" else js.dds(scaled, a)
+
+    def slope(s: torch.Tensor) -> torch.Tensor:
+        return torch.func.jvp(product, (s,), (one,))[1]
+
+    with pytest.raises(NotImplementedError, match="jvp of grad"):
+        torch.func.jvp(slope, (one,), (one,))
+    with pytest.raises(NotImplementedError, match="jvp of grad"):
+        torch.func.jacfwd(torch.func.jacfwd(product))(one)
+    once = slope(one)
+    curved = torch.func.jvp(torch.func.grad(lambda s: product(s).sum()), (one,), (one,))[1]
+    torch.testing.assert_close(once.sum(), curved)
+
+
 @pytest.mark.parametrize("count", [0, 1, 3])
 @pytest.mark.parametrize("operation", ["dsd", "sdd", "linear relu", "linear gelu"])
 @pytest.mark.filterwarnings("error:There is a performance drop")

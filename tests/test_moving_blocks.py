@@ -239,6 +239,41 @@ def test_state_without_places_of_blocks_is_refused() -> None:
     assert torch.equal(optimizer.state[layer.values]["exp_avg"], before["exp_avg"])
 
 
+@pytest.mark.parametrize("values_first", [True, False])
+def test_state_of_all_parameters_together_is_refused(values_first: bool) -> None:
+    """As LBFGS keeps it, under the first of them."""
+    layer, x = js.nn.BlockSparseLinear(64, 64, 16, density=0.5), torch.randn(9, 64)
+    parameters = [layer.values, layer.bias] if values_first else [layer.bias, layer.values]
+    optimizer = torch.optim.LBFGS(parameters)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = (layer(x) - 1).square().mean()
+        loss.backward()
+        return loss
+
+    after = js.Pattern.random((64, 64), 16, 0.25)
+    before = layer.pattern
+    optimizer.step(closure)
+    with pytest.raises(js.ArgumentError, match="no block has a place of its own"):
+        layer.set_pattern(after, optimizer)
+    assert layer.pattern == before
+
+
+def test_new_blocks_take_the_first_steps_of_rprop() -> None:
+    """Which multiplies its steps: of zero they would stay the smallest there are."""
+    layer, x = js.nn.BlockSparseLinear(64, 64, 16, density=0.25), torch.randn(9, 64)
+    optimizer = torch.optim.Rprop(layer.parameters(), lr=0.01)
+    layer(x).square().sum().backward()
+    optimizer.step()
+    old = layer.pattern.to_mask().flatten()
+    steps = optimizer.state[layer.values]["step_size"].clone()
+    layer.set_pattern(js.Pattern.from_mask(torch.ones(4, 4, dtype=torch.bool), 16), optimizer)
+    moved = optimizer.state[layer.values]["step_size"]
+    assert torch.equal(moved[old], steps)
+    assert (moved[~old] == torch.tensor(0.01)).all()
+
+
 def test_values_that_are_a_shard() -> None:
     layer = js.nn.BlockSparseLinear(64, 96, 16, density=0.5)
     layer.values.data = torch.zeros(400)

@@ -37,7 +37,8 @@ def moves_of(
     values: nn.Parameter, optimizers: Sequence[torch.optim.Optimizer], places: Tensor
 ) -> Moves:
     """What becomes of all state that has an entry for each block: momentum, running averages, also
-    of rows and columns of blocks. Nothing is changed yet, so what fails changes nothing.
+    of rows and columns of blocks. New blocks begin with zeros, steps of Rprop with the learning
+    rate, as those of a new parameter do. Nothing is changed yet, so what fails changes nothing.
 
     Args:
         values: whose state it is.
@@ -51,13 +52,18 @@ def moves_of(
     seen: dict[int, Tensor] = {}  # an optimizer beside one that wraps it has the same tensors
     for optimizer in optimizers:
         # ZeroRedundancyOptimizer keeps no state itself.
-        state = getattr(optimizer, "optim", optimizer).state.get(values, {})
+        inner = getattr(optimizer, "optim", optimizer)
+        state = inner.state.get(_holder(values, inner), {})
         for key, kept in state.items():
             if not isinstance(kept, Tensor):
                 continue
             if kept.dim() > 1 and kept.shape[0] == values.shape[0]:
                 if id(kept) not in seen:
-                    seen[id(kept)] = taken(kept, places)
+                    moved = taken(kept, places)
+                    if isinstance(inner, torch.optim.Rprop) and key == "step_size":
+                        new = (places == values.shape[0]).view(-1, 1, 1)
+                        moved = moved.masked_fill(new, _group(values, inner)["lr"])
+                    seen[id(kept)] = moved
                 moves.append((state, key, seen[id(kept)]))
             elif kept.numel() > 1:  # no number, such as a count of steps
                 raise ArgumentError(
@@ -66,3 +72,19 @@ def moves_of(
                     "own; move the layer without that optimizer, and drop its state of values"
                 )
     return moves
+
+
+def _holder(values: nn.Parameter, optimizer: torch.optim.Optimizer) -> Tensor:
+    """Under which parameter an optimizer keeps what it knows of values: LBFGS, which knows
+    something of all together, under its first."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        first: Tensor = optimizer.param_groups[0]["params"][0]
+        return first
+    return values
+
+
+def _group(values: nn.Parameter, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The options that an optimizer has for values."""
+    return next(
+        group for group in optimizer.param_groups if any(each is values for each in group["params"])
+    )
