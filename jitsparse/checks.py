@@ -116,8 +116,8 @@ def check_indices(
 ) -> None:
     """PatternError unless the indices are those of a BSR matrix. Reads them once."""
     for name, indices in (("crow_indices", crow), ("col_indices", col)):
-        if not isinstance(indices, Tensor):
-            raise PatternError(f"{name} is a tensor, got {type(indices).__name__}")
+        if not is_dense(indices):
+            raise PatternError(f"{name} is a tensor, got {kind_of(indices)}")
         if indices.dtype not in (torch.int32, torch.int64):
             raise PatternError(f"{name} must be int32 or int64, got {indices.dtype}")
         if indices.dim() != 1:

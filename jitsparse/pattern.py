@@ -27,7 +27,9 @@ from jitsparse.checks import (
     check_indices,
     check_range,
     grid_of,
+    is_dense,
     is_readable,
+    kind_of,
 )
 from jitsparse.display import character_map, plot
 from jitsparse.drawing import draw
@@ -168,8 +170,8 @@ class Pattern:
             PatternError: if the mask is not a bool matrix, does not fit the shape, or has no data.
         """
         block = as_block_size(block_size)
-        if not isinstance(mask, Tensor):
-            raise PatternError(f"a block mask is a Tensor, got {type(mask).__name__}")
+        if not is_dense(mask):
+            raise PatternError(f"a block mask is a Tensor, got {kind_of(mask)}")
         if mask.dim() != 2 or mask.dtype is not torch.bool:
             raise PatternError(
                 f"a block mask is a 2-d bool tensor with one entry a block, got shape "

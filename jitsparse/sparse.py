@@ -26,7 +26,7 @@ from jitsparse.pattern import Pattern
 if TYPE_CHECKING:
     from scipy.sparse import bsr_array
 
-__all__ = ["DTYPES", "BlockSparse", "random"]
+__all__ = ["DTYPES", "BlockSparse", "check_dtype", "random"]
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 """Legal dtypes of values."""
@@ -365,7 +365,7 @@ def random(
         >>> js.random((1000, 500), 32, 0.25, dtype=torch.bfloat16)  # doctest: +ELLIPSIS
         BlockSparse(shape=(1000, 500), block_size=(32, 32), nnz_blocks=128, density=25.0%, ...
     """
-    _check_dtype(torch.get_default_dtype() if dtype is None else dtype)
+    check_dtype(torch.get_default_dtype() if dtype is None else dtype)
     pattern = Pattern.random(shape, block_size, density, generator=generator, device=device)
     values = torch.randn(
         pattern.values_shape,
@@ -388,7 +388,7 @@ def _check_values(values: Tensor, pattern: Pattern) -> None:
             f"the pattern has {expected[0]} blocks of {expected[1]} x {expected[2]}, so values has "
             f"shape {expected}; got {tuple(values.shape)}"
         )
-    _check_dtype(values.dtype)
+    check_dtype(values.dtype)
     if values.device != pattern.crow_indices.device:
         raise ArgumentError(
             f"values are on {values.device} and the pattern on {pattern.device}; move one of them "
@@ -400,6 +400,7 @@ def _is_scalar(thing: object) -> bool:
     return thing.dim() == 0 if isinstance(thing, Tensor) else isinstance(thing, numbers.Real)
 
 
-def _check_dtype(dtype: torch.dtype) -> None:
+def check_dtype(dtype: torch.dtype) -> None:
+    """ArgumentError unless blocks can have it."""
     if dtype not in DTYPES:
         raise ArgumentError(f"values must be float64, float32, float16 or bfloat16, got {dtype}")

@@ -274,6 +274,12 @@ def test_new_blocks_take_the_first_steps_of_rprop() -> None:
     assert (moved[~old] == torch.tensor(0.01)).all()
 
 
+def test_a_layer_without_data_has_none_to_move() -> None:
+    layer = js.nn.BlockSparseLinear(64, 64, 16, density=0.5, device="meta")
+    with pytest.raises(js.ArgumentError, match="load a state dict first"):
+        layer.set_pattern(js.Pattern.random((64, 64), 16, 0.5))
+
+
 def test_values_that_are_a_shard() -> None:
     layer = js.nn.BlockSparseLinear(64, 96, 16, density=0.5)
     layer.values.data = torch.zeros(400)

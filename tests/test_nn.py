@@ -655,3 +655,13 @@ def test_the_student_of_a_frozen_teacher_can_be_trained() -> None:
 def test_a_pattern_is_no_mask() -> None:
     with pytest.raises(js.ArgumentError, match=r"Pattern\.from_mask"):
         js.nn.BlockSparseLinear(64, 64, 16, pattern=torch.ones(4, 4))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int32, torch.float8_e4m3fn])
+def test_a_dtype_that_no_kernel_has_is_refused_when_a_layer_is_made(dtype: torch.dtype) -> None:
+    with pytest.raises(js.ArgumentError, match=f"got {dtype}"):
+        js.nn.BlockSparseLinear(64, 64, 16, density=0.5, dtype=dtype)
+    dense = nn.Linear(64, 64)
+    dense.weight = nn.Parameter(torch.zeros(64, 64).to(dtype), requires_grad=False)
+    with pytest.raises(js.ArgumentError, match=f"got {dtype}"):
+        js.nn.BlockSparseLinear.from_linear(dense, 16, density=0.5)

@@ -278,3 +278,11 @@ def test_drawing_without_matplotlib_says_what_to_install(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     with pytest.raises(ImportError, match=r"jitsparse\[viz\]"):
         js.Pattern.random((32, 32), 16, 0.5).spy()
+
+
+def test_indices_and_masks_of_sparse_layouts_are_refused() -> None:
+    pattern = js.Pattern.random((64, 64), 32, 0.5)
+    with pytest.raises(js.PatternError, match="sparse_coo"):
+        js.Pattern.from_mask(pattern.to_mask().to_sparse(), 32)
+    with pytest.raises(js.PatternError, match=r"crow_indices is a tensor, got .*sparse_coo"):
+        js.Pattern((64, 64), 32, pattern.crow_indices.to_sparse(), pattern.col_indices)

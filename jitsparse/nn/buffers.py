@@ -84,9 +84,14 @@ class PatternBuffers(nn.Module):
             28
         """
         old, values = self.pattern, self.values
+        if values.is_meta:
+            raise ArgumentError(
+                "set_pattern moves values, and on the meta device there are none: materialize the "
+                "layer and load a state dict first"
+            )
         require_like(pattern, old.shape, old.block_size, old.device)
         plain = type(values) is nn.Parameter and values.shape == old.values_shape
-        if not plain or values.is_meta or values.device != old.device:
+        if not plain or values.device != old.device:
             raise ArgumentError(
                 f"set_pattern moves values that are a Parameter of shape {old.values_shape} on "
                 f"{old.device}; these are a {type(values).__name__} of shape "

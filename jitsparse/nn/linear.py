@@ -15,7 +15,7 @@ from jitsparse.functional import linear
 from jitsparse.layout import div_up
 from jitsparse.nn.buffers import PatternBuffers
 from jitsparse.pattern import Pattern
-from jitsparse.sparse import BlockSparse
+from jitsparse.sparse import BlockSparse, check_dtype
 
 __all__ = ["BlockSparseLinear"]
 
@@ -106,6 +106,7 @@ class BlockSparseLinear(PatternBuffers):
         self.in_features = in_features
         self.out_features = out_features
         self._take_over(pattern)
+        check_dtype(torch.get_default_dtype() if dtype is None else dtype)
         factory = {"device": pattern.device, "dtype": dtype}
         self.values = nn.Parameter(torch.empty(pattern.values_shape, **factory))  # type: ignore[arg-type]
         if bias:
@@ -180,6 +181,7 @@ class BlockSparseLinear(PatternBuffers):
             raise ArgumentError(f"from_linear takes a Linear layer, got {type(layer).__name__}")
         block = as_block_size(block_size)
         weight = layer.weight.detach()
+        check_dtype(weight.dtype)
         if mask is None and density is not None:
             mask = _largest_blocks(weight, block, density)
         elif mask is None or density is not None:
