@@ -1,4 +1,4 @@
-"""Judging what a pattern is described by: shapes, block sizes, densities, indices."""
+"""Judging what matrices are described by: shapes, block sizes, dtypes, densities, indices."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from jitsparse.errors import PatternError
+from jitsparse.errors import ArgumentError, PatternError
 from jitsparse.layout import div_up
 
 __all__ = [
     "BLOCK_SIZES",
+    "DTYPES",
     "as_block_size",
     "as_count",
     "as_shape",
+    "check_dtype",
     "check_indices",
     "check_range",
     "grid_of",
@@ -28,6 +30,9 @@ __all__ = [
 
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 """Legal numbers of rows and of columns of a block."""
+
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+"""Legal dtypes of values."""
 
 _INT32_MAX = 2**31 - 1
 
@@ -109,6 +114,13 @@ def check_range(rows: int, cols: int, count: int) -> None:
             f"block indices are 32-bit: {rows} x {cols} blocks of which {count} are stored do not "
             "fit; use larger blocks"
         )
+
+
+def check_dtype(dtype: torch.dtype | None) -> None:
+    """ArgumentError unless values can have it; None stands for torch's default."""
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    if dtype not in DTYPES:
+        raise ArgumentError(f"values must be float64, float32, float16 or bfloat16, got {dtype}")
 
 
 def check_indices(

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from jitsparse import autograd
-from jitsparse.checks import is_dense, kind_of
+from jitsparse.checks import DTYPES, is_dense, kind_of
 from jitsparse.errors import ArgumentError
 from jitsparse.pattern import Pattern
 from jitsparse.reference import ACTIVATIONS, activate
-from jitsparse.sparse import DTYPES, BlockSparse
+from jitsparse.sparse import BlockSparse
 
 __all__ = ["dds", "dsd", "linear", "sdd"]
 

@@ -19,17 +19,14 @@ from jitsparse.blocks import (
     require_like,
     taken,
 )
-from jitsparse.checks import as_block_size, is_dense, kind_of
+from jitsparse.checks import as_block_size, check_dtype, is_dense, kind_of
 from jitsparse.errors import ArgumentError
 from jitsparse.pattern import Pattern
 
 if TYPE_CHECKING:
     from scipy.sparse import bsr_array
 
-__all__ = ["DTYPES", "BlockSparse", "check_dtype", "random"]
-
-DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-"""Legal dtypes of values."""
+__all__ = ["BlockSparse", "random"]
 
 
 class BlockSparse:
@@ -365,7 +362,7 @@ def random(
         >>> js.random((1000, 500), 32, 0.25, dtype=torch.bfloat16)  # doctest: +ELLIPSIS
         BlockSparse(shape=(1000, 500), block_size=(32, 32), nnz_blocks=128, density=25.0%, ...
     """
-    check_dtype(torch.get_default_dtype() if dtype is None else dtype)
+    check_dtype(dtype)
     pattern = Pattern.random(shape, block_size, density, generator=generator, device=device)
     values = torch.randn(
         pattern.values_shape,
@@ -398,9 +395,3 @@ def _check_values(values: Tensor, pattern: Pattern) -> None:
 
 def _is_scalar(thing: object) -> bool:
     return thing.dim() == 0 if isinstance(thing, Tensor) else isinstance(thing, numbers.Real)
-
-
-def check_dtype(dtype: torch.dtype) -> None:
-    """ArgumentError unless blocks can have it."""
-    if dtype not in DTYPES:
-        raise ArgumentError(f"values must be float64, float32, float16 or bfloat16, got {dtype}")

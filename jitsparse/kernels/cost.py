@@ -240,15 +240,13 @@ def parts(problem: Problem, variant: Variant) -> tuple[float, ...]:
     else:
         steps, longest = _steps(problem, block, (rows, depth), tile[0], across)
     panels, tiles_across = _tiles(problem, variant)
-    at_once = SMS * ctas
     divided = _parts_of_steps(problem, variant)
     items = _items(problem, variant)
     share = items / divided
     rounds = math.ceil(items) if items < _FEW_TILES else items + 0.5
-    if variant.family == "wgmma":
-        at_once = _grid(panels * tiles_across)
-    busiest = _busiest(steps, longest, panels, tiles_across, at_once) / divided
-    busiest = max(share * steps, busiest)
+    at_once = _grid(panels * tiles_across) if variant.family == "wgmma" else SMS * ctas
+    most = _busiest(steps, longest, panels, tiles_across, at_once)
+    busiest = max(share * steps, most / divided)
 
     together = min(1.0, items)
     dense = across * block[1] * tile[1]
@@ -304,8 +302,9 @@ def _steps(
     # All blocks side by side is the fewest that there can be.
     fewest = density(rows, depth, problem.nnz, block) * all_of_them
     # How far on the way there the panels and slabs are that the profile tells of, these are too.
-    slabs = random_steps(rows, depth, problem.nnz, block, across=slab_columns(block))
-    most = math.log2(slabs.mean / (fewest * across / slab_columns(block)))
+    columns = slab_columns(block)
+    slabs = random_steps(rows, depth, problem.nnz, block, across=columns)
+    most = math.log2(slabs.mean / (fewest * across / columns))
     way = min(1.0, side.clustering / most) if most > 0 else 0.0
     mean = random.mean * (fewest / random.mean) ** way
     if block[0] == PAIRED and panel > PAIRED and across == 1 and not side.clustering:

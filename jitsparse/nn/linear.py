@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from jitsparse.blocks import blocks_of, clear_edge
-from jitsparse.checks import as_block_size, as_count
+from jitsparse.checks import as_block_size, as_count, check_dtype
 from jitsparse.errors import ArgumentError, PatternError
 from jitsparse.functional import linear
 from jitsparse.layout import div_up
 from jitsparse.nn.buffers import PatternBuffers
 from jitsparse.pattern import Pattern
-from jitsparse.sparse import BlockSparse, check_dtype
+from jitsparse.sparse import BlockSparse
 
 __all__ = ["BlockSparseLinear"]
 
@@ -106,7 +106,7 @@ class BlockSparseLinear(PatternBuffers):
         self.in_features = in_features
         self.out_features = out_features
         self._take_over(pattern)
-        check_dtype(torch.get_default_dtype() if dtype is None else dtype)
+        check_dtype(dtype)
         factory = {"device": pattern.device, "dtype": dtype}
         self.values = nn.Parameter(torch.empty(pattern.values_shape, **factory))  # type: ignore[arg-type]
         if bias:

@@ -27,7 +27,7 @@ def require_trained(values: nn.Parameter, optimizers: Sequence[torch.optim.Optim
         name = type(optimizer).__name__
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ArgumentError(f"set_pattern(pattern, *optimizers) takes optimizers, got {name}")
-        if not any(each is values for group in optimizer.param_groups for each in group["params"]):
+        if not _groups(values, optimizer):
             raise ArgumentError(
                 f"set_pattern(pattern, *optimizers): this {name} does not train the layer's values"
             )
@@ -62,7 +62,7 @@ def moves_of(
                     moved = taken(kept, places)
                     if isinstance(inner, torch.optim.Rprop) and key == "step_size":
                         new = (places == values.shape[0]).view(-1, 1, 1)
-                        moved = moved.masked_fill(new, _group(values, inner)["lr"])
+                        moved = moved.masked_fill(new, _groups(values, optimizer)[0]["lr"])
                     seen[id(kept)] = moved
                 moves.append((state, key, seen[id(kept)]))
             elif kept.numel() > 1:  # no number, such as a count of steps
@@ -83,8 +83,8 @@ def _holder(values: nn.Parameter, optimizer: torch.optim.Optimizer) -> Tensor:
     return values
 
 
-def _group(values: nn.Parameter, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The options that an optimizer has for values."""
-    return next(
+def _groups(values: nn.Parameter, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """The options that an optimizer has for values; none if it does not train them."""
+    return [
         group for group in optimizer.param_groups if any(each is values for each in group["params"])
-    )
+    ]

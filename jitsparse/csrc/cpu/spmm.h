@@ -46,9 +46,6 @@ class Spmm : public StripProduct {
   // a strip, and are in it, if not in L1, for all but the strip's first columns. Transposed outputs of wide strips
   // take 1.02 to 1.08 times as long.
   static constexpr int64 kWidestTiles = OUT_TRANSPOSED ? 2 : 4;
-  // In blocks lower than this, whose panels serve few register tiles from L1, strips that fill a large L2 cache take 1.02
-  // to 1.1 times as long.
-  static constexpr int kHigh = 32;
   // Values that are not multiplied as they are stored are packed for every tile. Pairs, whose halves lie a
   // row apart, are packed once for all tiles of a strip, if these are several and a block row of them is no
   // larger than the L2 cache: that takes 0.78 to 0.86 of the time. (Conversions, done so, took 0.92 to 1.1.)
@@ -73,8 +70,7 @@ class Spmm : public StripProduct {
         col_(FLIPPED ? index_.row_t() : index_.col()),
         block_cols_(FLIPPED ? index_.R : index_.C) {
     const int64 vectors = div_up(args.n, kL), vector_bytes = block_cols_ * kPackedDepth * kVecBytes;
-    const int64 in_l2 = kRows < kHigh ? kL2Bytes : l2_bytes();
-    const StripWidth strip = {kWidestTiles * TILE_COLS, TILE_COLS, /*finest=*/1, vector_bytes, in_l2};
+    const StripWidth strip = {kWidestTiles * TILE_COLS, TILE_COLS, /*finest=*/1, vector_bytes, l2_bytes_for(kRows)};
     int64 widest = strip.widest(vectors * args.batch, threads);
     if (vectors < widest) widest = vectors;
     plan = {args.batch, vectors, widest, FLIPPED ? index_.C : index_.R, row_ptr_, kDepth};

@@ -51,8 +51,7 @@ class SpmmAmx : public StripProduct {
         col_(FLIPPED ? index_.row_t() : index_.col()),
         block_cols_(FLIPPED ? index_.R : index_.C) {
     const int64 tiles = div_up(args.n, kN), column_bytes = block_cols_ * kSteps * kRightTile * sizeof(Pair);
-    const int64 in_l2 = kRows < 32 ? kL2Bytes : l2_bytes();  // as in spmm.h
-    const StripWidth strip = {kWidestTiles, TILE_COLS, TILE_COLS, column_bytes, in_l2};
+    const StripWidth strip = {kWidestTiles, TILE_COLS, TILE_COLS, column_bytes, l2_bytes_for(kRows)};
     int64 widest = strip.widest(tiles * args.batch, threads);
     if (tiles < widest) widest = tiles;
     plan = {args.batch, tiles, widest, FLIPPED ? index_.C : index_.R, row_ptr_, kDepth};

@@ -24,6 +24,10 @@ inline int64 l2_bytes() {
   return bytes <= kKnown ? kL2Bytes : bytes >= 2 * kKnown ? 2 * kL2Bytes : bytes / 32 * 25;
 }
 
+// What strips of packed panels may use of it, by the rows of a block. The panels of lower blocks serve few register tiles from L1, and
+// strips that fill a large L2 cache take them 1.02 to 1.1 times as long.
+inline int64 l2_bytes_for(int rows) { return rows < 32 ? kL2Bytes : l2_bytes(); }
+
 // How wide a strip may be, in units of columns (or rows, where they are what is divided).
 struct StripWidth {
   int64 most;
