@@ -134,7 +134,8 @@ def _explain(problem: Problem, target: str, index: int) -> Explanation:
     chosen, tuned = choice.candidate, choice.tuned
     entry = jit.describe(chosen.template, chosen.variant)
     legal = [each.variant for each in choice.candidates if each.refused is None]
-    expected = {each.name: cost.microseconds(problem, each) for each in legal}
+    gpu = registry.priced_as(problem.device, index)
+    expected = {each.name: cost.microseconds(problem, each, gpu) for each in legal}
     return Explanation(
         problem=problem,
         target=target,
@@ -160,6 +161,6 @@ def _explain(problem: Problem, target: str, index: int) -> Explanation:
         tuned_seconds=None if tuned is None else tuned.seconds,
         expected_seconds={name: 1e-6 * us for name, us in expected.items() if us is not None},
         expected_parts={
-            part: 1e-6 * us for part, us in cost.breakdown(problem, chosen.variant).items()
+            part: 1e-6 * us for part, us in cost.breakdown(problem, chosen.variant, gpu).items()
         },
     )

@@ -176,7 +176,8 @@ def contestants(problem: Problem, index: int = -1) -> list[Candidate]:
         index: of the GPU that it runs on; by default the current one.
     """
     target = registry.target_of(problem.device, index)
-    return [each for each in registry.candidates(problem, target) if each.refused is None]
+    gpu = registry.priced_as(problem.device, index)
+    return [each for each in registry.candidates(problem, target, gpu) if each.refused is None]
 
 
 @torch.no_grad()

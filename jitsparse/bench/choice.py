@@ -19,7 +19,7 @@ from jitsparse.bench.section import Outcome, Section
 from jitsparse.bench.timing import estimate, interleave
 from jitsparse.compilation import compile_variants
 from jitsparse.jit import load
-from jitsparse.kernels import cost
+from jitsparse.kernels import cost, registry
 from jitsparse.kernels.float32 import float32_as
 from jitsparse.kernels.problem import product_problem
 from jitsparse.kernels.roles import LAYOUTS
@@ -167,6 +167,7 @@ def _measure(case: Case, seconds: float) -> Outcome:
         legal = [each.variant for each in candidates]
         turns = {each.variant.name: _turns(copies, each) for each in candidates}
         first = {name: estimate(turn, case.device) for name, turn in turns.items()}
+        gpu = registry.priced_as(case.device.type)
         chosen, limit = legal[0].name, HOPELESS * min(first.values())
         close = {
             name: turn for name, turn in turns.items() if first[name] <= limit or name == chosen
@@ -182,7 +183,7 @@ def _measure(case: Case, seconds: float) -> Outcome:
                 "half": _half(case),
                 "variant": each.name,
                 "us": 1e6 * timings[each.name].median,
-                "predicted us": cost.microseconds(problem, each),
+                "predicted us": cost.microseconds(problem, each, gpu),
                 "times the best": timings[each.name].median / best,
                 "chosen": each.name == chosen,
             }

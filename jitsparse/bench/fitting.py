@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from typing import Any
 from jitsparse.bench.choice import FITTED
 from jitsparse.jit import Variant
 from jitsparse.kernels import cost
-from jitsparse.kernels.cuda import PICKED
 from jitsparse.kernels.problem import Problem, product_problem
 
 __all__ = ["fit", "main", "problem_of"]
@@ -33,18 +32,37 @@ share of the time as in any, for each part. From 0.5 to 2 the choice is as good.
 
 
 def main(*paths: str) -> None:
-    """Replace ``costs.json`` by what fits the times in all of the files."""
+    """Replace the prices of ``costs.json`` by what fits the times in all of the files, those of
+    each GPU by its own times. Prices of GPUs that were not timed stay."""
     files = [json.loads(Path(path).read_text(encoding="utf-8")) for path in paths]
-    tables = (table for file in files for table in file["tables"])
-    prices = fit([row for each in tables if each["section"] == "choice" for row in each["rows"]])
-    rows = ",\n".join(f"    {json.dumps(kind)}: {json.dumps(row)}" for kind, row in prices.items())
+    gpus = json.loads(cost.TABLE.read_text(encoding="utf-8"))["gpus"]
     names = ("device", "commit", "command")
-    facts = [{name: file["measured"].get(name) for name in names} for file in files]
-    cost.TABLE.write_text(
-        f'{{\n  "measured": {json.dumps(facts)},\n  "parts": {json.dumps(cost.PARTS)},\n'
-        f'  "prices": {{\n{rows}\n  }}\n}}\n',
-        encoding="utf-8",
-    )
+    for gpu in cost.GPUS:
+        timed = [file for file in files if cost.gpu_of(file["measured"]["device"]) == gpu]
+        tables = [table for file in timed for table in file["tables"]]
+        rows = [row for each in tables if each["section"] == "choice" for row in each["rows"]]
+        if rows:
+            measured = [{name: file["measured"].get(name) for name in names} for file in timed]
+            gpus[gpu] = {"measured": measured, "prices": fit(rows)}
+    cost.TABLE.write_text(_formatted(gpus), encoding="utf-8")
+
+
+def _formatted(gpus: Mapping[str, Mapping[str, Any]]) -> str:
+    """As JSON, a line for each kind of kernel."""
+    tables = []
+    for gpu, table in gpus.items():
+        prices = (
+            f"        {json.dumps(kind)}: {json.dumps(row)}"
+            for kind, row in table["prices"].items()
+        )
+        measured = f'      "measured": {json.dumps(table["measured"])}'
+        tables.append(
+            f'    "{gpu}": {{\n{measured},\n      "prices": {{\n'
+            + ",\n".join(prices)
+            + "\n      }\n    }"
+        )
+    every = ",\n".join(tables)
+    return f'{{\n  "parts": {json.dumps(cost.PARTS)},\n  "gpus": {{\n{every}\n  }}\n}}\n'
 
 
 def fit(rows: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
@@ -67,8 +85,7 @@ def fit(rows: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
     for row in rows:
         problem, variant = problem_of(row), Variant.parse(row["variant"])
         known = cost.knows(problem, variant)
-        # What is picked has the prices of what is not, see jitsparse/kernels/cost.py.
-        if row["half"] == FITTED and known and PICKED not in variant.knobs:
+        if row["half"] == FITTED and known:
             amounts = cost.parts(problem, variant)
             relative = [part / row["us"] for part in amounts]
             rest = 1 - sum(cost.extras(problem, variant, amounts).values()) / row["us"]
@@ -83,10 +100,16 @@ def fit(rows: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
 
 
 def _alike(kind: str) -> str:
-    """What kinds that differ little share: those of ``thin`` in the height of a block, others in
-    how the dense operand lies."""
+    """What kinds that differ little share: those of ``thin`` in the height of a block and in
+    whether CTAs are alone on an SM, others in how the dense operand lies and in whether block
+    columns are picked, those of ``mma`` in the width of a tile, too."""
     family, *others = kind.split(".")
-    kept = others[1:] if family == "thin" else (o for o in others if o not in ("along", "across"))
+    if family == "thin":
+        kept = [each for each in others[1:] if each != "alone"]
+    else:
+        kept = [each for each in others if each not in ("along", "across", "picked")]
+    if family == "mma":
+        kept = [each for each in kept if not each.startswith("n")]
     return ".".join((family, *kept))
 
 

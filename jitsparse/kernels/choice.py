@@ -104,7 +104,8 @@ def choose(problem: Problem, target: str, index: int = -1) -> Choice:
     """
     from jitsparse import jit
 
-    offered = registry.candidates(problem, target)
+    gpu = registry.priced_as(problem.device, index)
+    offered = registry.candidates(problem, target, gpu)
     if problem.device == "cuda" and not torch.cuda.is_available():
         return jit.choose(offered)  # another machine's choice is asked for: no table is its own
     machine = registry.machine_of(problem.device, index)

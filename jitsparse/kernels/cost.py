@@ -16,8 +16,8 @@ shared   elements of the dense operand that an SM loads in the mean, which all l
 memory   elements that go through DRAM at least once
 ======== ===========================================================================================
 
-The numbers are microseconds, one row for each kind of kernel, in ``costs.json``. Steps whose block
-columns are picked are fewer, and have the prices of those that are not.
+The numbers are microseconds, one row for each kind of kernel, in ``costs.json``, which has a table
+for each of :data:`GPUS`: they differ in how fast memory is, and so in which tiles are the best.
 :mod:`jitsparse.bench.fitting` finds them from times that ``jitsparse bench --suite hopper --section
 choice --json`` has measured, and docs/performance.md says how often the model's choice is the best.
 
@@ -36,10 +36,10 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jitsparse.kernels import split, thin, turn
 from jitsparse.kernels.cuda import PICKED
@@ -53,10 +53,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FAMILIES",
+    "GPUS",
     "PARTS",
     "TABLE",
     "breakdown",
     "covers",
+    "first_choices",
+    "gpu_of",
     "kind",
     "microseconds",
     "parts",
@@ -69,8 +72,15 @@ FAMILIES = ("wgmma", "thin", "mma")
 
 TABLE = Path(__file__).with_name("costs.json")
 
+GPUS = ("H200", "H100")
+"""GPUs whose times there are; the first stands for those that are not here."""
+
 _THIN_CTAS = 4
 """CTAs of family thin that run on an SM at once, about."""
+
+_ALONE = 0.5
+"""Tiles a CTA of family thin up to which SMs have two CTAs at most: what takes time is a CTA's own
+chain of steps then, and not what L2 and DRAM deliver."""
 
 _FEW_TILES = 3
 """Tiles a CTA below which it matters that their number is whole."""
@@ -104,10 +114,17 @@ def covers(problem: Problem, target: str) -> bool:
     return target == "sm90a" and problem.op in ("dsd", "dds") and problem.dtype in ("bf16", "f16")
 
 
-def quickest_first(problem: Problem, candidates: Sequence[Candidate]) -> list[Candidate]:
+def gpu_of(machine: str) -> str:
+    """The one of :data:`GPUS` that a machine of this name is taken for."""
+    return next((gpu for gpu in GPUS if gpu in machine), GPUS[0])
+
+
+def quickest_first(
+    problem: Problem, candidates: Sequence[Candidate], gpu: str = GPUS[0]
+) -> list[Candidate]:
     """Those that the model knows come first, the quickest ahead, and say what it expects. A
     workspace has to be worth it."""
-    expected = [(microseconds(problem, each.variant), each) for each in candidates]
+    expected = [(microseconds(problem, each.variant, gpu), each) for each in candidates]
     known = [(us, each) for us, each in expected if us is not None]
 
     def worth(pair: tuple[float, Candidate]) -> float:
@@ -117,24 +134,36 @@ def quickest_first(problem: Problem, candidates: Sequence[Candidate]) -> list[Ca
 
     return [
         *(
-            replace(each, why=f"the cost model expects {us:.1f} us")
+            replace(each, why=f"the cost model expects {us:.1f} us on an {gpu}")
             for us, each in sorted(known, key=worth)
         ),
         *(each for us, each in expected if us is None),
     ]
 
 
-def microseconds(problem: Problem, variant: Variant) -> float | None:
+def first_choices(
+    candidates: Callable[[Problem, str], list[Candidate]], problems: Iterable[Problem], target: str
+) -> list[Variant]:
+    """The quickest of the legal candidates of each of these problems, on each of :data:`GPUS`;
+    every variant once."""
+    found = []
+    for problem in problems:
+        legal = [each for each in candidates(problem, target) if each.refused is None]
+        found += [each.variant for gpu in GPUS for each in quickest_first(problem, legal, gpu)[:1]]
+    return list(dict.fromkeys(found))
+
+
+def microseconds(problem: Problem, variant: Variant, gpu: str = GPUS[0]) -> float | None:
     """The time that the model expects; None of a problem or a kind that it does not know."""
-    costs = breakdown(problem, variant)
+    costs = breakdown(problem, variant, gpu)
     return sum(costs.values()) if costs else None
 
 
-def breakdown(problem: Problem, variant: Variant) -> dict[str, float]:
+def breakdown(problem: Problem, variant: Variant, gpu: str = GPUS[0]) -> dict[str, float]:
     """Microseconds of each part; empty if the model does not know the problem or the kind."""
     if not knows(problem, variant):
         return {}
-    prices = _prices(kind(problem, variant))
+    prices = _prices(kind(problem, variant), gpu)
     if prices is None:
         return {}
     amounts = parts(problem, variant)
@@ -150,9 +179,7 @@ def knows(problem: Problem, variant: Variant) -> bool:
     """Whether the model judges a variant of a problem."""
     if not covers(problem, variant.target) or variant.family not in FAMILIES:
         return False
-    # That mma divides its steps is for older GPUs: on Hopper wgmma does.
-    for_others = variant.family == "mma" and split.splits(variant)
-    return not for_others and not wasteful(problem, variant)
+    return not wasteful(problem, variant)
 
 
 def wasteful(problem: Problem, variant: Variant) -> bool:
@@ -181,9 +208,7 @@ def extras(problem: Problem, variant: Variant, amounts: Sequence[float]) -> dict
 
 def _parts_of_steps(problem: Problem, variant: Variant) -> int:
     """Into how many parts a variant divides the steps of a tile."""
-    return (
-        split.most_parts_of_problem(problem, variant.ints("t")[1]) if split.splits(variant) else 1
-    )
+    return split.parts_of_problem(problem, variant) if split.splits(variant) else 1
 
 
 def _lies_along(problem: Problem, variant: Variant) -> bool:
@@ -214,14 +239,16 @@ def kind(problem: Problem, variant: Variant) -> str:
             way += ".split"
         elif _items(problem, variant) > _MANY_ITEMS:
             way += ".many"
-        return f"wgmma.{height}.s{slab}.{lies}.{way}"
+        picked = ".picked" if PICKED in variant.knobs else ""
+        return f"wgmma.{height}.s{slab}.{lies}.{way}{picked}"
     if variant.family == "thin":
         # Its tiles lie inside a block row, however high that is. Where they do not hold all
         # columns, all but the first read values that are in L2.
         again = ".again" if problem.extent > tile[1] else ""
-        return f"thin.{min(height, 64)}.t{tile[0]}x{tile[1]}{again}"
-    warps = math.prod(variant.ints("w"))
-    return f"{variant.family}.{height}.{lies}.w{warps}"
+        alone = ".alone" if _items(problem, variant) <= _ALONE else ""
+        return f"thin.{min(height, 64)}.t{tile[0]}x{tile[1]}{again}{alone}"
+    divided = ".split" if split.splits(variant) else ""
+    return f"mma.{height}.{lies}.w{math.prod(variant.ints('w'))}.n{tile[1]}{divided}"
 
 
 def parts(problem: Problem, variant: Variant) -> tuple[float, ...]:
@@ -369,12 +396,15 @@ def _busiest(mean: float, longest: float, panels: int, columns: int, at_once: in
     return two + (rounds - 2) * left + (math.ceil(rounds) - rounds) * length(tiles - 1)
 
 
-def _prices(kind: str) -> list[float] | None:
+def _prices(kind: str, gpu: str) -> list[float] | None:
     """Of a kind, or if it was not timed, of what it is a kind of: ``"a.b"`` for ``"a.b.few"``."""
-    return _table().get(kind) or _table().get(kind.rpartition(".")[0])
+    prices = _table()[gpu]
+    while kind and kind not in prices:
+        kind = kind.rpartition(".")[0]
+    return prices.get(kind)
 
 
 @functools.cache
-def _table() -> dict[str, list[float]]:
-    table: dict[str, list[float]] = json.loads(TABLE.read_text(encoding="utf-8"))["prices"]
-    return table
+def _table() -> dict[str, dict[str, list[float]]]:
+    gpus: dict[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))["gpus"]
+    return {gpu: table["prices"] for gpu, table in gpus.items()}

@@ -29,6 +29,7 @@ __all__ = [
     "device_of",
     "machine_of",
     "parse_block_size",
+    "priced_as",
     "select_variants",
     "target_of",
     "template_of",
@@ -78,21 +79,28 @@ def _modules(device: str) -> list[Module]:
     return list(dict.fromkeys(_FAMILIES[device].values()))
 
 
-def candidates(problem: Problem, target: str | None = None) -> list[Candidate]:
+def candidates(
+    problem: Problem, target: str | None = None, gpu: str = cost.GPUS[0]
+) -> list[Candidate]:
     """Every variant for a problem, in order of preference; refused ones carry the reason.
 
     Args:
         problem: the facts of a call.
         target: what to compile for; by default what this machine has.
+        gpu: whose prices decide, see :func:`priced_as`.
     """
-    where = target_of(problem.device) if target is None else target
+    ranked = _by_place(problem, target_of(problem.device) if target is None else target)
+    return ranked if problem.device == "cpu" else cost.quickest_first(problem, ranked, gpu)
+
+
+def _by_place(problem: Problem, target: str) -> list[Candidate]:
+    """The same before the cost model is asked."""
     places = [(module.place(problem), module) for module in _modules(problem.device)]
-    ranked = [
+    return [
         dataclasses.replace(candidate, why=place.why)
         for place, module in sorted(places, key=lambda each: each[0].rank)
-        for candidate in module.candidates(problem, where)
+        for candidate in module.candidates(problem, target)
     ]
-    return ranked if problem.device == "cpu" else cost.quickest_first(problem, ranked)
 
 
 def warmup_command(variant: Variant) -> str:
@@ -165,6 +173,20 @@ def machine_of(device: str, index: int = -1) -> str:
     return targets.cuda_name(None if index < 0 else index)
 
 
+def priced_as(device: str, index: int = -1) -> str:
+    """Which of the cost model's GPUs a device of this machine is taken for; the first of them where
+    there is no GPU.
+
+    Args:
+        device: ``"cpu"`` or ``"cuda"``.
+        index: of the GPU; by default the current one.
+    """
+    import torch
+
+    known = device == "cuda" and torch.cuda.is_available()
+    return cost.gpu_of(machine_of(device, index)) if known else cost.GPUS[0]
+
+
 # -- requests -----------------------------------------------------------------------------------
 
 
@@ -195,8 +217,11 @@ def select_variants(
         found = (
             variant
             for target in targets
-            for problem in _typical_problems(device_of(target), ops or OPS, dtypes, block_sizes)
-            for variant in _first_legal(problem, target)
+            for variant in cost.first_choices(
+                _by_place,
+                _typical_problems(device_of(target), ops or OPS, dtypes, block_sizes),
+                target,
+            )
         )
     else:
         found = (
@@ -256,12 +281,6 @@ def typical_candidates(
     blocks = block_sizes or [(size, size) for size in BLOCK_SIZES]
     for problem in _typical_problems(device_of(target), [op], dtypes, blocks):
         yield from candidates(problem, target)
-
-
-def _first_legal(problem: Problem, target: str) -> list[Variant]:
-    """The variant that a call chooses when nothing is pinned or tuned."""
-    legal = (each.variant for each in candidates(problem, target) if each.refused is None)
-    return list(itertools.islice(legal, 1))
 
 
 def variant_named(name: str) -> Variant:

@@ -31,6 +31,7 @@ __all__ = [
     "most_parts",
     "most_parts_of_problem",
     "most_parts_of_steps",
+    "parts_of_problem",
     "parts_of_tiles",
     "pays_in_sdd",
     "room_in_product",
@@ -185,3 +186,11 @@ def most_parts_of_problem(problem: Problem, width: int) -> int:
     """The same for a problem of a dsd or dds, in tiles of so many columns."""
     m, k = op_block(problem.op, (problem.rows, problem.cols), problem.layout)
     return most_parts_of_steps(m, problem.extent, k, problem.batch, width)
+
+
+def parts_of_problem(problem: Problem, variant: Variant) -> int:
+    """As :func:`room_in_product`, without the workspace."""
+    m, k = op_block(problem.op, (problem.rows, problem.cols), problem.layout)
+    stored = problem.nnz * math.prod(problem.block)
+    parts, _ = room_in_product(variant, m, problem.extent, k, problem.batch, stored)
+    return parts

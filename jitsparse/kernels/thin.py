@@ -15,7 +15,6 @@ from jitsparse.jit.template import Context
 from jitsparse.kernels.cuda import cuda_template, knobs, operand_context, typical_problems
 from jitsparse.kernels.legality import (
     before_ampere,
-    first_legal,
     low_blocks,
     misaligned,
     too_large,
@@ -93,11 +92,8 @@ def default_variants(target: str) -> Iterator[Variant]:
         for problem in typical_problems(("bf16",), (16, 32, 64, 128), extent=extent)
     )
 
-    def quickest_first(problem: Problem, target: str) -> list[Candidate]:
-        return cost.quickest_first(problem, candidates(problem, target))
-
     # Low blocks have one tile for 16 and for 32 columns.
-    yield from first_legal(quickest_first, problems, target)
+    yield from cost.first_choices(candidates, problems, target)
 
 
 def template(variant: Variant) -> Template:

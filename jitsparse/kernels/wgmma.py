@@ -29,7 +29,6 @@ from jitsparse.kernels.cuda import (
     typical_problems,
 )
 from jitsparse.kernels.legality import (
-    first_legal,
     low_blocks,
     misaligned,
     too_large,
@@ -223,10 +222,6 @@ def _turning(problem: Problem) -> list[tuple[str, str]]:
     return [] if is_k_contiguous(op, layout) else [turn.KNOB]
 
 
-def _quickest_first(problem: Problem, target: str) -> list[Candidate]:
-    return cost.quickest_first(problem, candidates(problem, target))
-
-
 def default_variants(target: str) -> Iterator[Variant]:
     """What calls choose for square blocks and many columns; for bf16 and TF32 with 256 too, and for
     blocks of 16 where few are stored."""
@@ -237,7 +232,7 @@ def default_variants(target: str) -> Iterator[Variant]:
         *typical_problems(("tf32",), (32, 64, 128)),
         *typical_problems(("tf32",), (32, 64, 128), extent=256),
     )
-    yield from first_legal(_quickest_first, problems, target)
+    yield from cost.first_choices(candidates, problems, target)
 
 
 def template(variant: Variant) -> Template:
