@@ -116,13 +116,15 @@ def test_what_the_host_prepares_is_the_order_of_other_kernels(
     panels=st.integers(1, 150),
     columns=st.integers(1, 70),
     batch=st.integers(1, 3),
-    group=st.sampled_from([8, 16, 32]),
+    group=st.sampled_from([8, 16, 32, 64]),
     two_columns=st.booleans(),
     grid=st.one_of(st.integers(1, 132), st.sampled_from([16, 48, 128])),
 )
 @example(panels=64, columns=32, batch=1, group=32, two_columns=True, grid=128)
 @example(panels=79, columns=70, batch=3, group=32, two_columns=True, grid=128)
 @example(panels=86, columns=9, batch=1, group=32, two_columns=False, grid=128)
+@example(panels=86, columns=9, batch=3, group=64, two_columns=False, grid=128)
+@example(panels=128, columns=43, batch=1, group=64, two_columns=True, grid=112)
 def test_every_tile_is_computed_once(
     deal: Deal, panels: int, columns: int, batch: int, group: int, two_columns: bool, grid: int
 ) -> None:
@@ -132,7 +134,7 @@ def test_every_tile_is_computed_once(
 
 
 @pytest.mark.parametrize("columns", [8, 32, 43])
-@pytest.mark.parametrize("group", [16, 32])
+@pytest.mark.parametrize("group", [16, 32, 64])
 def test_neighbours_have_sixteen_panels_of_one_column(deal: Deal, group: int, columns: int) -> None:
     _, ctas, rounds = deal(64, columns, 1, group, False, 128)
     for each in (ctas // NEIGHBOURS, rounds):
@@ -148,7 +150,7 @@ def test_two_columns_of_a_panel_may_be_side_by_side(deal: Deal) -> None:
 
 
 @pytest.mark.parametrize("columns", [8, 32])
-@pytest.mark.parametrize("group", [16, 32])
+@pytest.mark.parametrize("group", [16, 32, 64])
 def test_tiles_of_a_panel_are_on_different_gpcs(deal: Deal, group: int, columns: int) -> None:
     """Those that run at the same time, eight of them with groups of sixteen panels: CTAs are dealt
     out in pairs, one GPC of eight after the other."""
@@ -159,7 +161,7 @@ def test_tiles_of_a_panel_are_on_different_gpcs(deal: Deal, group: int, columns:
             assert gpc[when == each].unique().numel() == int((when == each).sum())
 
 
-@pytest.mark.parametrize("group", [16, 32])
+@pytest.mark.parametrize("group", [16, 32, 64])
 @pytest.mark.parametrize("two_columns", [False, True])
 @pytest.mark.parametrize(
     ("grid", "power", "most"),

@@ -13,6 +13,7 @@ namespace jitsparse {
 // What the host prepares, since several divisions would stand between a CTA's start and its first copy.
 struct SpmmOrder {
   static constexpr unsigned kSet = 16;  // neighbours: sixteen panels of a column, or eight of two
+  static constexpr unsigned kFourSets = 4 * kSet;
 
   int64 tiles;       // one at least
   unsigned columns;  // of tiles
@@ -24,6 +25,7 @@ struct SpmmOrder {
   Divisor parts;       // into which the steps of a tile are divided, one a CTA
 
   static SpmmOrder of(int64 panels, int64 columns, int64 batch, unsigned group, bool two_columns, int64 parts, int64 grid) {
+    if (group == kFourSets && 2 * grid % kFourSets) group = 2 * kSet;  // two rounds would not end with a column
     return {panels * columns * batch,
             unsigned(columns),
             group,
@@ -62,6 +64,9 @@ struct SpmmTile {
   // group, which are a set's, move together. (The busiest CTA over the mean, 8192, blocks of 128, density 0.1, random and power-law
   // rows: 1.02 and 1.22; unmoved 1.12 and 2.45.)
   //
+  // In groups of four sets a set of CTAs would meet the same two of a column for ever, so these are shifted by one every two rounds,
+  // and panels change places once all four have been had.
+  //
   // And each of eight sets has its own order of pairs, the same one in both rounds, so that a panel's tiles of other columns are on
   // other GPCs, and its blocks are read once for all. (Blocks of 64 and, in dds, of 32: 1.00 to 1.03 times as fast.)
   static __device__ __forceinline__ unsigned moved(unsigned row, unsigned number, const SpmmOrder& order) {
@@ -69,8 +74,15 @@ struct SpmmTile {
     const bool whole = (row | (kSet - 1)) < order.grouped.rows;
     if (!order.moving || !whole) return row;
     const unsigned first_of_set = number - row % kSet;
-    const unsigned turn = order.two_rounds.quotient(first_of_set), in_turn = first_of_set - turn * order.two_rounds.value;
-    const unsigned last_pair = order.group / 2 - 1;
+    unsigned turn = order.two_rounds.quotient(first_of_set);
+    const unsigned in_turn = first_of_set - turn * order.two_rounds.value;
+    if (order.group == SpmmOrder::kFourSets && (row | (SpmmOrder::kFourSets - 1)) < order.grouped.rows) {
+      const unsigned in_group = row % SpmmOrder::kFourSets;
+      const unsigned of_column = order.two_rounds.quotient(number - in_group);  // the same for all four sets
+      row += (in_group + of_column * kSet) % SpmmOrder::kFourSets - in_group;
+      turn = of_column / 4 * 2;
+    }
+    const unsigned last_pair = (order.group < 2 * kSet ? order.group : 2 * kSet) / 2 - 1;
 #pragma unroll
     for (int bit = 0; bit < 3; ++bit) row ^= turn >> bit & 1 ? last_pair >> bit : 0;
     const unsigned sets = order.two_rounds.value / (2 * kSet), set = in_turn / kSet;

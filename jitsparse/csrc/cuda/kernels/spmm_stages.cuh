@@ -191,7 +191,8 @@ struct SpmmStages {
   // and two columns side by side share them: 1.00 to 1.15 times as fast.
   static constexpr bool kHigh = kBlockM >= 64, kHighAndWide = kHigh && kTileN == 256;
   static constexpr unsigned kOfHigh = kTileN == 256 ? 2 * SpmmOrder::kSet : SpmmOrder::kSet / 2;
-  static constexpr unsigned kGroup = kHigh && !kTall ? kOfHigh : SpmmOrder::kSet;
+  static constexpr bool kHalfLines = DENSE_K_CONTIGUOUS && kDenseRowBytes < 128 && kTileN == 256;
+  static constexpr unsigned kGroup = kHalfLines ? SpmmOrder::kFourSets : kHigh && !kTall ? kOfHigh : SpmmOrder::kSet;
 
   // Whether the two CTAs of a TPC have one panel and two columns: then they share its blocks, a quarter to a third of a stage, and no
   // slab. (High blocks at density 0.25 and 0.5: 1.00 to 1.04 times as fast; at 0.1 0.98 to 1.01. Low ones, which share more of a
