@@ -349,9 +349,9 @@ def test_rounds_of_whole_sets_of_neighbours(
     sources = emulated_sources(tmp_path)
     path = sources / "csrc" / "cuda" / "kernels" / "spmm_stages.cuh"
     text = path.read_text()
-    assert text.count("kGroup, two_columns(args)") == 1
+    assert text.count("group(args), two_columns(args)") == 1
     order = f"{panels}, {str(two_columns).lower()}"
-    path.write_text(text.replace("kGroup, two_columns(args)", order))
+    path.write_text(text.replace("group(args), two_columns(args)", order))
     resize(ROWS=2104, COLS=72, EXTENT=152, BATCH=6)
     monkeypatch.setattr(Kernel.__call__, "__defaults__", (48,))
     check(Variant.parse(f"dsd.wgmma.sm90a.bf16.b{block}x{block}.lnn.t128x64x64"), sources)

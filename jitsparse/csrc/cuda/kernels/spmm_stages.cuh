@@ -185,21 +185,32 @@ struct SpmmStages {
     return (many_rounds && few_left_out) || div_up(count, sets) == div_up(count, sms) ? sets : sms;
   }
 
-  // Panels of a group, see SpmmOrder. Where blocks are high and tiles wide, two sets have one column, so that less of the dense
-  // operand has to come from DRAM at the same time: 1.00 to 1.11 times as fast at density 0.1, 0.99 to 1.03 at 0.25 and 0.5. (Low
-  // blocks 0.87 to 1.05; panels of 192 rows 0.93 to 1.04.) Narrow tiles of high blocks load more of these than of the dense operand,
-  // and two columns side by side share them: 1.00 to 1.15 times as fast.
-  static constexpr bool kHigh = kBlockM >= 64, kHighAndWide = kHigh && kTileN == 256;
-  static constexpr unsigned kOfHigh = kTileN == 256 ? 2 * SpmmOrder::kSet : SpmmOrder::kSet / 2;
-  static constexpr bool kHalfLines = DENSE_K_CONTIGUOUS && kDenseRowBytes < 128 && kTileN == 256;
-  static constexpr unsigned kGroup = kHalfLines ? SpmmOrder::kFourSets : kHigh && !kTall ? kOfHigh : SpmmOrder::kSet;
-
   // Whether the two CTAs of a TPC have one panel and two columns: then they share its blocks, a quarter to a third of a stage, and no
   // slab. (High blocks at density 0.25 and 0.5: 1.00 to 1.04 times as fast; at 0.1 0.98 to 1.01. Low ones, which share more of a
   // slab, 0.87 to 0.98.)
+  static constexpr bool kHigh = kBlockM >= 64, kHighAndWide = kHigh && kTileN == 256;
   static bool two_columns(const SpmmArgs& args) {
     const int64 stored = args.nnz * BLOCK_ROWS * BLOCK_COLS;
     return kHighAndWide && stored * 7 > m(args) * k(args);
+  }
+
+  // Panels of a group, see SpmmOrder: with two sets a column only four columns of the dense operand have to come from DRAM at the same
+  // time, with four sets two, and each for half as many groups; but fewer CTAs share a panel's blocks. H100, against two sets, with
+  // 64 panels and more (random patterns; means, worst and best):
+  //   - slabs of half a line along k, of which L2 has forgotten one half when the other is asked for (against one set): 1.28 times as
+  //     fast at density 0.05 (1.02 to 1.61), 1.12 at 0.1 (0.96 to 1.44), 1.03 at 0.25, 1.01 at 0.5;
+  //   - blocks of 64: 1.10, 1.02, 1.02 and 1.01 (0.95 to 1.23);
+  //   - blocks of 128: 1.06 and 1.06, but 1.00 and 0.985 where more is stored;
+  //   - panels of 192 rows (against one set): 1.12 and 1.05, but 0.96 where more is stored.
+  // Low blocks otherwise: 0.87 to 1.05 with two sets. Narrow tiles of high blocks load more of these than of the dense operand, and two
+  // columns side by side share them: 1.00 to 1.15 times as fast.
+  static unsigned group(const SpmmArgs& args) {
+    constexpr bool kHalfLines = DENSE_K_CONTIGUOUS && kDenseRowBytes < 128 && kTileN == 256;
+    constexpr unsigned kSet = SpmmOrder::kSet, kFew = kTall ? kSet : 2 * kSet;
+    if (!kHalfLines && !kHigh) return kSet;
+    if (!kHalfLines && !kHighAndWide) return kSet / 2;
+    const bool always = kHalfLines || (kBlockM == 64 && !kTall);
+    return panels(args) >= SpmmOrder::kFourSets && (always || !two_columns(args)) ? SpmmOrder::kFourSets : kFew;
   }
 
   static cudaError_t prepare(const SpmmArgs& args, Params& params) {
@@ -207,8 +218,8 @@ struct SpmmStages {
     params.args.parts = parts(args);
     if (tiles(args) > 0x7fffffff) return cudaErrorInvalidConfiguration;
     params.index = SpmmSteps<SpmmStages>::of(args);
-    params.order = SpmmOrder::of(panels(args), column_tiles(args), args.batch, kGroup, two_columns(args), params.args.parts,
-                                 grid(args));
+    params.order = SpmmOrder::of(panels(args), column_tiles(args), args.batch, group(args), two_columns(args),
+                                 params.args.parts, grid(args));
     params.dense_once = args.nnz <= div_up(k(args), kStepK);
     params.blocks_once = column_tiles(args) * args.batch == 1;
     const MatrixShape values = {kLyingCols, args.nnz * kLyingRows, 1, kLyingCols, 0};
