@@ -56,6 +56,8 @@ struct SpmmStages {
 
   static constexpr int kConsumers = PANEL / 64;  // warpgroups
   static constexpr int kManyRounds = 8;
+  static constexpr int64 kHalfOfL2 = 25 << 20;  // of an H100
+  static constexpr bool kHigh = kBlockM >= 64;
   // Producer warps take turns: a stage is always filled by the same warp. That hides what a turn waits for, and no warp can be
   // two rounds of the ring ahead of another. A warp has its part of every kStride-th step.
   static constexpr int kProducers = kStages % 4 == 0 ? 4 : kParts == 1 ? 3 : 2, kStride = kProducers / kParts;
@@ -188,29 +190,28 @@ struct SpmmStages {
   // Whether the two CTAs of a TPC have one panel and two columns: then they share its blocks, a quarter to a third of a stage, and no
   // slab. (High blocks at density 0.25 and 0.5: 1.00 to 1.04 times as fast; at 0.1 0.98 to 1.01. Low ones, which share more of a
   // slab, 0.87 to 0.98.)
-  static constexpr bool kHigh = kBlockM >= 64, kHighAndWide = kHigh && kTileN == 256;
   static bool two_columns(const SpmmArgs& args) {
     const int64 stored = args.nnz * BLOCK_ROWS * BLOCK_COLS;
-    return kHighAndWide && stored * 7 > m(args) * k(args);
+    return kHigh && kTileN == 256 && stored * 7 > m(args) * k(args);
   }
 
-  // Panels of a group, see SpmmOrder: with two sets a column only four columns of the dense operand have to come from DRAM at the same
-  // time, with four sets two, and each for half as many groups; but fewer CTAs share a panel's blocks. H100, against two sets, with
-  // 64 panels and more (random patterns; means, worst and best):
-  //   - slabs of half a line along k, of which L2 has forgotten one half when the other is asked for (against one set): 1.28 times as
-  //     fast at density 0.05 (1.02 to 1.61), 1.12 at 0.1 (0.96 to 1.44), 1.03 at 0.25, 1.01 at 0.5;
-  //   - blocks of 64: 1.10, 1.02, 1.02 and 1.01 (0.95 to 1.23);
-  //   - blocks of 128: 1.06 and 1.06, but 1.00 and 0.985 where more is stored;
-  //   - panels of 192 rows (against one set): 1.12 and 1.05, but 0.96 where more is stored.
-  // Low blocks otherwise: 0.87 to 1.05 with two sets. Narrow tiles of high blocks load more of these than of the dense operand, and two
-  // columns side by side share them: 1.00 to 1.15 times as fast.
+  // Panels of a group, see SpmmOrder. The more sets have one column, the fewer columns of the dense operand have to come from DRAM at
+  // the same time, and each for fewer groups; but the blocks of all of the group's panels are wanted again in every round. So there are
+  // four sets if that fits a half of L2, of which each keeps its own copies, else two. H100, four against two, random patterns, 64
+  // panels and more: 1.07 times as fast at density 0.05, 1.05 at 0.1, 1.02 at 0.25 (0.97 to 1.23); where it does not fit, 0.7 to 1.1.
+  //
+  // Slabs of half a line along k, of which L2 has forgotten one half when the other is asked for, gain whatever fits (against one set,
+  // 1.28, 1.12, 1.03 and, at 0.5, 1.01). Other low blocks have one set (two: 0.87 to 1.05), and so have panels of 192 rows (0.93 to
+  // 1.04). Narrow tiles of high blocks load more of these than of the dense operand, and two columns side by side share them: 1.00 to
+  // 1.15 times as fast.
   static unsigned group(const SpmmArgs& args) {
-    constexpr bool kHalfLines = DENSE_K_CONTIGUOUS && kDenseRowBytes < 128 && kTileN == 256;
-    constexpr unsigned kSet = SpmmOrder::kSet, kFew = kTall ? kSet : 2 * kSet;
-    if (!kHalfLines && !kHigh) return kSet;
-    if (!kHalfLines && !kHighAndWide) return kSet / 2;
-    const bool always = kHalfLines || (kBlockM == 64 && !kTall);
-    return panels(args) >= SpmmOrder::kFourSets && (always || !two_columns(args)) ? SpmmOrder::kFourSets : kFew;
+    constexpr unsigned kSet = SpmmOrder::kSet, kFourSets = SpmmOrder::kFourSets;
+    constexpr bool kWide = kTileN == 256, kHalfLines = kWide && DENSE_K_CONTIGUOUS && kDenseRowBytes < 128;
+    if (!kHalfLines && !(kHigh && kWide)) return kHigh ? kSet / 2 : kSet;
+    const int64 blocks = kFourSets * args.nnz / panels(args) * BLOCK_ROWS * BLOCK_COLS, dense = 2 * kTileN * k(args);
+    const bool fits = (blocks + dense) * kItemBytes <= kHalfOfL2;
+    if (panels(args) >= kFourSets && (fits || kHalfLines)) return kFourSets;
+    return kTall ? kSet : 2 * kSet;
   }
 
   static cudaError_t prepare(const SpmmArgs& args, Params& params) {
