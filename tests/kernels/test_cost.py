@@ -249,10 +249,10 @@ def test_gpus_have_prices_of_their_own() -> None:
     names = ("NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "NVIDIA GH200 480GB")
     assert [cost.gpu_of(name) for name in names] == ["H200", "H100", "H100", "H200"]
     assert cost.gpu_of("NVIDIA A100-SXM4-80GB") == cost.GPUS[0]
-    # Measured: 907.7 us by tiles of 128 columns on an H100, 1137 by those of 256.
-    problem = product_problem("dds", "cuda", "bf16", (32, 32), "nn", (16384, 14336, 4096), 0.1)
+    # Measured: panels of 192 rows 470 us on an H100, of 128 rows 514; 437 and 444 on an H200.
+    problem = product_problem("dds", "cuda", "bf16", (64, 64), "nn", (8192, 8192, 8192), 0.25)
     chosen = [registry.candidates(problem, "sm90a", gpu)[0] for gpu in cost.GPUS]
-    assert [each.variant.ints("t")[1] for each in chosen] == [256, 128]
+    assert [each.variant.ints("t")[0] for each in chosen] == [128, 192]
     assert [each.why.split()[-1] for each in chosen] == list(cost.GPUS)
     by_family = cost.first_choices(registry.candidates, [problem], "sm90a")
     assert by_family == [each.variant for each in chosen]
