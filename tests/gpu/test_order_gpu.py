@@ -1,0 +1,47 @@
+"""Products of so many panels that four sets of them have a column of tiles are right on a GPU."""
+
+from __future__ import annotations
+
+import cases
+import pytest
+import torch
+
+import jitsparse as js
+from jitsparse.jit import Variant
+
+pytestmark = pytest.mark.gpu
+
+K = 1000
+
+KERNELS = [
+    *(f"dds.wgmma.sm90a.bf16.b32x32.l{layout}.t128x256x32" for layout in ("nn", "nt")),
+    *(f"dsd.wgmma.sm90a.bf16.b{b}x{b}.lnn.t128x256x64" for b in (64, 128)),
+    "dsd.wgmma.sm90a.bf16.b64x64.lnn.t192x256x64",
+]
+
+
+@pytest.mark.parametrize("density", [0.1, 0.5])
+@pytest.mark.parametrize(("panels", "batch"), [(64, 1), (86, 2), (150, 1)])
+@pytest.mark.parametrize("name", KERNELS)
+def test_many_panels(name: str, panels: int, batch: int, density: float) -> None:
+    """Of 600 to 2000 columns: what is left after the last whole four sets is dealt out as before."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("wgmma is Hopper's")
+    variant = Variant.parse(name)
+    block = variant.ints("b")
+    rows, extent = panels * variant.ints("t")[0] - 40, 600 if batch > 1 else 2000
+    generator = torch.Generator("cuda").manual_seed(panels)
+    shape = (K, rows) if variant.knob("l") == "nn" and variant.op == "dds" else (rows, K)
+    pattern = js.Pattern.random(shape, block, density, generator=generator, device="cuda")
+    values = torch.randn(pattern.nnz_blocks, *block, generator=generator, device="cuda")
+    stored = js.BlockSparse(values.bfloat16(), pattern)
+    dense = torch.randn(batch, extent, K, generator=generator, device="cuda").bfloat16()
+    with js.pin(f"{variant.op}={name}"):
+        if variant.op == "dds":
+            right = stored if variant.knob("l") == "nn" else stored.T
+            got = js.dds(dense, right)
+            cases.check_product(got, dense, right.to_dense())
+        else:
+            columns = dense.mT.contiguous()
+            got = js.dsd(stored, columns)
+            cases.check_product(got, stored.to_dense(), columns)
