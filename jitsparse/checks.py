@@ -19,6 +19,7 @@ __all__ = [
     "as_count",
     "as_shape",
     "check_dtype",
+    "check_generator",
     "check_indices",
     "check_range",
     "grid_of",
@@ -114,6 +115,12 @@ def check_range(rows: int, cols: int, count: int) -> None:
             f"block indices are 32-bit: {rows} x {cols} blocks of which {count} are stored do not "
             "fit; use larger blocks"
         )
+
+
+def check_generator(generator: torch.Generator | None) -> None:
+    """ArgumentError unless it is one, or none."""
+    if not isinstance(generator, (torch.Generator, type(None))):
+        raise ArgumentError(f"generator is a torch.Generator or None, got {generator!r}")
 
 
 def check_dtype(dtype: torch.dtype | None) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, SupportsIndex
 
 import torch
 
 from jitsparse.checks import is_fake
+from jitsparse.errors import ArgumentError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,6 +19,11 @@ __all__ = ["character_map", "plot"]
 
 def character_map(pattern: Pattern, max_rows: int, max_cols: int) -> str:
     """What :meth:`Pattern.to_string <jitsparse.Pattern.to_string>` answers."""
+    for most in (max_rows, max_cols):
+        if not isinstance(most, SupportsIndex) or most.__index__() < 1:
+            raise ArgumentError(
+                f"max_rows and max_cols are ints above 0, got {max_rows!r} and {max_cols!r}"
+            )
     if pattern.device.type == "meta":
         return "(on the meta device: no data)"
     if is_fake(pattern.col_indices):

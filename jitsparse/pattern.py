@@ -24,6 +24,7 @@ from jitsparse.checks import (
     as_block_size,
     as_count,
     as_shape,
+    check_generator,
     check_indices,
     check_range,
     grid_of,
@@ -218,7 +219,9 @@ class Pattern:
 
         Raises:
             PatternError: if the density is not in [0, 1], or shape or block size is illegal.
+            ArgumentError: if the generator is none.
         """
+        check_generator(generator)
         size, block = as_shape(shape), as_block_size(block_size)
         grid = grid_of(size, block)
         total = grid[0] * grid[1]
@@ -306,6 +309,9 @@ class Pattern:
         A character stands for one block, or for several neighbouring ones where the pattern is
         larger than the map: ``.`` none of them is stored, ``-`` under a third, ``+`` under two
         thirds, ``*`` more, ``#`` all of them. Reads the pattern on the host.
+
+        Raises:
+            ArgumentError: if there is to be no line or no character.
         """
         return character_map(self, max_rows, max_cols)
 

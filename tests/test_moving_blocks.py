@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ranks import run_two_ranks
 from torch import Tensor, nn
 from torch.autograd import gradcheck
+from torch.nn.utils import prune
 
 import jitsparse as js
 
@@ -358,3 +359,16 @@ torch.testing.assert_close(layer.weight.to_dense(), alone.weight.to_dense())
 def test_ranks_that_move_together(tmp_path: Path) -> None:
     """Each has half of a batch; a layer alone has all of it."""
     run_two_ranks(RANKS, where=tmp_path)
+
+
+def test_values_that_are_computed_do_not_move() -> None:
+    layer = js.nn.BlockSparseLinear(64, 64, 32, density=0.5)
+    prune.l1_unstructured(layer, "values", amount=0.5)
+    with pytest.raises(js.ArgumentError, match="take off what computes them"):
+        layer.set_pattern(layer.pattern)
+
+
+def test_a_layer_from_the_meta_device_has_no_blocks_to_move() -> None:
+    layer = js.nn.BlockSparseLinear(64, 64, 32, density=0.5, device="meta").to_empty(device="cpu")
+    with pytest.raises(js.ArgumentError, match="load a state dict first"):
+        layer.set_pattern(js.Pattern.random((64, 64), 32, 0.5))

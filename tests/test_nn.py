@@ -114,6 +114,14 @@ def test_from_linear_does_not_overflow_when_ranking() -> None:
     assert sparse.pattern.to_mask().tolist() == [[False], [True]]
 
 
+def test_from_linear_needs_a_weight_that_is_there() -> None:
+    lazy = torch.nn.LazyLinear(64)
+    with pytest.raises(js.ArgumentError, match="no shape before the first call"):
+        js.nn.BlockSparseLinear.from_linear(lazy, 32, density=0.5)
+    lazy(torch.zeros(1, 64))
+    assert js.nn.BlockSparseLinear.from_linear(lazy, 32, density=0.5).in_features == 64
+
+
 def test_from_linear_by_mask_and_back() -> None:
     dense = nn.Linear(70, 50).eval()
     mask = torch.rand(4, 5) < 0.5
@@ -200,6 +208,15 @@ def test_whole_modules_copy(duplicate: object) -> None:
         again[0].values.zero_()
     assert source[0].values.abs().sum() > 0
     assert torch.equal(again[0].pattern.crow_indices, again[0].crow_indices)
+
+
+def test_values_that_are_none_are_reported_by_load_state_dict() -> None:
+    layer = js.nn.BlockSparseLinear(64, 64, 32, density=0.5)
+    fewer = js.nn.BlockSparseLinear(64, 64, 32, density=0.25)
+    for other, reason in ((layer, "NoneType"), (fewer, "the state dict has none")):
+        state = other.state_dict() | {"values": None}
+        with pytest.raises(RuntimeError, match=reason):
+            layer.load_state_dict(state)
 
 
 def test_state_dict_files_load_with_weights_only(tmp_path: Path) -> None:

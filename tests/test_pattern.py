@@ -6,6 +6,7 @@ import copy
 import pickle
 import re
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -248,6 +249,17 @@ def test_the_map_of_a_large_pattern_is_small() -> None:
     assert {len(line) for line in lines} == {60}
     assert [lines[i][i] for i in range(3)] == ["#", "+", "-"]
     assert sum(line.count(".") for line in lines) == 24 * 60 - 3
+
+
+@pytest.mark.parametrize("most", [(0, 5), (5, -1), ("x", 5)])
+def test_a_map_has_a_line_and_a_character(most: tuple[Any, Any]) -> None:
+    with pytest.raises(js.ArgumentError, match="ints above 0"):
+        example().to_string(*most)
+
+
+def test_what_is_no_generator() -> None:
+    with pytest.raises(js.ArgumentError, match=r"Generator or None, got 'x'"):
+        js.Pattern.random((64, 64), 32, 0.5, generator="x")  # type: ignore[arg-type]
 
 
 def test_spy_draws_one_cell_a_block() -> None:

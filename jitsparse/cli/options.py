@@ -74,7 +74,8 @@ def readable_file(text: str) -> Path:
     """A file that is there."""
     path = Path(text)
     if len(os.fsencode(text)) > LONGEST_PATH or not path.is_file():
-        raise ValueError("there is no such file")
+        is_directory = len(os.fsencode(text)) <= LONGEST_PATH and path.is_dir()
+        raise ValueError("a directory, not a file" if is_directory else "there is no such file")
     return path
 
 

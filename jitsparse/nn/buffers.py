@@ -89,13 +89,20 @@ class PatternBuffers(nn.Module):
                 "set_pattern moves values, and on the meta device there are none: materialize the "
                 "layer and load a state dict first"
             )
+        if old.device.type == "meta":
+            raise ArgumentError(
+                "set_pattern moves values from their places, and a layer that comes from the meta "
+                "device has none: load a state dict first"
+            )
         require_like(pattern, old.shape, old.block_size, old.device)
         plain = type(values) is nn.Parameter and values.shape == old.values_shape
         if not plain or values.device != old.device:
+            computed = "take off what computes them, pruning or a parametrization"
+            advice = computed if type(values) is Tensor else "move before the model is sharded"
             raise ArgumentError(
                 f"set_pattern moves values that are a Parameter of shape {old.values_shape} on "
                 f"{old.device}; these are a {type(values).__name__} of shape "
-                f"{tuple(values.shape)} on {values.device}: move before the model is sharded"
+                f"{tuple(values.shape)} on {values.device}: {advice}"
             )
         require_trained(values, optimizers)
         with torch.inference_mode(False), torch.no_grad():
@@ -262,9 +269,10 @@ class PatternBuffers(nn.Module):
         except (ValueError, AttributeError, RuntimeError) as error:  # also of what is no tensor
             return f": {error}"
         wanted = pattern.values_shape
-        values = state_dict.get(prefix + "values", self.values)
-        if tuple(values.shape) != wanted:
-            has = tuple(values.shape) if prefix + "values" in state_dict else "none"
+        loaded = state_dict.get(prefix + "values")
+        shape = tuple((self.values if loaded is None else loaded).shape)
+        if shape != wanted:
+            has = "none" if loaded is None else shape
             return (
                 f" stores {wanted[0]} blocks, so its values need shape {wanted}; "
                 f"the state dict has {has}"

@@ -174,11 +174,16 @@ class BlockSparseLinear(PatternBuffers):
 
         Raises:
             PatternError: if block size, density or mask is illegal.
-            ArgumentError: if the layer is no ``torch.nn.Linear``, or not exactly one of density and
-                mask is given.
+            ArgumentError: if the layer is no ``torch.nn.Linear`` or a lazy one that was never
+                called, or not exactly one of density and mask is given.
         """
         if not isinstance(layer, nn.Linear):
             raise ArgumentError(f"from_linear takes a Linear layer, got {type(layer).__name__}")
+        if nn.parameter.is_lazy(layer.weight):
+            raise ArgumentError(
+                f"from_linear: the weight of this {type(layer).__name__} has no shape before the "
+                "first call; call the layer once"
+            )
         block = as_block_size(block_size)
         weight = layer.weight.detach()
         check_dtype(weight.dtype)

@@ -24,7 +24,7 @@ KERNELS = [
 @pytest.mark.parametrize(("panels", "batch"), [(64, 1), (86, 2), (150, 1)])
 @pytest.mark.parametrize("name", KERNELS)
 def test_many_panels(name: str, panels: int, batch: int, density: float) -> None:
-    """Of 600 to 2000 columns: what is left after the last whole four sets is dealt out as before."""
+    """What is left after the last whole four sets is dealt out as if there were none."""
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("wgmma is Hopper's")
     variant = Variant.parse(name)
