@@ -177,9 +177,8 @@ def breakdown(problem: Problem, variant: Variant, gpu: str = GPUS[0]) -> dict[st
 
 def knows(problem: Problem, variant: Variant) -> bool:
     """Whether the model judges a variant of a problem."""
-    if not covers(problem, variant.target) or variant.family not in FAMILIES:
-        return False
-    return not wasteful(problem, variant)
+    judged = covers(problem, variant.target) and variant.family in FAMILIES
+    return judged and not wasteful(problem, variant)
 
 
 def wasteful(problem: Problem, variant: Variant) -> bool:
