@@ -6,6 +6,7 @@ import contextlib
 import os
 import stat
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
 
@@ -236,7 +237,8 @@ def _of_model(
     arch: str | Sequence[str] | None,
     backward: bool,
 ) -> list[Variant]:
-    """What dispatch would choose for the calls of a model, on each target."""
+    """What dispatch would choose for the calls of a model, on each target; where no GPU of the cost
+    model is known, on each of those."""
     place = tracing.place_of(model)
     targets = _targets(device or (None if arch else place.type), arch)
     converted, float32 = _model_dtype(dtype)
@@ -249,9 +251,9 @@ def _of_model(
                 model, inputs, device=where, dtype=converted, float32=float32, backward=backward
             )
         ]
-        for target in (each for each in targets if registry.device_of(each) == where):
-            for problem in problems:
-                variants[choose(problem, target, index).candidate.variant] = None
+        here = [target for target in targets if registry.device_of(target) == where]
+        for target, problem, gpu in product(here, problems, registry.prices_for(where, index)):
+            variants[choose(problem, target, index, gpu).candidate.variant] = None
     return list(variants)
 
 

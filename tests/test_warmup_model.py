@@ -21,7 +21,7 @@ from torch import nn
 import jitsparse as js
 from jitsparse import calls, tracing
 from jitsparse.jit import config, tuned
-from jitsparse.kernels import dispatch, registry
+from jitsparse.kernels import cost, dispatch, registry
 from jitsparse.warmup import plan
 
 TESTS = Path(__file__).parent
@@ -236,6 +236,23 @@ def test_a_gpu_is_not_needed_for_its_targets() -> None:
     assert hopper == plan(model, (2, 16, 64), dtype="bf16", device="cuda", arch=["9.0a"])
     mixed = plan(model, (2, 16, 64), arch="generic;8.0")
     assert {variant.target for variant in mixed} == {"generic", "sm80"}
+
+
+def test_without_a_gpu_what_either_of_the_models_gpus_chooses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An image for Hopper is built where there is no GPU, and may run on an H100 or an H200."""
+    layer = js.nn.BlockSparseLinear(8192, 8192, 64, density=0.25, dtype=torch.bfloat16)
+    asked = {"dtype": "bf16", "arch": "9.0a", "backward": False}
+    chosen = {}
+    for gpu in cost.GPUS:
+        with monkeypatch.context() as patch:
+            patch.setattr(registry, "prices_for", lambda *_, gpu=gpu: (gpu,))
+            chosen[gpu] = [each.name for each in plan(layer, (8192, 8192), **asked)]
+    assert chosen["H200"] != chosen["H100"]
+    if not torch.cuda.is_available():
+        both = [each.name for each in plan(layer, (8192, 8192), **asked)]
+        assert both == [*chosen["H200"], *chosen["H100"]]
 
 
 @pytest.mark.parametrize(("device", "arch"), [("cpu", "avx2"), ("cuda", "9.0a")])

@@ -37,13 +37,20 @@ def main(*paths: str) -> None:
     files = [json.loads(Path(path).read_text(encoding="utf-8")) for path in paths]
     gpus = json.loads(cost.TABLE.read_text(encoding="utf-8"))["gpus"]
     names = ("device", "commit", "command")
-    for gpu in cost.GPUS:
-        timed = [file for file in files if cost.gpu_of(file["measured"]["device"]) == gpu]
+    by_gpu: dict[str | None, list[dict[str, Any]]] = defaultdict(list)
+    for file in files:
+        by_gpu[cost.gpu_of(file["measured"]["device"])].append(file)
+    if others := by_gpu.pop(None, []):
+        devices = ", ".join(file["measured"]["device"] for file in others)
+        raise SystemExit(f"times of {devices}: there are prices of {', '.join(cost.GPUS)} alone")
+    for gpu, timed in by_gpu.items():
         tables = [table for file in timed for table in file["tables"]]
         rows = [row for each in tables if each["section"] == "choice" for row in each["rows"]]
-        if rows:
-            measured = [{name: file["measured"].get(name) for name in names} for file in timed]
-            gpus[gpu] = {"measured": measured, "prices": fit(rows)}
+        measured = [{name: file["measured"].get(name) for name in names} for file in timed]
+        prices = fit(rows)
+        if not prices:
+            raise SystemExit(f"no time of the {gpu} is one that prices are fitted to")
+        gpus[gpu] = {"measured": measured, "prices": prices}
     cost.TABLE.write_text(_formatted(gpus), encoding="utf-8")
 
 
@@ -101,11 +108,11 @@ def fit(rows: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
 
 def _alike(kind: str) -> str:
     """What kinds that differ little share: those of ``thin`` in the height of a block and in
-    whether CTAs are alone on an SM, others in how the dense operand lies and in whether block
+    whether an SM has two CTAs at most, others in how the dense operand lies and in whether block
     columns are picked, those of ``mma`` in the width of a tile, too."""
     family, *others = kind.split(".")
     if family == "thin":
-        kept = [each for each in others[1:] if each != "alone"]
+        kept = [each for each in others[1:] if each != "two"]
     else:
         kept = [each for each in others if each not in ("along", "across", "picked")]
     if family == "mma":

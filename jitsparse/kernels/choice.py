@@ -94,18 +94,19 @@ def _say_once() -> None:
     )
 
 
-def choose(problem: Problem, target: str, index: int = -1) -> Choice:
+def choose(problem: Problem, target: str, index: int = -1, gpu: str | None = None) -> Choice:
     """The variant for a problem, by pin, tuned table or the families' preference.
 
     Args:
         problem: the facts of a call.
         target: what to compile for.
         index: of the GPU that the call runs on; by default the current one.
+        gpu: whose prices decide; by default those that this one is taken for.
     """
     from jitsparse import jit
 
-    gpu = registry.priced_as(problem.device, index)
-    offered = registry.candidates(problem, target, gpu)
+    prices = registry.priced_as(problem.device, index) if gpu is None else gpu
+    offered = registry.candidates(problem, target, prices)
     if problem.device == "cuda" and not torch.cuda.is_available():
         return jit.choose(offered)  # another machine's choice is asked for: no table is its own
     machine = registry.machine_of(problem.device, index)

@@ -229,7 +229,8 @@ def _shared_memory(problem: Problem, tile: Tile, divides: bool) -> int:
 
 
 def default_variants(target: str) -> Iterator[Variant]:
-    """What calls choose for square blocks; with few columns too, and for bf16 with a short k."""
+    """What calls choose before Hopper for square blocks; with few columns too, and for bf16 with a
+    short k."""
     problems = (
         *typical_problems(("bf16",), _BLOCKS),
         *typical_problems(("bf16", "tf32"), (32, 128), extent=16),

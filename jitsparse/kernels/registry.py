@@ -30,6 +30,7 @@ __all__ = [
     "machine_of",
     "parse_block_size",
     "priced_as",
+    "prices_for",
     "select_variants",
     "target_of",
     "template_of",
@@ -175,16 +176,24 @@ def machine_of(device: str, index: int = -1) -> str:
 
 def priced_as(device: str, index: int = -1) -> str:
     """Which of the cost model's GPUs a device of this machine is taken for; the first of them where
-    there is no GPU.
+    it is none of them.
 
     Args:
         device: ``"cpu"`` or ``"cuda"``.
         index: of the GPU; by default the current one.
     """
+    return prices_for(device, index)[0]
+
+
+def prices_for(device: str, index: int = -1) -> tuple[str, ...]:
+    """The cost model's GPUs that kernels compiled here may run on: this machine's, or all of them
+    if that is none of them, as where an image is built."""
     import torch
 
-    known = device == "cuda" and torch.cuda.is_available()
-    return cost.gpu_of(machine_of(device, index)) if known else cost.GPUS[0]
+    if device == "cpu":
+        return cost.GPUS[:1]
+    known = cost.gpu_of(machine_of(device, index)) if torch.cuda.is_available() else None
+    return cost.GPUS if known is None else (known,)
 
 
 # -- requests -----------------------------------------------------------------------------------

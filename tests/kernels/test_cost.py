@@ -245,10 +245,10 @@ def test_the_cheapest_comes_first_and_says_why() -> None:
 
 
 def test_gpus_have_prices_of_their_own() -> None:
-    """Of what is not timed those of the first, and all that any of them chooses is warmed up."""
+    """What any of them chooses is in the default tables."""
     names = ("NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "NVIDIA GH200 480GB")
     assert [cost.gpu_of(name) for name in names] == ["H200", "H100", "H100", "H200"]
-    assert cost.gpu_of("NVIDIA A100-SXM4-80GB") == cost.GPUS[0]
+    assert cost.gpu_of("NVIDIA A100-SXM4-80GB") is None
     # Measured: panels of 192 rows 470 us on an H100, of 128 rows 514; 437 and 444 on an H200.
     problem = product_problem("dds", "cuda", "bf16", (64, 64), "nn", (8192, 8192, 8192), 0.25)
     chosen = [registry.candidates(problem, "sm90a", gpu)[0] for gpu in cost.GPUS]
@@ -295,7 +295,7 @@ def test_rows_within_cache_lines_cost_the_copy_engine_requests() -> None:
     assert registry.candidates(ragged, "sm90a")[0].variant == picked
 
 
-def test_values_that_are_read_again_and_ctas_alone_on_an_sm_have_another_price() -> None:
+def test_values_that_are_read_again_and_two_ctas_an_sm_have_other_prices() -> None:
     variant = Variant.parse("dds.thin.sm90a.bf16.b64x64.lnt.t16x8")
     kinds = []
     for columns, rows_ in ((8, 16384), (16, 16384), (8, 4096), (16, 2048)):
@@ -303,7 +303,7 @@ def test_values_that_are_read_again_and_ctas_alone_on_an_sm_have_another_price()
         problem = product_problem("dds", "cuda", "bf16", (64, 64), "nt", sizes, 0.1)
         kinds.append(cost.kind(problem, variant).removeprefix("thin.64.t16x8"))
     # 256 CTAs are two on an SM.
-    assert kinds == ["", ".again", ".alone", ".again.alone"]
+    assert kinds == ["", ".again", ".two", ".again.two"]
 
 
 @pytest.mark.parametrize("columns", [8, 16, 32])
@@ -475,6 +475,29 @@ def test_fitting_replaces_the_prices_of_what_was_timed(
     after = json.loads(written.read_text(encoding="utf-8"))
     assert after["gpus"]["H100"] == {"measured": [facts], "prices": fitting.fit(rows(FITTED))}
     assert after["gpus"]["H200"] == before["gpus"]["H200"]
+
+
+@pytest.mark.parametrize(
+    ("device", "half", "reason"),
+    [
+        ("NVIDIA A100-SXM4-80GB", FITTED, "prices of H200, H100 alone"),
+        ("NVIDIA H200", HELD_OUT, "H200"),
+    ],
+)
+def test_fitting_replaces_nothing_by_nothing(
+    device: str, half: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("scipy")
+    before = tmp_path / "costs.json"
+    before.write_bytes(cost.TABLE.read_bytes())
+    monkeypatch.setattr(cost, "TABLE", before)
+    times = tmp_path / "times.json"
+    table = {"section": "choice", "rows": rows(half)}
+    times.write_text(json.dumps({"measured": {"device": device}, "tables": [table]}))
+    text = before.read_bytes()
+    with pytest.raises(SystemExit, match=reason):
+        fitting.main(str(times))
+    assert before.read_bytes() == text
 
 
 def test_a_kind_that_was_timed_once_costs_about_what_similar_ones_do() -> None:

@@ -334,27 +334,91 @@ def extents(dtype: torch.dtype) -> tuple[tuple[int, int], int]:
 
 
 @pytest.mark.parametrize(
-    ("block", "panels", "two_columns"),
-    [(32, 16, False), (64, 8, False), (64, 16, True), (64, 32, False), (64, 32, True)],
+    ("block", "panels", "two_columns", "rows", "batch", "ctas"),
+    [
+        (32, 16, False, 2104, 6, 48),
+        (64, 8, False, 2104, 6, 48),
+        (64, 16, True, 2104, 6, 48),
+        (64, 32, False, 2104, 6, 48),
+        (64, 32, True, 2104, 6, 48),
+        (64, 64, False, 8264, 1, 32),
+    ],
 )
 def test_rounds_of_whole_sets_of_neighbours(
     block: int,
     panels: int,
     two_columns: bool,
+    rows: int,
+    batch: int,
+    ctas: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     resize: Callable[..., None],
 ) -> None:
-    """Where panels of a group change places after two rounds of 48 CTAs, of six and a half."""
+    """Where panels of a group change places after two rounds of CTAs, of six."""
     sources = emulated_sources(tmp_path)
     path = sources / "csrc" / "cuda" / "kernels" / "spmm_stages.cuh"
     text = path.read_text()
     assert text.count("group(args), two_columns(args)") == 1
     order = f"{panels}, {str(two_columns).lower()}"
     path.write_text(text.replace("group(args), two_columns(args)", order))
-    resize(ROWS=2104, COLS=72, EXTENT=152, BATCH=6)
-    monkeypatch.setattr(Kernel.__call__, "__defaults__", (48,))
+    resize(ROWS=rows, COLS=72, EXTENT=152, BATCH=batch)
+    monkeypatch.setattr(Kernel.__call__, "__defaults__", (ctas,))
     check(Variant.parse(f"dsd.wgmma.sm90a.bf16.b{block}x{block}.lnn.t128x64x64"), sources)
+
+
+GROUPS = """
+#include "cuda/enqueue.cuh"
+#include "cuda/kernels/spmm_stages.cuh"
+#include "cuda/tile/element.cuh"
+
+using namespace jitsparse;
+
+template <int BLOCK, bool ALONG_K, int PANEL, int TILE_N, int SLAB>
+struct Kernel {
+  static unsigned group(const SpmmArgs& args) {
+    return SpmmStages<Bf16, BLOCK, BLOCK, false, ALONG_K, PANEL, TILE_N, SLAB>::group(args);
+  }
+};
+
+extern "C" unsigned group(int kernel, int64 rows, int64 cols, int64 nnz) {
+  SpmmArgs args = {};
+  args.rows = rows, args.cols = cols, args.nnz = nnz, args.n = 8192, args.batch = args.parts = 1;
+  switch (kernel) {
+    case 0: return Kernel<32, true, 128, 256, 32>::group(args);
+    case 1: return Kernel<32, false, 128, 256, 32>::group(args);
+    case 2: return Kernel<64, true, 128, 256, 64>::group(args);
+    case 3: return Kernel<64, true, 192, 256, 64>::group(args);
+    default: return Kernel<64, true, 128, 128, 64>::group(args);
+  }
+}
+"""
+
+
+def test_groups_of_panels(sources: Path, tmp_path: Path) -> None:
+    """Four sets where there are 64 panels and, but for slabs of half a line along k, their blocks
+    and two columns of the dense operand fit half of L2."""
+    source = tmp_path / "groups.cpp"
+    source.write_text(GROUPS)
+    library = source.with_suffix(".so")
+    command = [*compiler(sources), "-shared", "-include", emulator(sources), source, "-o", library]
+    subprocess.run(command, check=True)
+    loaded = ctypes.CDLL(str(library))
+
+    def group(kernel: str, rows: int, cols: int, density: float, sms: int = 132) -> int:
+        loaded.have_multiprocessors(sms)
+        number = ("along_k", "across", "high", "tall", "narrow").index(kernel)
+        nnz = round(density * rows * cols / (32 if number < 2 else 64) ** 2)
+        return int(loaded.group(number, *map(ctypes.c_int64, (rows, cols, nnz))))
+
+    assert [group("along_k", rows, 8192, 0.5) for rows in (8192, 8064)] == [64, 32]
+    assert group("across", 8192, 8192, 0.1) == 16
+    assert [group("high", 8192, 8192, density) for density in (0.1, 0.25)] == [64, 32]
+    assert [group("high", 14336, 4096, density) for density in (0.25, 0.5)] == [64, 32]
+    assert [group("high", rows, 4096, 0.1) for rows in (8192, 8064)] == [64, 32]
+    assert group("high", 8192, 8192, 0.1, sms=114) == 32
+    assert [group("tall", 14336, 4096, density) for density in (0.1, 0.5)] == [64, 16]
+    assert group("narrow", 8192, 8192, 0.1) == 8
 
 
 @pytest.mark.parametrize(

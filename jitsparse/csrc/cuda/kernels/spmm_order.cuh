@@ -25,7 +25,6 @@ struct SpmmOrder {
   Divisor parts;       // into which the steps of a tile are divided, one a CTA
 
   static SpmmOrder of(int64 panels, int64 columns, int64 batch, unsigned group, bool two_columns, int64 parts, int64 grid) {
-    if (group == kFourSets && 2 * grid % kFourSets) group = 2 * kSet;  // two rounds would not end with a column
     return {panels * columns * batch,
             unsigned(columns),
             group,

@@ -197,20 +197,22 @@ struct SpmmStages {
 
   // Panels of a group, see SpmmOrder. The more sets have one column, the fewer columns of the dense operand have to come from DRAM at
   // the same time, and each for fewer groups; but the blocks of all of the group's panels are wanted again in every round. So there are
-  // four sets if that fits a half of L2, of which each keeps its own copies, else two. H100, four against two, random patterns, 64
-  // panels and more: 1.07 times as fast at density 0.05, 1.05 at 0.1, 1.02 at 0.25 (0.97 to 1.23); where it does not fit, 0.7 to 1.1.
+  // four sets if that fits a half of L2, of which each keeps its own copies. H100, random patterns, 64 panels and more, densities of
+  // 0.05, 0.1 and 0.25: against two sets blocks of 64 are 1.10, 1.02 and 1.02 times as fast, blocks of 128 1.06, 1.06 and 1.00; where
+  // it does not fit (16384, 0.1) 0.70 to 0.97. Against one set panels of 192 rows 1.12 and 1.05 (two: 0.93 to 1.04).
   //
   // Slabs of half a line along k, of which L2 has forgotten one half when the other is asked for, gain whatever fits (against one set,
-  // 1.28, 1.12, 1.03 and, at 0.5, 1.01). Other low blocks have one set (two: 0.87 to 1.05), and so have panels of 192 rows (0.93 to
-  // 1.04). Narrow tiles of high blocks load more of these than of the dense operand, and two columns side by side share them: 1.00 to
-  // 1.15 times as fast.
+  // 1.28, 1.12, 1.03 and, at 0.5, 1.01). Other low blocks have one set (two: 0.87 to 1.05). Narrow tiles of high blocks load more of
+  // these than of the dense operand, and two columns side by side share them: 1.00 to 1.15 times as fast.
   static unsigned group(const SpmmArgs& args) {
     constexpr unsigned kSet = SpmmOrder::kSet, kFourSets = SpmmOrder::kFourSets;
     constexpr bool kWide = kTileN == 256, kHalfLines = kWide && DENSE_K_CONTIGUOUS && kDenseRowBytes < 128;
     if (!kHalfLines && !(kHigh && kWide)) return kHigh ? kSet / 2 : kSet;
     const int64 blocks = kFourSets * args.nnz / panels(args) * BLOCK_ROWS * BLOCK_COLS, dense = 2 * kTileN * k(args);
     const bool fits = (blocks + dense) * kItemBytes <= kHalfOfL2;
-    if (panels(args) >= kFourSets && (fits || kHalfLines)) return kFourSets;
+    // Of 112 CTAs two rounds would not end with a column.
+    const bool whole = panels(args) >= kFourSets && 2 * grid(args) % kFourSets == 0;
+    if (whole && (fits || kHalfLines)) return kFourSets;
     return kTall ? kSet : 2 * kSet;
   }
 
