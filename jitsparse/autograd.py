@@ -24,6 +24,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd import forward_ad
 
 from jitsparse import ops
+from jitsparse.errors import ArgumentError
 from jitsparse.kernels import dispatch
 
 __all__ = ["dds", "dsd", "sdd"]
@@ -144,6 +145,31 @@ def _differentiable(grad: Tensor, *saved: Tensor | None) -> tuple[Callable[..., 
     return dsd, dds, sdd
 
 
+def _require_unchanged(ctx: Any, grad: Tensor, index: Tensor, *saved: Tensor | None) -> None:
+    """A kernel trusts its arguments, and autograd hands back whatever is in a saved tensor's place:
+    a parameter saves itself, with the data that it has by now, and hooks may return anything.
+
+    Raises:
+        ArgumentError: something is not what it was in the forward pass.
+    """
+    seen = getattr(ctx, "seen", None)
+    if seen is None or torch.compiler.is_compiling():
+        return
+    dtype, size, *shapes = seen
+    operands = [
+        (each, dtype, shape) for each, shape in zip(saved, shapes, strict=True) if each is not None
+    ]
+    for tensor, was, shape in (*operands, (index, torch.int32, size)):
+        if tensor.dtype is not was or tensor.shape != shape or tensor.device != grad.device:
+            raise ArgumentError(
+                f"the backward pass of a product finds {tensor.dtype} of shape "
+                f"{tuple(tensor.shape)} on {tensor.device} in the place of {was} of shape "
+                f"{tuple(shape)} on {grad.device}, which the forward pass saved: the data of an "
+                "operand was replaced since (Module.to, .data), or a hook for saved tensors did "
+                "not give it back as it was"
+            )
+
+
 class _Dsd(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -160,11 +186,13 @@ class _Dsd(torch.autograd.Function):
             values if needs_dense else None, index, dense if needs_values else None
         )
         ctx.sizes, ctx.blocks = (rows, cols, transposed), values.shape
+        ctx.seen = dense.dtype, index.shape, values.shape, dense.shape
         return ops.dsd(values, index, dense, rows, cols, transposed)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         values, index, dense = ctx.saved_tensors
+        _require_unchanged(ctx, grad, index, values, dense)
         rows, cols, transposed = ctx.sizes
         needs_values, _, needs_dense, *_ = ctx.needs_input_grad
         grad_values = grad_dense = None
@@ -199,11 +227,13 @@ class _Dds(torch.autograd.Function):
         inner = dense.shape[-1]
         rows, cols = (rows, inner) if transposed else (inner, cols)
         ctx.sizes, ctx.blocks = (rows, cols, transposed, activation), values.shape
+        ctx.seen = dense.dtype, index.shape, dense.shape, values.shape
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         dense, values, index, out, bias = ctx.saved_tensors
+        _require_unchanged(ctx, grad, index, dense, values)
         rows, cols, transposed, activation = ctx.sizes
         needs_dense, needs_values, _, _, _, _, needs_bias, _ = ctx.needs_input_grad
         _, _dds, _sdd = _differentiable(grad, dense, values, bias)
@@ -239,11 +269,13 @@ class _Sdd(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(left, right, index)
         ctx.sizes = (left.shape[-2], right.shape[-1])  # as in _Dds
+        ctx.seen = left.dtype, index.shape, left.shape, right.shape
         return ops.sdd(left, right, index, rows, cols, nnz, block_rows, block_cols)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         left, right, index = ctx.saved_tensors
+        _require_unchanged(ctx, grad, index, left, right)
         rows, cols = ctx.sizes
         grad = grad.contiguous()
         grad_left = grad_right = None

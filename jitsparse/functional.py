@@ -8,6 +8,7 @@ from torch import Tensor
 from jitsparse import autograd
 from jitsparse.checks import DTYPES, is_dense, kind_of
 from jitsparse.errors import ArgumentError
+from jitsparse.ops import cast_for_autocast
 from jitsparse.pattern import Pattern
 from jitsparse.reference import ACTIVATIONS, activate
 from jitsparse.sparse import BlockSparse
@@ -41,7 +42,7 @@ def dsd(a: BlockSparse, b: Tensor) -> Tensor:
         raise _wrong_types("dsd(a, b)", "a BlockSparse and a Tensor", a, b)
     values = a.values
     if torch.is_autocast_enabled("cuda" if b.is_cuda else "cpu"):
-        values, b = _autocast(values, b)
+        values, b = cast_for_autocast(values, b)
     shape = b.shape
     if len(shape) < 2:
         if not shape:
@@ -158,7 +159,7 @@ def sdd(a: Tensor, b: Tensor, pattern: Pattern) -> BlockSparse:
     if not is_dense(a) or not is_dense(b) or not isinstance(pattern, Pattern):
         raise _wrong_types("sdd(a, b, pattern)", "two Tensors and a Pattern", a, b, pattern)
     if torch.is_autocast_enabled("cuda" if a.is_cuda else "cpu"):
-        a, b = _autocast(a, b)
+        a, b = cast_for_autocast(a, b)
     rows, cols = pattern.shape
     if a.dim() < 2 or b.dim() < 2 or a.shape[-1] != b.shape[-2]:
         raise ArgumentError(
@@ -203,9 +204,9 @@ def _dds(
     if bias is not None and not is_dense(bias):
         raise _wrong_types(_call(names), "a Tensor as bias", bias)
     if torch.is_autocast_enabled("cuda" if a.is_cuda else "cpu"):
-        values, a = _autocast(values, a)
+        values, a = cast_for_autocast(values, a)
         if bias is not None:
-            bias = _autocast(bias)[0]
+            bias = cast_for_autocast(bias)[0]
     if not a.dim():
         raise ArgumentError(f"{_call(names)}: {names[1]} must have columns, got a scalar")
     pattern = b.pattern
@@ -264,17 +265,6 @@ def _call(names: tuple[str, str, str]) -> str:
     """The call of an operation, as its user wrote it."""
     op, dense, sparse = names
     return f"{op}({dense}, {sparse})"
-
-
-def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Tensors as autocast wants them: in its dtype, except those it leaves alone (float64)."""
-    dtype = torch.get_autocast_dtype("cuda" if tensors[0].is_cuda else "cpu")
-    return tuple(
-        tensor
-        if tensor.dtype is torch.float64 or not tensor.is_floating_point()
-        else tensor.to(dtype)
-        for tensor in tensors
-    )
 
 
 def _broadcast_batch(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,8 +9,10 @@
 :data:`jitsparse.reference.ACTIVATIONS`. Outputs are contiguous whatever the strides of the inputs.
 
 One operation stands for all its kernels, so a captured graph does not depend on which of them runs,
-and pinning one never recompiles a graph. The operations trust their arguments; users' arguments are
-judged in :mod:`jitsparse.functional`, gradients live in :mod:`jitsparse.autograd`.
+and pinning one never recompiles a graph. Users' arguments are judged in
+:mod:`jitsparse.functional`, gradients live in :mod:`jitsparse.autograd`. A captured graph has
+neither that judgement nor its casts for autocast, so the operations have both, too; kernels trust
+their arguments.
 """
 
 from __future__ import annotations
@@ -28,7 +30,16 @@ from jitsparse.errors import ArgumentError
 from jitsparse.kernels import dispatch
 from jitsparse.layout import IndexLayout, div_up
 
-__all__ = ["dds", "dds_op", "dsd", "dsd_op", "sdd", "sdd_op", "unobserved"]
+__all__ = [
+    "cast_for_autocast",
+    "dds",
+    "dds_op",
+    "dsd",
+    "dsd_op",
+    "sdd",
+    "sdd_op",
+    "unobserved",
+]
 
 _library = torch.library.Library("jitsparse", "DEF")
 
@@ -56,44 +67,134 @@ def _index_size(rows: int, cols: int, nnz: int, block: tuple[int, int], panels: 
 
 
 def _check_index(index: Tensor, data: Tensor, rows: int, cols: int, nnz: int, *block: int) -> None:
-    """A kernel trusts the index. A graph that was captured on one device and moved to another may
-    have left it behind (``ExportedProgram.module().to``) or taken it along
-    (``move_to_device_pass``), which is no index of that device.
+    """A graph that was captured on one device and moved to another may have left the index behind
+    (``ExportedProgram.module().to``) or taken it along (``move_to_device_pass``), which is no index
+    of that device.
 
     Raises:
-        ArgumentError: it is not where the operands are, or was made for another kind of device.
+        ArgumentError: it is not where the operands are, or was made for another kind of device or
+            for another number of blocks.
     """
     if index.device != data.device:
         problem = f"the index of its pattern is on {index.device}, its operands on {data.device}"
+    elif index.dtype is not torch.int32:
+        problem = f"the index of its pattern is {index.dtype}, not torch.int32"
     elif index.numel() < _index_size(rows, cols, nnz, block, index.is_cuda):
         problem = f"the index of its pattern was not made for {index.device.type}"
+    elif index.numel() not in (_index_size(rows, cols, nnz, block, on) for on in (False, True)):
+        problem = f"the index of its pattern is not one of {nnz} blocks"
     else:
         return
     raise ArgumentError(
-        f"an operation of jitsparse cannot run: {problem}. Indices differ between devices, so a "
-        "graph is captured on the device that it runs on: export the model there"
+        f"an operation of jitsparse cannot run: {problem}. A graph keeps the device and the pattern "
+        "that it was captured with: for another device export the model there, for another pattern "
+        "again"
     )
 
 
-def _dsd(values: Tensor, index: Tensor, dense: Tensor, rows: int, cols: int, *t: Any) -> Tensor:
+def _check_operands(op: str, left: Tensor, right: Tensor, fit: bool) -> None:
+    """Two operands of one operation.
+
+    Args:
+        fit: whether their shapes fit each other and the pattern.
+
+    Raises:
+        ArgumentError: they do not, or differ in dtype or device, or are of a dtype that has no
+            kernel.
+    """
+    alike = left.dtype is right.dtype and left.device == right.device
+    if fit and alike and left.dtype in dispatch.DTYPES:
+        return
+    got = " and ".join(
+        f"{each.dtype} of shape {tuple(each.shape)} on {each.device}" for each in (left, right)
+    )
+    raise ArgumentError(
+        f"jitsparse::{op} has operands that do not fit each other or the pattern, {got}. A "
+        "captured graph takes what it was captured with: cast or reshape its inputs, or capture "
+        "it again"
+    )
+
+
+def _dsd(
+    values: Tensor, index: Tensor, dense: Tensor, rows: int, cols: int, transposed: bool
+) -> Tensor:
+    inner = rows if transposed else cols
+    _check_operands("dsd", values, dense, dense.dim() > 1 and dense.shape[-2] == inner)
     _check_index(index, values, rows, cols, *values.shape)
-    return dispatch.dsd(values, index, dense, rows, cols, *t)
+    return dispatch.dsd(values, index, dense, rows, cols, transposed)
 
 
-def _dds(dense: Tensor, values: Tensor, index: Tensor, rows: int, cols: int, *t: Any) -> Tensor:
+def _dds(
+    dense: Tensor,
+    values: Tensor,
+    index: Tensor,
+    rows: int,
+    cols: int,
+    transposed: bool,
+    bias: Tensor | None,
+    activation: int,
+) -> Tensor:
+    inner, outer = (cols, rows) if transposed else (rows, cols)
+    _check_operands("dds", dense, values, dense.dim() > 1 and dense.shape[-1] == inner)
+    if bias is not None:
+        _check_operands("dds", dense, bias, bias.shape == (outer,))
     _check_index(index, values, rows, cols, *values.shape)
-    return dispatch.dds(dense, values, index, rows, cols, *t)
+    return dispatch.dds(dense, values, index, rows, cols, transposed, bias, activation)
 
 
-def _sdd(left: Tensor, right: Tensor, index: Tensor, rows: int, cols: int, *t: Any) -> Tensor:
-    _check_index(index, left, rows, cols, *t)
-    return dispatch.sdd(left, right, index, rows, cols, *t)
+def _sdd(
+    left: Tensor,
+    right: Tensor,
+    index: Tensor,
+    rows: int,
+    cols: int,
+    nnz: int,
+    block_rows: int,
+    block_cols: int,
+) -> Tensor:
+    inner = left.shape[-1]
+    shapes = (*right.shape[:-2], rows, inner), (*left.shape[:-2], inner, cols)
+    _check_operands("sdd", left, right, (left.shape, right.shape) == shapes)
+    _check_index(index, left, rows, cols, nnz, block_rows, block_cols)
+    return dispatch.sdd(left, right, index, rows, cols, nnz, block_rows, block_cols)
 
 
 for _key in ("CPU", "CUDA"):
     _library.impl("dsd", _dsd, _key)
     _library.impl("dds", _dds, _key)
     _library.impl("sdd", _sdd, _key)
+
+
+def cast_for_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Tensors as autocast wants them: in its dtype, except those it leaves alone (float64)."""
+    dtype = torch.get_autocast_dtype("cuda" if tensors[0].is_cuda else "cpu")
+    return tuple(
+        tensor
+        if tensor.dtype is torch.float64 or not tensor.is_floating_point()
+        else tensor.to(dtype)
+        for tensor in tensors
+    )
+
+
+def _under_autocast(op: torch._ops.OpOverload, key: torch._C.DispatchKey) -> Callable[..., Tensor]:
+    """What an operation does where autocast is on: users' operands are cast before they get here,
+    a captured graph's are not."""
+    others = torch._C.DispatchKeySet(key)
+
+    def call(*arguments: Any) -> Tensor:
+        cast = (
+            cast_for_autocast(each)[0] if isinstance(each, Tensor) else each for each in arguments
+        )
+        with torch._C._ExcludeDispatchKeyGuard(others):
+            return op(*cast)  # type: ignore[no-any-return]
+
+    return call
+
+
+for _key in ("AutocastCPU", "AutocastCUDA"):
+    for _name in ("dsd", "dds", "sdd"):
+        _op = getattr(torch.ops.jitsparse, _name).default
+        _library.impl(_name, _under_autocast(_op, getattr(torch._C.DispatchKey, _key)), _key)
 
 
 def _dsd_fake(

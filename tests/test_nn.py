@@ -210,6 +210,39 @@ def test_whole_modules_copy(duplicate: object) -> None:
     assert torch.equal(again[0].pattern.crow_indices, again[0].crow_indices)
 
 
+def test_a_layer_that_loaded_in_inference_mode_is_trained() -> None:
+    layer = js.nn.BlockSparseLinear(64, 96, 16, density=0.5)
+    with torch.inference_mode():
+        layer.load_state_dict(js.nn.BlockSparseLinear(64, 96, 16, density=0.25).state_dict())
+    layer(torch.randn(3, 64, requires_grad=True)).sum().backward()
+    assert layer.values.grad is not None
+
+
+def test_gradients_of_each_sample_by_parameters_and_buffers() -> None:
+    """torch.func.grad wraps the indices, too, though nothing is mapped over them."""
+    model = torch.nn.Sequential(js.nn.BlockSparseLinear(64, 64, 16, density=0.5))
+    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    x = torch.randn(4, 1, 64)
+
+    def loss(parameters: Any, buffers: Any, x: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(model, (parameters, buffers), (x,)).square().sum()
+
+    of_one = torch.func.vmap(torch.func.grad(loss), in_dims=(None, None, 0))
+    found = of_one(parameters, buffers, x)["0.values"]
+    expected = [torch.func.grad(loss)(parameters, {}, each)["0.values"] for each in x]
+    torch.testing.assert_close(found, torch.stack(expected))
+    one_more = {name: each[None] for name, each in buffers.items()}
+    with pytest.raises(js.ArgumentError, match="cannot be mapped over"):
+        torch.func.vmap(loss, in_dims=(None, 0, None))(parameters, one_more, x)
+
+
+def test_indices_that_are_no_tensors() -> None:
+    layer = js.nn.BlockSparseLinear(64, 64, 16, density=0.5)
+    layer.crow_indices = None
+    with pytest.raises(js.ArgumentError, match="tensors, got NoneType"):
+        layer(torch.randn(3, 64))
+
+
 def test_values_that_are_none_are_reported_by_load_state_dict() -> None:
     layer = js.nn.BlockSparseLinear(64, 64, 32, density=0.5)
     fewer = js.nn.BlockSparseLinear(64, 64, 32, density=0.25)

@@ -13,7 +13,11 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._C._functorch import (
+    get_unwrapped,
+    is_functorch_wrapped_tensor,
+    is_gradtrackingtensor,
+)
 from torch.utils._python_dispatch import _disable_current_modes
 
 from jitsparse.blocks import places_of, require_like, taken
@@ -191,11 +195,9 @@ class PatternBuffers(nn.Module):
     def _follow(self, crow: Tensor, col: Tensor) -> None:
         old = self._pattern
         others = crow is not self._seen[0] or col is not self._seen[1]
-        if others and is_functorch_wrapped_tensor(crow):
-            raise ArgumentError(
-                "the indices of a BlockSparseLinear cannot be mapped over by torch.func: all "
-                "models of an ensemble have one pattern; pass functional_call the parameters only"
-            )
+        if others:
+            crow, col = _judged(crow), _judged(col)
+            others = crow is not self._seen[0] or col is not self._seen[1]
         # What comes off the meta device is uninitialised memory, no pattern: wait until it, or
         # what is put in its place, as functional_call does, is written to.
         hollow = old.device.type == "meta" and self._emptied == _marks(crow, col)
@@ -291,12 +293,13 @@ class PatternBuffers(nn.Module):
     def _resize_values(self, shape: tuple[int, ...]) -> None:
         """Give the values another shape, without data; they stay the same Parameter, which an
         optimizer may hold already."""
-        values, empty = self.values, self.values.new_empty(shape)
+        values = self.values
         # A graph that is still alive would have the next ones go on with the shape that it knows.
         # Autograd begins anew where the dtype changes, and not where the shape does.
         another = torch.float32 if values.dtype is torch.float64 else torch.float64
-        for data in (values.new_empty(0, dtype=another), empty):
-            values.data = data
+        with torch.inference_mode(False):  # whose tensors could not be trained
+            for data in (values.new_empty(0, dtype=another), values.new_empty(shape)):
+                values.data = data
         values.grad = None
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -305,6 +308,28 @@ class PatternBuffers(nn.Module):
             self._emptied = _marks(self.crow_indices, self.col_indices)
         # After a copy or a load the buffers are new tensors, maybe on another device.
         self._follow_buffers()
+
+
+def _judged(indices: Tensor) -> Tensor:
+    """What is in the place of a buffer of indices, without what ``torch.func.grad`` wraps around
+    all arguments of a function.
+
+    Raises:
+        ArgumentError: it is no tensor, or mapped over.
+    """
+    if not isinstance(indices, Tensor):
+        raise ArgumentError(
+            f"the indices of a BlockSparseLinear are tensors, got {type(indices).__name__}; "
+            "set_pattern changes them, and a state dict brings them"
+        )
+    while is_gradtrackingtensor(indices):
+        indices = get_unwrapped(indices)
+    if is_functorch_wrapped_tensor(indices):
+        raise ArgumentError(
+            "the indices of a BlockSparseLinear cannot be mapped over by torch.func: all "
+            "models of an ensemble have one pattern; pass functional_call the parameters only"
+        )
+    return indices
 
 
 def _unseen(what: str) -> ArgumentError:
