@@ -86,9 +86,9 @@ def _check_index(index: Tensor, data: Tensor, rows: int, cols: int, nnz: int, *b
     else:
         return
     raise ArgumentError(
-        f"an operation of jitsparse cannot run: {problem}. A graph keeps the device and the pattern "
-        "that it was captured with: for another device export the model there, for another pattern "
-        "again"
+        f"an operation of jitsparse cannot run: {problem}. A graph keeps the device and the "
+        "pattern that it was captured with: for another device export the model there, for "
+        "another pattern again"
     )
 
 
