@@ -152,6 +152,7 @@ def _require_unchanged(ctx: Any, grad: Tensor, index: Tensor, *saved: Tensor | N
     Raises:
         ArgumentError: something is not what it was in the forward pass.
     """
+    # Only the eager Functions note it: under a transform the registered operations judge.
     seen = getattr(ctx, "seen", None)
     if seen is None or torch.compiler.is_compiling():
         return

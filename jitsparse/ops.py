@@ -142,21 +142,12 @@ def _dds(
     return dispatch.dds(dense, values, index, rows, cols, transposed, bias, activation)
 
 
-def _sdd(
-    left: Tensor,
-    right: Tensor,
-    index: Tensor,
-    rows: int,
-    cols: int,
-    nnz: int,
-    block_rows: int,
-    block_cols: int,
-) -> Tensor:
+def _sdd(left: Tensor, right: Tensor, index: Tensor, rows: int, cols: int, *blocks: Any) -> Tensor:
     inner = left.shape[-1]
     shapes = (*right.shape[:-2], rows, inner), (*left.shape[:-2], inner, cols)
     _check_operands("sdd", left, right, (left.shape, right.shape) == shapes)
-    _check_index(index, left, rows, cols, nnz, block_rows, block_cols)
-    return dispatch.sdd(left, right, index, rows, cols, nnz, block_rows, block_cols)
+    _check_index(index, left, rows, cols, *blocks)
+    return dispatch.sdd(left, right, index, rows, cols, *blocks)
 
 
 for _key in ("CPU", "CUDA"):
@@ -179,13 +170,13 @@ def cast_for_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 def _under_autocast(op: torch._ops.OpOverload, key: torch._C.DispatchKey) -> Callable[..., Tensor]:
     """What an operation does where autocast is on: users' operands are cast before they get here,
     a captured graph's are not."""
-    others = torch._C.DispatchKeySet(key)
+    autocast = torch._C.DispatchKeySet(key)
 
     def call(*arguments: Any) -> Tensor:
         cast = (
             cast_for_autocast(each)[0] if isinstance(each, Tensor) else each for each in arguments
         )
-        with torch._C._ExcludeDispatchKeyGuard(others):
+        with torch._C._ExcludeDispatchKeyGuard(autocast):
             return op(*cast)  # type: ignore[no-any-return]
 
     return call

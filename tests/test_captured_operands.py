@@ -12,6 +12,10 @@ from torch import Tensor, nn
 
 import jitsparse as js
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning"
+)
+
 Capture = Callable[[nn.Module, Tensor], Callable[[Tensor], Tensor]]
 
 
@@ -34,7 +38,6 @@ def layer() -> nn.Module:
 
 
 @both
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize("before", [False, True])
 def test_autocast(capture: Capture, before: bool, layer: nn.Module) -> None:
     """Before it stands a layer that autocast casts, or nothing does."""
@@ -53,7 +56,6 @@ def test_autocast(capture: Capture, before: bool, layer: nn.Module) -> None:
 
 
 @both
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_another_dtype(capture: Capture, dtype: torch.dtype, layer: nn.Module) -> None:
     graph = capture(layer, torch.randn(3, 64))
@@ -61,7 +63,6 @@ def test_another_dtype(capture: Capture, dtype: torch.dtype, layer: nn.Module) -
         graph(torch.randn(3, 64, dtype=dtype))
 
 
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
 def test_another_number_of_columns(layer: nn.Module) -> None:
     graph = traced(layer, torch.randn(3, 64))
     with pytest.raises(RuntimeError, match=r"do not fit .* of shape \(3, 32\)"):

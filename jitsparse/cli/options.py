@@ -73,9 +73,11 @@ def read_density(text: str) -> float:
 def readable_file(text: str) -> Path:
     """A file that is there."""
     path = Path(text)
-    if len(os.fsencode(text)) > LONGEST_PATH or not path.is_file():
-        is_directory = len(os.fsencode(text)) <= LONGEST_PATH and path.is_dir()
-        raise ValueError("a directory, not a file" if is_directory else "there is no such file")
+    short = len(os.fsencode(text)) <= LONGEST_PATH
+    if short and path.is_dir():
+        raise ValueError("a directory, not a file")
+    if not (short and path.is_file()):
+        raise ValueError("there is no such file")
     return path
 
 

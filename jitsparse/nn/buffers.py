@@ -88,15 +88,10 @@ class PatternBuffers(nn.Module):
             28
         """
         old, values = self.pattern, self.values
-        if values.is_meta:
-            raise ArgumentError(
-                "set_pattern moves values, and on the meta device there are none: materialize the "
-                "layer and load a state dict first"
-            )
         if old.device.type == "meta":
             raise ArgumentError(
-                "set_pattern moves values from their places, and a layer that comes from the meta "
-                "device has none: load a state dict first"
+                "set_pattern moves values from their places, and a layer that is on the meta "
+                "device, or left it empty, has none: materialize it and load a state dict first"
             )
         require_like(pattern, old.shape, old.block_size, old.device)
         plain = type(values) is nn.Parameter and values.shape == old.values_shape

@@ -166,15 +166,13 @@ def test_tiles_of_a_panel_are_on_different_gpcs(deal: Deal, group: int, columns:
 @pytest.mark.parametrize(
     ("grid", "power", "most", "group"),
     [
-        *itertools.product([128], [0.0], [1.0], [16, 32, 64]),
-        *itertools.product([128], [0.25], [1.03], [16, 32, 64]),
-        *itertools.product([128], [0.5], [1.1], [16, 32, 64]),
-        *itertools.product([128], [1.0], [1.4], [16, 32, 64]),
-        # Of 112 CTAs two rounds are no whole columns of 64.
-        *itertools.product([112], [0.0], [1.04], [16, 32]),
-        *itertools.product([112], [0.25], [1.08], [16, 32]),
-        *itertools.product([112], [0.5], [1.16], [16, 32]),
-        *itertools.product([112], [1.0], [1.53], [16, 32]),
+        (grid, power, most, group)
+        for grid, groups, bounds in (
+            (128, (16, 32, 64), {0.0: 1.0, 0.25: 1.03, 0.5: 1.1, 1.0: 1.4}),
+            # Two rounds of 112 CTAs are no whole columns of 64.
+            (112, (16, 32), {0.0: 1.04, 0.25: 1.08, 0.5: 1.16, 1.0: 1.53}),
+        )
+        for group, (power, most) in itertools.product(groups, bounds.items())
     ],
 )
 def test_all_ctas_have_about_as_much_to_do(
