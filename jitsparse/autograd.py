@@ -152,11 +152,9 @@ def _require_unchanged(ctx: Any, grad: Tensor, index: Tensor, *saved: Tensor | N
     Raises:
         ArgumentError: something is not what it was in the forward pass.
     """
-    # Only the eager Functions note it: under a transform the registered operations judge.
-    seen = getattr(ctx, "seen", None)
-    if seen is None or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
         return
-    dtype, size, *shapes = seen
+    dtype, size, *shapes = ctx.seen
     operands = [
         (each, dtype, shape) for each, shape in zip(saved, shapes, strict=True) if each is not None
     ]
@@ -303,6 +301,7 @@ class _TransformedDsd(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         values, index, dense, *ctx.sizes = inputs
         ctx.blocks = values.shape
+        ctx.seen = dense.dtype, index.shape, values.shape, dense.shape
         _save(ctx, values, index, dense)
 
     @staticmethod
@@ -327,6 +326,7 @@ class _TransformedDds(torch.autograd.Function):
         of_activation = (output if activation == _RELU else None, bias if activation > 1 else None)
         _save(ctx, dense, values, index, *of_activation)
         ctx.sizes, ctx.blocks = (rows, cols, transposed, activation), values.shape
+        ctx.seen = dense.dtype, index.shape, dense.shape, values.shape
 
     @staticmethod
     def jvp(ctx: Any, dense_dot: Tensor, values_dot: Tensor, *others: Any) -> Tensor:
@@ -358,6 +358,7 @@ class _TransformedSdd(torch.autograd.Function):
         left, right, index, rows, cols, *ctx.block = inputs
         _save(ctx, left, right, index)
         ctx.sizes = (rows, cols)
+        ctx.seen = left.dtype, index.shape, left.shape, right.shape
 
     @staticmethod
     def jvp(ctx: Any, left_dot: Tensor, right_dot: Tensor, *_: None) -> Tensor:

@@ -3,7 +3,7 @@ refuses what does not fit its pattern, and follows autocast like the layer that 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -30,8 +30,14 @@ def traced(model: nn.Module, x: Tensor) -> Any:
 both = pytest.mark.parametrize("capture", [exported, traced])
 
 
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    with torch.device(request.param):
+        yield str(request.param)
+
+
 @pytest.fixture
-def layer() -> nn.Module:
+def layer(device: str) -> nn.Module:
     torch.manual_seed(0)
     made = js.nn.BlockSparseLinear(64, 96, 16, density=0.5)
     return made.eval().requires_grad_(False)
@@ -39,18 +45,18 @@ def layer() -> nn.Module:
 
 @both
 @pytest.mark.parametrize("before", [False, True])
-def test_autocast(capture: Capture, before: bool, layer: nn.Module) -> None:
+def test_autocast(capture: Capture, before: bool, layer: nn.Module, device: str) -> None:
     """Before it stands a layer that autocast casts, or nothing does."""
     dense = nn.Linear(64, 64).requires_grad_(False)
     model = nn.Sequential(dense, layer) if before else nn.Sequential(layer)
     x = torch.randn(3, 64)
     graph = capture(model, x)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(device, torch.bfloat16):
         expected = model(x)
         assert graph(x).dtype is torch.bfloat16
         assert torch.equal(graph(x), expected)
     assert torch.equal(graph(x), model(x))
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(device, torch.bfloat16):
         double = model.double()(x.double())
         assert torch.equal(capture(model, x.double())(x.double()), double)
 
@@ -96,6 +102,7 @@ def without_last(x: Tensor, dim: int) -> Tensor:
     return x.narrow(dim, 0, x.shape[dim] - 1)
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("op", ["dsd", "dds", "sdd"])
 def test_every_operand_is_judged(op: str) -> None:
     call, arguments = getattr(torch.ops.jitsparse, op), operands()[op]
@@ -112,6 +119,7 @@ def test_every_operand_is_judged(op: str) -> None:
                 call(*arguments[:n], other, *arguments[n + 1 :])
 
 
+@pytest.mark.usefixtures("device")
 def test_a_bias_is_judged() -> None:
     dense, values, index, rows, cols, transposed, *_ = operands()["dds"]
     for bias in (torch.zeros(95), torch.zeros(96, dtype=torch.float64), torch.zeros(1, 96)):

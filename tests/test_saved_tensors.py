@@ -11,15 +11,29 @@ import torch
 import jitsparse as js
 
 
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture
-def layer() -> js.nn.BlockSparseLinear:
-    return js.nn.BlockSparseLinear(64, 64, 32, density=1.0)
+def layer(device: str) -> js.nn.BlockSparseLinear:
+    return js.nn.BlockSparseLinear(64, 64, 32, density=1.0, device=device)
+
+
+def randn(device: str, rows: int = 6) -> torch.Tensor:
+    return torch.randn(rows, 64, device=device, requires_grad=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_a_layer_that_was_cast_since(layer: Any, dtype: torch.dtype) -> None:
-    loss = layer(torch.randn(6, 64, requires_grad=True)).sum()
-    layer.to(dtype)
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_layer_that_was_cast_since(
+    layer: Any, dtype: torch.dtype, captured: bool, device: str
+) -> None:
+    x = randn(device)
+    model = torch.export.export(layer, (x,)).module() if captured else layer
+    loss = model(x).sum()
+    model.to(dtype)
     with pytest.raises(js.ArgumentError, match=f"finds {dtype} .* in the place of torch.float32"):
         loss.backward()
 
@@ -33,16 +47,16 @@ def test_a_layer_that_was_cast_since(layer: Any, dtype: torch.dtype) -> None:
     ],
 )
 def test_hooks_that_give_back_something_else(
-    pack: Any, unpack: Any, found: str, layer: Any
+    pack: Any, unpack: Any, found: str, layer: Any, device: str
 ) -> None:
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-        y = layer(torch.randn(6, 64, requires_grad=True))
+        y = layer(randn(device))
     with pytest.raises(js.ArgumentError, match=f"finds .*{found}"):
         y.sum().backward()
 
 
-def test_hooks_that_give_back_the_same(layer: Any) -> None:
-    x = torch.randn(6, 64, requires_grad=True)
+def test_hooks_that_give_back_the_same(layer: Any, device: str) -> None:
+    x = randn(device)
     (expected,) = torch.autograd.grad(layer(x).sum(), x)
     with torch.autograd.graph.save_on_cpu():
         y = layer(x)
@@ -50,14 +64,14 @@ def test_hooks_that_give_back_the_same(layer: Any) -> None:
     assert torch.equal(grad, expected)
 
 
-def test_operands_whose_size_was_changed(layer: Any) -> None:
-    a = js.random((64, 64), 32, 1.0).requires_grad_()
-    x, b, left = (torch.randn(64, 64, requires_grad=True) for _ in range(3))
+def test_operands_whose_size_was_changed(layer: Any, device: str) -> None:
+    a = js.random((64, 64), 32, 1.0, device=device).requires_grad_()
+    x, b, left = (randn(device, 64) for _ in range(3))
     for out, operand in (
         (layer(x), x),
         (a @ b, b),
-        (js.sdd(left, torch.randn(64, 64), a.pattern).values, left),
+        (js.sdd(left, randn(device, 64), a.pattern).values, left),
     ):
-        operand.data = torch.zeros(3, 64)
+        operand.data = torch.zeros(3, 64, device=device)
         with pytest.raises(js.ArgumentError, match="in the place of"):
             out.sum().backward()
