@@ -22,6 +22,7 @@ from jitsparse import reference
 from jitsparse.errors import CacheMiss
 from jitsparse.jit import config
 from jitsparse.kernels import threads
+from jitsparse.kernels.allocate import new_matrices
 from jitsparse.kernels.choice import REFERENCE, Key, choosing, select
 from jitsparse.kernels.float32 import float32_arithmetic
 from jitsparse.kernels.operands import LOW, layout_of, require_memory
@@ -109,14 +110,13 @@ def dsd(
     nnz, block_rows, block_cols = values.shape
     m = cols if transposed else rows
     n = shape[-1]
-    # Of integers: a third faster than of a tuple.
-    out = dense.new_empty(m, n) if len(shape) == 2 else dense.new_empty(*shape[:-2], m, n)
-    if not nnz or not out.numel():
-        return out.zero_()
     device = dense.get_device()
     if device >= 0 and device != torch._C._cuda_getDevice():
         with torch.cuda.device(device):
             return dsd(values, index, dense, rows, cols, transposed, find)
+    out = new_matrices(dense, device, shape[:-2] if len(shape) > 2 else (), m, n)
+    if not nnz or not out.numel():
+        return out.zero_()
     if not values.is_contiguous():
         values = values.contiguous()
     if len(shape) == 2 and dense.is_contiguous():
@@ -154,7 +154,7 @@ def dsd(
     parts, workspace_ptr = 1, KEPT if device < 0 else 0
     if device >= 0 and not NEED_ROOM.isdisjoint(kernel.variant.knobs):
         k = rows if transposed else cols
-        room, parts = room_of_product(kernel.variant, out, values, (m, n, k), batch, batch_stride)
+        room, parts = room_of_product(kernel.variant, values, (m, n, k), batch, batch_stride)
         workspace_ptr = 0 if room is None else room.data_ptr()
     code = kernel.launch(
         kernel.pack(
@@ -199,14 +199,14 @@ def dds(
     nnz, block_rows, block_cols = values.shape
     m = rows if transposed else cols
     n = shape[-2]
-    out = dense.new_empty(n, m) if len(shape) == 2 else dense.new_empty(*shape[:-1], m)
-    if not nnz or not out.numel():
-        out.zero_()
-        return reference.activate(out if bias is None else out + bias, activation)
     device = dense.get_device()
     if device >= 0 and device != torch._C._cuda_getDevice():
         with torch.cuda.device(device):
             return dds(dense, values, index, rows, cols, transposed, bias, activation, find)
+    out = new_matrices(dense, device, shape[:-2] if len(shape) > 2 else (), n, m)
+    if not nnz or not out.numel():
+        out.zero_()
+        return reference.activate(out if bias is None else out + bias, activation)
     if not values.is_contiguous():
         values = values.contiguous()
     if dense.is_contiguous():
@@ -256,7 +256,7 @@ def dds(
     parts, workspace_ptr = 1, KEPT if device < 0 else 0
     if device >= 0 and not NEED_ROOM.isdisjoint(kernel.variant.knobs):
         k = cols if transposed else rows
-        room, parts = room_of_product(kernel.variant, out, values, (m, n, k), batch, batch_stride)
+        room, parts = room_of_product(kernel.variant, values, (m, n, k), batch, batch_stride)
         workspace_ptr = 0 if room is None else room.data_ptr()
     code = kernel.launch(
         kernel.pack(
@@ -297,13 +297,13 @@ def sdd(
     find: Callable[[Key], Any] = find,
 ) -> Tensor:
     """``jitsparse::sdd`` on CPU and CUDA. A batch that lies like one long sum counts as one."""
-    out = left.new_empty(nnz, block_rows, block_cols)
-    if not nnz or not left.numel():
-        return out.zero_()
     device = left.get_device()
     if device >= 0 and device != torch._C._cuda_getDevice():
         with torch.cuda.device(device):
             return sdd(left, right, index, rows, cols, nnz, block_rows, block_cols, find)
+    out = new_matrices(left, device, (nnz,), block_rows, block_cols)
+    if not nnz or not left.numel():
+        return out.zero_()
     k = left.shape[-1]
     left, left_letter, left_ld, batch, left_stride = layout_of(left)
     right, right_letter, right_ld, _, right_stride = layout_of(right)

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from jitsparse.kernels import split, turn
+from jitsparse.kernels.allocate import new_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +23,6 @@ NEED_ROOM = frozenset((turn.KNOB, turn.VALUES_KNOB, split.KNOB))
 
 def room_of_product(
     variant: Variant,
-    out: Tensor,
     values: Tensor,
     size: tuple[int, int, int],
     batch: int,
@@ -39,7 +37,7 @@ def room_of_product(
     if split.splits(variant):
         parts, sums = split.room_in_product(variant, m, n, k, batch, values.numel())
         needed += sums
-    return _allocated(out, needed), parts
+    return (new_bytes(needed) if needed else None), parts
 
 
 def room_of_sdd(
@@ -58,8 +56,4 @@ def room_of_sdd(
     if split.splits(variant):
         parts, sums = split.room_in_sdd(variant, out.numel(), k, batch)
         needed += sums
-    return _allocated(out, needed), parts
-
-
-def _allocated(out: Tensor, size: int) -> Tensor | None:
-    return out.new_empty(size, dtype=torch.uint8) if size else None
+    return (new_bytes(needed) if needed else None), parts

@@ -1,0 +1,49 @@
+"""Uninitialized memory for a call: its output, and what a kernel needs beside its operands.
+
+On a GPU it comes from the function that torch.compile's code allocates with, which goes around
+torch's dispatcher: 1.0 us of the host in place of the 3.1 of ``Tensor.new_empty``, of the 12 that a
+call takes (H200). Nobody observes a call here any more. On a CPU, where it would save 0.2 us,
+``new_empty`` serves operands on the meta device, too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+__all__ = ["new_bytes", "new_matrices"]
+
+_empty_strided: Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor]
+_empty_strided = torch._C._dynamo.guards._empty_strided_cuda  # type: ignore[attr-defined]
+
+
+def new_matrices(like: Tensor, device: int, batch: Sequence[int], rows: int, cols: int) -> Tensor:
+    """A contiguous tensor ``(*batch, rows, cols)`` of the dtype and on the device of another.
+
+    Args:
+        like: has both.
+        device: its index, which must be that of the current device; -1 for none that is a GPU.
+        batch: extents ahead of those of the matrix.
+        rows: of the matrix.
+        cols: of the matrix.
+    """
+    if device < 0:
+        # Of integers: a third faster than of a tuple.
+        return like.new_empty(*batch, rows, cols) if batch else like.new_empty(rows, cols)
+    sizes: tuple[int, ...] = rows, cols
+    strides: tuple[int, ...] = cols or 1, 1
+    for extent in reversed(batch):
+        strides = (sizes[0] or 1) * strides[0], *strides
+        sizes = extent, *sizes
+    return _empty_strided(sizes, strides, like.dtype)
+
+
+def new_bytes(size: int) -> Tensor:
+    """So many bytes on the current GPU."""
+    return _empty_strided((size,), (1,), torch.uint8)
