@@ -9,8 +9,8 @@ Each backward pass is written in the functions of this module, so it is differen
 The Functions stand outside the registered operations: that is the cheapest arrangement of a call
 (docs/performance.md), and none is entered when no gradient is recorded. Under the transforms of
 ``torch.func``, and where tangents are carried forward, others take their place that know jvp and
-vmap, too; a graph that holds the registered operations themselves (``torch.export``) finds the same
-backward passes there.
+vmap, too; captured graphs (``torch.compile``, ``torch.export``) hold the registered operations
+themselves, and find the same backward passes there.
 """
 
 from __future__ import annotations
@@ -55,9 +55,11 @@ def transformed() -> bool:
 
 
 def _captured() -> bool:
-    """Whether a graph is captured to be kept, which has no place for our Functions: the registered
-    operations bring the same backward passes."""
-    return torch.compiler.is_exporting() if torch.compiler.is_compiling() else traced()
+    """Whether a graph is captured, which takes the registered operations: they bring the same
+    backward passes. Of a Function that it traces Dynamo asks which operands need gradients while it
+    does, and (torch 2.13) takes one for constant that was written to through another view, by
+    ``torch._foreach_add_``, or in an earlier step of a ``scan``."""
+    return torch.compiler.is_compiling() or traced()
 
 
 def traced() -> bool:
@@ -221,10 +223,6 @@ class _Dds(torch.autograd.Function):
         needs_dense, needs_values, *_ = ctx.needs_input_grad
         saved = dense if needs_values else None, values if needs_dense else None, index
         ctx.save_for_backward(*saved, out if activation == _RELU else None, None)
-        # Said by the tensors of this graph: a dynamic size that comes from outside has another name
-        # for torch.compile (2.13), which then finds it missing.
-        inner = dense.shape[-1]
-        rows, cols = (rows, inner) if transposed else (inner, cols)
         ctx.sizes, ctx.blocks = (rows, cols, transposed, activation), values.shape
         ctx.seen = dense.dtype, index.shape, dense.shape, values.shape
         return out
@@ -267,7 +265,7 @@ class _Sdd(torch.autograd.Function):
         block_cols: int,
     ) -> Tensor:
         ctx.save_for_backward(left, right, index)
-        ctx.sizes = (left.shape[-2], right.shape[-1])  # as in _Dds
+        ctx.sizes = (rows, cols)
         ctx.seen = left.dtype, index.shape, left.shape, right.shape
         return ops.sdd(left, right, index, rows, cols, nnz, block_rows, block_cols)
 
@@ -400,7 +398,7 @@ def _product_rule(
     return sum(others, first)
 
 
-# For a graph that holds the registered operations, as torch.export makes it.
+# For graphs, which hold the registered operations.
 for _name, _function in (
     ("dsd", _TransformedDsd),
     ("dds", _TransformedDds),
@@ -416,14 +414,7 @@ for _name, _function in (
 
 def _applier(function: type[torch.autograd.Function]) -> Callable[..., Tensor]:
     """``function.apply`` without what it does for torch.func's transforms, 2 us of each call."""
-    eager: Callable[..., Tensor] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
-
-    def apply(*args: Any) -> Tensor:
-        if torch.compiler.is_compiling():
-            return function.apply(*args)  # type: ignore[no-any-return]
-        return eager(*args)
-
-    return apply
+    return super(torch.autograd.Function, function).apply  # type: ignore[misc, no-any-return]
 
 
 _dsd_with_gradient = _applier(_Dsd)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._higher_order_ops.scan import scan
 
 import jitsparse as js
 
@@ -226,3 +227,57 @@ def gradients_of(module: Any, x: torch.Tensor) -> dict[str, torch.Tensor]:
     x = x.clone().requires_grad_()
     module(x).sin().sum().backward()
     return {"x": x, **dict(module.named_parameters())}
+
+
+def through_a_view(layer: js.nn.BlockSparseLinear, x: Tensor) -> Tensor:
+    buffer = torch.zeros(4, 64)
+    view = buffer.view(4, 64)
+    buffer.copy_(layer(x))
+    gram = js.sdd(view.mT, view, layer.pattern)
+    return layer(view) + js.dsd(gram, view.mT).mT
+
+
+def through_foreach(layer: js.nn.BlockSparseLinear, x: Tensor) -> Tensor:
+    sums = [torch.zeros(4, 64)]
+    torch._foreach_add_(sums, [layer(x)])
+    return layer(sums[0])
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("run", [through_a_view, through_foreach])
+def test_operands_that_need_gradients_by_what_is_written_to_them(
+    run: Callable[..., Tensor], backend: str
+) -> None:
+    """Dynamo does not know by then that they do."""
+    layer = js.nn.BlockSparseLinear(64, 64, 16, density=0.5)
+    x = torch.randn(4, 64)
+
+    def gradient(function: Callable[..., Tensor]) -> Tensor:
+        (found,) = torch.autograd.grad(function(layer, x).square().sum(), layer.values)
+        return found
+
+    compiled = torch.compile(run, backend=backend, fullgraph=True)
+    torch.testing.assert_close(gradient(compiled), gradient(run))
+
+
+def test_the_carry_of_a_scan() -> None:
+    """Which is traced even where nothing is compiled."""
+    layer = js.nn.BlockSparseLinear(64, 64, 16, density=0.5)
+    xs, start = torch.randn(4, 3, 64), torch.zeros(3, 64)
+
+    def step(carry: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        carry = layer(carry + x).tanh()
+        return carry, carry.clone()
+
+    def loop() -> Tensor:
+        carry, carries = start, []
+        for x in xs:
+            carry, _ = step(carry, x)
+            carries.append(carry)
+        return torch.stack(carries)
+
+    def gradient(states: Tensor) -> Tensor:
+        (found,) = torch.autograd.grad(states.square().sum(), layer.values)
+        return found
+
+    torch.testing.assert_close(gradient(scan(step, start, xs)[1]), gradient(loop()))
