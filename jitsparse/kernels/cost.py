@@ -183,12 +183,20 @@ def knows(problem: Problem, variant: Variant) -> bool:
 
 
 def wasteful(problem: Problem, variant: Variant) -> bool:
-    """Whether a variant is out of the question, since a narrower tile holds all columns."""
+    """Whether a variant is out of the question, since a narrower tile holds all columns, or since
+    picking block columns leaves none out."""
     if variant.family == "thin":
         return thin.wasteful(problem, variant)
+    if variant.family != "wgmma":
+        return False
     # Never the fastest of 413 products of 8 to 256 columns, and up to 1.8 times as slow.
     width = variant.ints("t")[1]
-    return variant.family == "wgmma" and width > _NARROWEST and 2 * problem.extent <= width
+    if width > _NARROWEST and 2 * problem.extent <= width:
+        return True
+    if PICKED not in variant.knobs:
+        return False
+    plain = replace(variant, knobs=tuple(knob for knob in variant.knobs if knob != PICKED))
+    return _steps_of(problem, variant).mean >= _steps_of(problem, plain).mean
 
 
 def extras(problem: Problem, variant: Variant, amounts: Sequence[float]) -> dict[str, float]:
@@ -260,12 +268,7 @@ def parts(problem: Problem, variant: Variant) -> tuple[float, ...]:
     tile = variant.ints("t")
     ctas = _ctas(variant)
 
-    # A step covers several block columns where the stage is deeper than they are.
-    across = max(1, tile[2] // block[1]) if variant.family == "wgmma" else 1
-    if PICKED in variant.knobs:
-        steps, longest = _picked_steps(problem, block, (rows, depth), tile[0], across)
-    else:
-        steps, longest = _steps(problem, block, (rows, depth), tile[0], across)
+    steps, longest = _steps_of(problem, variant)
     panels, tiles_across = _tiles(problem, variant)
     divided = _parts_of_steps(problem, variant)
     items = _items(problem, variant)
@@ -276,7 +279,7 @@ def parts(problem: Problem, variant: Variant) -> tuple[float, ...]:
     busiest = max(share * steps, most / divided)
 
     together = min(1.0, items)
-    dense = across * block[1] * tile[1]
+    dense = _across(problem, variant) * block[1] * tile[1]
     blocks = busiest / steps * share_stored * depth * tile[0]
     return (
         1.0,
@@ -316,6 +319,20 @@ def _items(problem: Problem, variant: Variant) -> float:
     """Tiles that a CTA computes in the mean, or parts of tiles whose steps are divided."""
     tiles = math.prod(_tiles(problem, variant))
     return tiles * _parts_of_steps(problem, variant) / (SMS * _ctas(variant))
+
+
+def _across(problem: Problem, variant: Variant) -> int:
+    """Block columns of a step, several where the stage is deeper than they are."""
+    _, block_depth = op_block(problem.op, problem.block, problem.layout)
+    return max(1, variant.ints("t")[2] // block_depth) if variant.family == "wgmma" else 1
+
+
+def _steps_of(problem: Problem, variant: Variant) -> Steps:
+    """Of a panel of a variant: in the mean, and of the longest."""
+    block = op_block(problem.op, problem.block, problem.layout)
+    count = _picked_steps if PICKED in variant.knobs else _steps
+    panel, across = variant.ints("t")[0], _across(problem, variant)
+    return count(problem, block, _size(problem), panel, across)
 
 
 def _steps(
