@@ -199,6 +199,60 @@ def test_the_one_live_line_stands_for_all(
     assert live._board.surface is None
 
 
+class Writer:
+    """What programs put in a stream's place to have its lines in a log."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def write(self, text: str) -> None:
+        self.text += text
+
+    def flush(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("stream", ["stderr", "stdout"])
+def test_streams_that_only_write(stream: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for another process announces that at once, where an error would be the
+    program's."""
+    log = on_terminal(monkeypatch)
+    writer = Writer()
+    monkeypatch.setattr(sys, stream, writer)
+    with config.override(log="info", live=True):
+        with progress.waiting(VARIANT, "pid 7 on host", time.perf_counter()):
+            assert live._board.surface is None
+    assert "waited for pid 7" in (writer.text if stream == "stderr" else log.getvalue())
+    assert not live._board.works
+
+
+@pytest.mark.parametrize("stream", ["stderr", "stdout"])
+def test_closed_streams(stream: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_terminal(monkeypatch)
+    closed = Terminal()
+    closed.close()
+    monkeypatch.setattr(sys, stream, closed)
+    with config.override(log="info", live=True):
+        with progress.waiting(VARIANT, "pid 7 on host", time.perf_counter()):
+            pass
+    assert not live._board.works
+
+
+def test_a_terminal_that_goes_away(said: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = on_terminal(monkeypatch)
+
+    def hung_up(text: str) -> int:
+        raise OSError(5, "Input/output error")
+
+    with config.override(log="info", live=True):
+        with progress.compiling(VARIANT, Path("/cache")):
+            assert said.wait(60)
+            assert live._board.surface is not None
+            monkeypatch.setattr(terminal, "write", hung_up)
+    assert live._board.surface is None
+    assert sys.stderr is terminal
+
+
 def test_details_give_way_to_a_narrow_terminal() -> None:
     details = ("2.8 s last time", "kept in /cache")
     assert live._fitted("compiling", details, None).endswith("(2.8 s last time; kept in /cache)")

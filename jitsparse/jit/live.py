@@ -7,6 +7,7 @@ widgets. Where there is neither, nothing is live.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -107,7 +108,9 @@ def show(work: Work) -> bool:
         # A surface draws as soon as it is there.
         _board.works.append(work)
         if _board.surface is None:
-            _board.surface = _surface()
+            # A program may have closed its streams, or put there what only knows how to write.
+            with contextlib.suppress(Exception):
+                _board.surface = _surface()
         if _board.surface is None:
             _board.works.remove(work)
             return False
@@ -128,7 +131,10 @@ def finish(work: Work, line: str, say: Callable[[str], None]) -> None:
         if last:
             _board.surface = None
         if surface is not None:
-            surface.finish(line, say, last)
+            try:
+                surface.finish(line, say, last)
+            except Exception:  # the terminal is gone, or the front end
+                say(line)
 
 
 def _surface() -> _Surface | None:
