@@ -258,7 +258,7 @@ def _compile(
         entry = jit.compile_only(
             template,
             variant,
-            hint=lambda: f"JITSPARSE_JIT=on {registry.warmup_command(variant)}",
+            hint=lambda: registry.warmup_command(variant),
             show_progress=show_progress,
             position=position,
         )

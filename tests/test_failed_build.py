@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -127,6 +128,37 @@ def test_a_missing_symbol_is_found_when_linking(template: Template, tmp_path: Pa
     plant(tmp_path / "headers" / "body" / "axpy.h", "int missing(); int used = missing();")
     message = str(failure(template))
     assert "undefined reference to `missing()'" in message
+
+
+def test_a_template_that_lacks_a_function_is_named(template: Template) -> None:
+    """Its library is cached like any, and set aside as damaged by nobody."""
+    text = template.source.read_text()
+    template.source.write_text(text[: text.index('extern "C" const char')])
+    for _ in range(2):
+        message = str(failure(template))
+        assert "defines no jitsparse_error" in message
+        assert str(template.source) in message
+    assert len(list(cache.current().entries())) == 1
+    template.source.write_text(text)
+    assert toykernel.run(load(template, toykernel.variant()))
+
+
+def test_a_compiler_that_does_nothing(template: Template) -> None:
+    with config.override(cxx="true"):
+        assert "no error, and no library either" in str(failure(template))
+
+
+def test_a_process_that_ignores_what_becomes_of_its_children(
+    template: Template, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ninja finds out or not, by its version; Python takes every end for a success."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with config.override(cxx="true"):
+            with pytest.raises(ToolchainError, match="SIGCHLD"):
+                load(template, toykernel.variant())
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 def test_a_missing_template_is_named(template: Template, tmp_path: Path) -> None:

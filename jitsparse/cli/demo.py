@@ -7,7 +7,8 @@ from pathlib import Path
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from jitsparse.cli.console import counted, print_json, print_table, read_device, stderr
+from jitsparse.cli.console import counted, one, print_json, print_table, read_device, stderr
+from jitsparse.cli.options import writable_file
 
 __all__ = ["command"]
 
@@ -41,10 +42,8 @@ def command(
     if no_figure:
         console.print(no_figure, soft_wrap=True)
     demo = Demo(device=where, steps=steps or None, seed=seed)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise typer.BadParameter(str(error), param_hint="--out") from error
+    for name in ("demo.json", "demo.png"):
+        one(str(out / name), writable_file, "--out")
     console.print(demo.description(), soft_wrap=True)
     compiled = demo.warm_up()
     root = cache.current().root
@@ -66,11 +65,11 @@ def command(
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("", total=demo.settings.steps)
         demo.train(lambda done, text: progress.update(task, completed=done, description=text))
-    written = [demo.write_json(out / "demo.json")]
-    if not no_figure:
-        written.append(draw(demo, out / "demo.png"))
     if as_json:
         print_json(demo.summary())
     else:
         print_table(demo.table(), list(demo.table()[0]))
+    written = [demo.write_json(out / "demo.json")]
+    if not no_figure:
+        written.append(draw(demo, out / "demo.png"))
     console.print("written: " + ", ".join(map(str, written)), soft_wrap=True)

@@ -41,7 +41,7 @@ def read_model(text: str) -> torch.nn.Module:
         raise ValueError(f"{path} is no function, but of type {type(factory).__name__}")
     try:
         model = factory()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"{path}() raised {_said(error)}") from error
     if not isinstance(model, torch.nn.Module):
         raise ValueError(f"{path}() returned no torch.nn.Module, but {type(model).__name__}")
@@ -82,11 +82,11 @@ def _import(name: str) -> Any:
                 f"there is no module {error.name}, in {here} or where Python looks"
             ) from error
         raise ValueError(f"{name} cannot be imported: {_said(error)}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script may end the interpreter in its last line
         raise ValueError(f"{name} cannot be imported: {_said(error)}") from error
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     """An error's kind, its first line, and where the user's code raised it, if that did."""
     text = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
     frame = traceback.extract_tb(error.__traceback__)[-1]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -167,16 +169,17 @@ def _of_model(
         )
     if device is None and targets is None and torch.cuda.is_available():
         device = "cuda"
-    made = one(name, read_model, "--model")
     try:
-        return plan(
-            made,
-            examples,
-            dtype=dtypes[0] if dtypes else None,
-            device=device,
-            arch=targets,
-            backward=backward,
-        )
+        # What the model's own code prints is not to stand before our JSON.
+        with contextlib.redirect_stdout(sys.stderr):
+            return plan(
+                one(name, read_model, "--model"),
+                examples,
+                dtype=dtypes[0] if dtypes else None,
+                device=device,
+                arch=targets,
+                backward=backward,
+            )
     except ArgumentError as error:
         raise typer.BadParameter(str(error), param_hint="--model") from error
 

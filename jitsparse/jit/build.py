@@ -214,7 +214,10 @@ def _load(
             # Mapping the new library is the last thing that load does. That it cannot be mapped
             # here is no failure of the build: it may have been built for another machine.
             if not (staging / f"{name}.so").is_file():
-                raise
+                _check_children(variant)
+                if not source.is_file():
+                    raise
+                return "\n".join([*said, f"no error, and no library either ({error})"]), True
             said.append(f"not mapped here: {error}")
         except RuntimeError as error:
             if is_interrupted():
@@ -223,6 +226,16 @@ def _load(
         finally:
             cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)
     return "\n".join(said), False
+
+
+def _check_children(variant: Variant) -> None:
+    """Where nobody waits for ended programs Python takes each for a success."""
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        raise ToolchainError(
+            f"{variant.name} cannot be compiled in this process: it ignores SIGCHLD, inherited or "
+            "by signal.signal, so Python does not learn what became of the compiler. Set it to "
+            "signal.SIG_DFL before the first use, or fill the cache before (jitsparse warmup)"
+        )
 
 
 def _cpp_extension() -> Any:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from jitsparse.errors import LaunchError, ToolchainError
+from jitsparse.errors import CompileError, LaunchError, ToolchainError
 from jitsparse.jit import cache as caches
 from jitsparse.jit import config, private, progress, toolchain
 from jitsparse.jit.entry import Entry
@@ -104,13 +104,15 @@ def load(
         UnwritableCache: there is no directory to compile in.
     """
     sought = Sought(template, variant)
-    kernel = _mapped.get(sought.key)
+    # How many words are packed is no part of what is compiled.
+    known = sought.key, template.arguments
+    kernel = _mapped.get(known)
     if kernel is None:
         with _one_at_a_time(sought.key):
-            kernel = _mapped.get(sought.key)
+            kernel = _mapped.get(known)
             if kernel is None:
                 kernel = _map(sought, Permission(allow_build, why_not, hint), position)
-                _mapped[sought.key] = kernel
+                _mapped[known] = kernel
     # What is mapped may have been mapped where nothing was recorded, as by js.tune.
     _record(template, variant)
     return kernel
@@ -158,11 +160,11 @@ def obtainable(template: Template, variant: Variant) -> bool:
 def is_cached(template: Template, variant: Variant) -> bool:
     """Whether this process has mapped a variant, or a cache has a valid entry of it."""
     sought = Sought(template, variant)
-    return sought.key in _mapped or sought.find(caches.current()) is not None
+    return (sought.key, template.arguments) in _mapped or sought.find(caches.current()) is not None
 
 
-_mapped: dict[str, Kernel] = {}
-"""Kernels of this process by key: an edited template or header has another key."""
+_mapped: dict[tuple[str, int], Kernel] = {}
+"""Kernels of this process by key, which an edited template or header has anew, and words."""
 
 _guard = threading.Lock()
 _locks: dict[str, threading.Lock] = {}
@@ -173,7 +175,9 @@ def _map(sought: Sought, permission: Permission, position: tuple[int, int] | Non
     entry = resolve(sought, permission, position=position)
     try:
         return _in_use(Kernel(sought.variant, entry, sought.template.arguments))
-    except (OSError, AttributeError) as error:
+    except AttributeError as error:
+        raise _incomplete(sought, entry, error) from error
+    except OSError as error:
         if entry.library.exists():
             if entry.fresh:
                 raise _unusable(sought, error) from error
@@ -183,7 +187,7 @@ def _map(sought: Sought, permission: Permission, position: tuple[int, int] | Non
     entry = resolve(sought, permission, position=position)
     try:
         return _in_use(Kernel(sought.variant, entry, sought.template.arguments))
-    except (OSError, AttributeError) as error:
+    except OSError as error:
         raise _unusable(sought, error) from error
 
 
@@ -200,6 +204,18 @@ def _open(entry: Entry) -> ctypes.CDLL:
 def _in_use(kernel: Kernel) -> Kernel:
     caches.current().used(kernel.entry)
     return kernel
+
+
+def _incomplete(sought: Sought, entry: Entry, error: AttributeError) -> CompileError:
+    """Of a template without one of the two functions that every template has to define."""
+    symbol = str(error).rpartition(": ")[2]
+    source = str(entry.path / f"kernel{sought.template.suffix}")
+    return CompileError(
+        f"{sought.variant.name} was compiled, but its template {sought.template.source} defines no "
+        f"{symbol}: a template defines jitsparse_launch and jitsparse_error",
+        variant=sought.variant.name,
+        source_path=source,
+    )
 
 
 def _unusable(sought: Sought, error: Exception) -> ToolchainError:

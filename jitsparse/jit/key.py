@@ -14,6 +14,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from jitsparse.errors import ConfigError
 from jitsparse.jit.targets import compile_flags, link_flags
 from jitsparse.jit.template import PROLOGUE, Template, headers
 from jitsparse.jit.variant import Variant
@@ -35,15 +36,28 @@ def fields_of(template: Template, variant: Variant, compiler: str) -> dict[str, 
     Returns:
         A JSON-serialisable mapping. Texts appear as their sha256, so that two entries can be
         compared field by field and the reason for a miss can be told.
+
+    Raises:
+        ConfigError: the context holds something else than str, int and bool.
+        CompileError: the template, or a header of it, includes what it does not name.
     """
     context = template.context(variant)
+    for name, value in context.items():
+        if not isinstance(value, (str, int)):  # a bool is an int
+            raise ConfigError(
+                f"template {template.name!r}: a context holds str, int and bool, but {name!r} is "
+                f"{value!r}, of type {type(value).__name__}."
+            )
     return {
         "format": FORMAT,
         "variant": variant.name,
         "language": template.language,
         "template": _sha256((PROLOGUE + template.text()).encode()),
         "context": {name: context[name] for name in sorted(context)},
-        "headers": {n: _sha256(t.encode()) for n, t in headers(template, context).items()},
+        "headers": {
+            name: _sha256(text.encode(errors="surrogateescape"))
+            for name, text in headers(template, context).items()
+        },
         "flags": [
             *compile_flags(template.language, variant.target),
             *link_flags(template.language),

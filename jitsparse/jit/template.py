@@ -32,9 +32,14 @@ extern "C" __attribute__((visibility("default"))) const char* jitsparse_error(in
 #line 1 "{source}"
 """
 
-_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)', re.MULTILINE)
+_INCLUDE = re.compile(
+    r'^[ \t]*#[ \t]*(include|include_next|import)\b[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)?', re.MULTILINE
+)
 _OWN_LINE_TAG = re.compile(r"[ \t]*\{%(?![-+])(?:(?!%\}).)*(?<![-+])%\}[ \t]*")
 _PLACEHOLDER = re.compile(r"\{\{-?\s*(\w+)\s*-?\}\}")
+_TAG = re.compile(r"\{%[-+]?\s*(\w+)([^%]*)")
+_CAPTURING = ("call", "filter", "macro", "set")
+"""Jinja's blocks whose text goes elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,12 @@ class Template:
     arguments: int
     context: Callable[[Variant], Context]
 
+    def __post_init__(self) -> None:
+        if self.language not in ("c++", "cuda"):
+            raise ConfigError(
+                f"template {self.name!r}: language {self.language!r} is neither 'c++' nor 'cuda'."
+            )
+
     @property
     def suffix(self) -> str:
         """File name extension of the rendered source."""
@@ -73,8 +84,10 @@ class Template:
         """
         try:
             return self.source.read_text(encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"template {self.name!r} cannot be read: {error}.") from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"template {self.name!r} cannot be read from {self.source}: {error}."
+            ) from error
 
 
 def render(template: Template, context: Context) -> str:
@@ -110,26 +123,39 @@ def _with_line_marks(text: str) -> tuple[str, list[int]]:
 
     A block tag on a line of its own shall leave no line behind, a false branch leaves out all its
     lines and a loop repeats them: after each of them the compiler must be told where it is. Inside
-    a macro of several lines it is told when the macro has ended.
+    a preprocessor's macro of several lines, and inside a block whose text Jinja puts elsewhere, it
+    is told when that has ended.
     """
     marked: list[str] = []
     origin: list[int] = []
     tags = ""
+    captured = 0
     inside_macro = due = False
     for number, line in enumerate(text.splitlines(), start=1):
         if _OWN_LINE_TAG.fullmatch(line):
             tags += line.strip()
             due = True
+            captured += _opened(line)
         else:
             marked.append(tags + line)
             origin.append(number)
             tags = ""
             inside_macro = line.endswith("\\")
-        if due and not inside_macro:
+        if due and not inside_macro and not captured:
             marked.append(f"{tags}#line {number + 1}")
             origin.append(number)
             tags, due = "", False
     return "\n".join([*marked, tags]), [*origin, len(text.splitlines()) or 1]
+
+
+def _opened(tag: str) -> int:
+    """1 of a tag that begins a block whose text goes elsewhere, -1 of one that ends it."""
+    match = _TAG.search(tag)
+    name, rest = (match[1], match[2]) if match else ("", "")
+    if name.startswith("end") and name[3:] in _CAPTURING:
+        return -1
+    # What is set to a value has no block.
+    return int(name in _CAPTURING and not (name == "set" and "=" in rest))
 
 
 def headers(template: Template, context: Context) -> dict[str, str]:
@@ -140,41 +166,56 @@ def headers(template: Template, context: Context) -> dict[str, str]:
     version. Includes under a false ``#if`` count too: a superset is safe, a subset is not.
 
     Returns:
-        Name of each header relative to its include directory (or as included), to its text; sorted.
+        Name of each header relative to its include directory (or as included), to its text, in
+        which bytes that are not UTF-8 are escaped (``surrogateescape``); sorted.
 
     Raises:
-        CompileError: an include's name is computed by anything but a plain ``{{ name }}``.
+        CompileError: an include does not say which file it means: its name is computed, by a macro
+            or by anything but a plain ``{{ name }}``, or stands on another line.
     """
     # Paths are plain strings here: Path.resolve alone was a fifth of a warm first use.
     found: dict[str, str] = {}
     roots = [os.path.realpath(directory) for directory in template.include_dirs]
-    queue = [(os.path.realpath(template.source.parent), template.text(), True)]
-    seen: set[str] = set()
+    source = os.path.realpath(template.source)
+    queue, seen = [(source, template.text())], {source}
     while queue:
-        folder, text, is_template = queue.pop()
+        including, text = queue.pop()
+        is_template = including == source
         for match in _INCLUDE.finditer(text):
-            name = match[1] or match[2]
+            name = match[2] or match[3] or ""
             if is_template:
                 name = _PLACEHOLDER.sub(lambda m: str(context.get(m[1], m[0])), name)
-                if "{{" in name or "{%" in name:
-                    line = text.count("\n", 0, match.start()) + 1
-                    reason = (
-                        f"include of {name!r}: only a plain {{{{ name }}}} may stand in an include"
-                    )
-                    raise _render_error(template, context, line, reason)
-            beside = (folder,) if match[1] else ()
+            if not name or (is_template and ("{{" in name or "{%" in name)):
+                line = text.count("\n", 0, match.start()) + 1
+                raise _unknown_include(template, including, line, match[1], name)
+            beside = (os.path.dirname(including),) if match[2] else ()
             for directory in (*beside, *roots):
                 path = os.path.normpath(os.path.join(directory, name))
-                if path in seen:
-                    break
-                if os.path.isfile(path):
-                    seen.add(path)
-                    with open(path, encoding="utf-8") as file:
+                if path not in seen and os.path.isfile(path):
+                    with open(path, encoding="utf-8", errors="surrogateescape") as file:
                         content = file.read()
-                    found[_relative(path, roots, name)] = content
-                    queue.append((os.path.dirname(path), content, False))
+                    label = _relative(path, roots, name)
+                    # Several directories may have one of the name.
+                    found[label if label not in found else f"{label} ({len(found)})"] = content
+                    queue.append((path, content))
+                    seen.add(path)
+                # The next one of the name lies further on.
+                if path in seen and match[1] != "include_next":
                     break
     return dict(sorted(found.items()))
+
+
+def _unknown_include(
+    template: Template, including: str, line: int, directive: str, name: str
+) -> CompileError:
+    what = f"#{directive} of {name!r}" if name else f"#{directive}"
+    return CompileError(
+        f"template {template.name!r} cannot be compiled\n"
+        f'  {including}:{line}: {what}: write a name in "" or <> on the same line, or in a '
+        "template a plain {{ name }} between them: a header whose name is not known would not be "
+        "part of the cache key, and what it was before an edit would run",
+        source_path=including,
+    )
 
 
 def _relative(path: str, roots: list[str], fallback: str) -> str:

@@ -181,7 +181,8 @@ def ninja_directory() -> Path | None:
     if shutil.which("ninja"):
         return None
     searched = ["PATH"]
-    candidates = [Path(sys.executable).parent]
+    # An interpreter inside of another program may not know where one is.
+    candidates = [Path(sys.executable).parent] if sys.executable else []
     try:
         import ninja
     except ImportError:

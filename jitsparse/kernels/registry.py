@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from jitsparse.checks import BLOCK_SIZES, as_block_size
 from jitsparse.errors import ArgumentError, PatternError, UnsupportedProblem
-from jitsparse.jit import Variant
+from jitsparse.jit import Variant, config
 from jitsparse.jit.environment import CPU_TARGETS, parse_arch
 from jitsparse.jit.selection import declare_ops, declare_values
 from jitsparse.kernels import cost, cpu, fma, mma, simt, thin, wgmma
@@ -105,8 +105,9 @@ def _by_place(problem: Problem, target: str) -> list[Candidate]:
 
 
 def warmup_command(variant: Variant) -> str:
-    """The command that compiles a variant, for messages."""
-    return f"jitsparse warmup --variant {variant.name}"
+    """The command that compiles a variant, for messages, as it works where this process runs."""
+    allowed = "" if config.get().jit else "JITSPARSE_JIT=on "
+    return f"{allowed}jitsparse warmup --variant {variant.name}"
 
 
 def template_of(variant: Variant) -> Template:

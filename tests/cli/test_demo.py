@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from jitsparse.cli import main
+
 
 def test_demo(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
@@ -32,3 +34,13 @@ def test_demo(tmp_path: Path) -> None:
     assert len(runs["sparse"]["train_loss"]) == 3
     assert "characters to train on" in run.stderr
     assert "\x1b" not in run.stdout + run.stderr
+
+
+def test_files_that_cannot_be_written_are_found_before_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "demo.png").mkdir()
+    with pytest.raises(SystemExit) as stop:
+        main(["demo", "--steps", "1000000", "--device", "cpu", "--out", str(tmp_path)])
+    assert stop.value.code == 2
+    assert "not the name of a file" in capsys.readouterr().err

@@ -252,9 +252,12 @@ def test_a_module_in_the_current_directory(
 ) -> None:
     (tmp_path / "module_of_this_test.py").write_text(
         "import jitsparse as js\n"
+        "print('what it prints does not stand before our JSON')\n"
         "class Models:\n"
         "    @staticmethod\n"
-        "    def small(): return js.nn.BlockSparseLinear(64, 64, 32, density=0.5)\n"
+        "    def small():\n"
+        "        print('nor this')\n"
+        "        return js.nn.BlockSparseLinear(64, 64, 32, density=0.5)\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [each for each in sys.path if each not in ("", ".")])
@@ -271,6 +274,8 @@ def test_a_module_in_the_current_directory(
         (["--model", "toykernel.models:build"], "no module toykernel.models"),
         (["--model", "broken_module:build"], "ZeroDivisionError: division by zero"),
         (["--model", "lacking_module:build"], "No module named 'something_else'"),
+        (["--model", "ending_module:build"], "ending_module cannot be imported: SystemExit: 0"),
+        (["--model", "sys:exit"], "exit() raised SystemExit"),
         (["--model", "warmmodels:no_such"], "warmmodels has no no_such"),
         (["--model", "warmmodels:not_a_function"], "no function, but of type int"),
         (["--model", "warmmodels:fails"], "fails() raised RuntimeError: no such checkpoint"),
@@ -293,6 +298,7 @@ def test_a_model_that_cannot_be_had(
 ) -> None:
     (tmp_path / "broken_module.py").write_text("1 / 0")
     (tmp_path / "lacking_module.py").write_text("import something_else")
+    (tmp_path / "ending_module.py").write_text("import sys\nsys.exit(0)")
     monkeypatch.syspath_prepend(tmp_path)
     assert run(*arguments, "--input-shape", "2x16x64", "--device", "cpu") == 2
     # The message stands in a box, whose lines end where the terminal would.

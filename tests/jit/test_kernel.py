@@ -6,11 +6,13 @@ import json
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,16 @@ def test_an_edited_template_is_another_kernel(template: Template, tmp_path: Path
     assert after is not before
     assert not toykernel.run(after)
     assert toykernel.run(before)
+
+
+def test_the_number_of_words_is_corrected(template: Template) -> None:
+    """Likewise: it is no part of what is compiled."""
+    before = load(replace(template, arguments=2), toykernel.variant())
+    with pytest.raises(struct.error):
+        before.pack(1, 2, 3)
+    after = load(template, toykernel.variant())
+    assert toykernel.run(after)
+    assert after.entry.path == before.entry.path
 
 
 def test_kernels_do_not_see_each_others_symbols(template: Template) -> None:

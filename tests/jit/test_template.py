@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from jitsparse.errors import CompileError
+from jitsparse.errors import CompileError, ConfigError
 from jitsparse.jit import Template, Variant
+from jitsparse.jit.key import fields_of
 from jitsparse.jit.template import headers, render
 
 VARIANT = Variant("a", "b", "c", "d")
@@ -128,8 +129,55 @@ def test_an_include_may_be_a_name_of_the_context(tmp_path: Path) -> None:
     template = written(tmp_path, '#include "{{ which }}.h"\n')
     assert list(headers(template, {"which": "fast"})) == ["fast.h"]
     computed = written(tmp_path, '\n#include "{{ which | lower }}.h"\n')
-    with pytest.raises(CompileError, match=r"t\.jinja:2: include of .* only a plain"):
+    with pytest.raises(CompileError, match=r"t\.jinja:2: #include of .* a plain \{\{ name"):
         headers(computed, {"which": "FAST"})
+
+
+@pytest.mark.parametrize(
+    "include", ["#include CONFIG", '#include /**/ "a.h"', '#include \\\n"a.h"', "# import NAME"]
+)
+def test_an_include_has_to_name_its_file(include: str, tmp_path: Path) -> None:
+    tree(tmp_path, {"inc/a.h": f"// first\n{include}\n"})
+    with pytest.raises(CompileError, match=r'inc/a\.h:2: #i.*: write a name in "" or <>'):
+        headers(written(tmp_path, '#include "a.h"\n'), {})
+
+
+def test_other_ways_to_include(tmp_path: Path) -> None:
+    """The next header of a name is looked for in the directories that follow."""
+    tree(tmp_path, {"inc/a.h": "#include_next <a.h>\n#import <b.h>\n", "inc/b.h": "", "2/a.h": ""})
+    template = written(tmp_path, '#include "a.h"\n')
+    template = replace(template, include_dirs=(tmp_path / "inc", tmp_path / "2"))
+    found = headers(template, {})
+    assert sorted(found.values())[:2] == ["", ""]
+    assert len(found) == 3
+
+
+def test_a_header_in_another_encoding(tmp_path: Path) -> None:
+    tree(tmp_path, {"inc/a.h": ""})
+    (tmp_path / "inc" / "a.h").write_bytes(b"// caf\xe9\n")
+    template = written(tmp_path, '#include "a.h"\n')
+    one = fields_of(template, replace(VARIANT, target="generic"), "")["headers"]
+    (tmp_path / "inc" / "a.h").write_bytes(b"// caf\xe8\n")
+    assert one != fields_of(template, replace(VARIANT, target="generic"), "")["headers"]
+
+
+def test_templates_that_are_none(tmp_path: Path) -> None:
+    template = written(tmp_path, "")
+    template.source.write_bytes(b"// caf\xe9\n")
+    with pytest.raises(ConfigError, match=r"cannot be read from .*t\.jinja.*utf-8"):
+        headers(template, {})
+    with pytest.raises(ConfigError, match="'C\\+\\+' is neither 'c\\+\\+' nor 'cuda'"):
+        replace(template, language="C++")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"'where' is .*, of type"):
+        fields_of(replace(template, context=lambda v: {"where": tmp_path}), VARIANT, "")  # type: ignore[dict-item]
+
+
+def test_text_that_is_put_elsewhere_has_no_line_marks(tmp_path: Path) -> None:
+    text = "a\n{% set body %}\nx\n{% if yes %}\ny\n{% endif %}\n{% endset %}\n"
+    text += "{% set n = 1 %}\nline 9\n[{{ body }}]\n"
+    rendered = render(written(tmp_path, text), {"yes": True})
+    assert "[x\ny\n]" in rendered
+    assert (9, "line 9") in compiler_lines(rendered)
 
 
 def test_names_do_not_depend_on_the_place(tmp_path: Path) -> None:
