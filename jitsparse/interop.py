@@ -42,7 +42,8 @@ def from_bsr(tensor: Tensor) -> tuple[Tensor, Pattern]:
 def to_bsr(crow: Tensor, col: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
     """A torch BSR tensor of whole blocks in row-major order, which shares all three."""
     with torch.sparse.check_sparse_tensor_invariants(enable=False):
-        return torch.sparse_bsr_tensor(crow, col, values, size=shape)
+        # Without a device it would be torch's default one.
+        return torch.sparse_bsr_tensor(crow, col, values, size=shape, device=values.device)
 
 
 def from_scipy(matrix: Any) -> tuple[Tensor, Pattern]:

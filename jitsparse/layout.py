@@ -1,7 +1,8 @@
 """The packed index of a pattern: every order in which kernels walk its blocks, in one int32 tensor.
 
 A registered operation takes this one tensor instead of ten. With R x C blocks of which Z are
-stored, its parts are, in this order (``csrc/abi.h: IndexView`` reads the same layout):
+stored, its parts are, in this order (``csrc/abi.h: IndexView`` reads the same layout), and a few
+zeros to a multiple of 4:
 
 ===================  ==========  ===========================================================
 part                 length      meaning
@@ -281,9 +282,10 @@ class IndexLayout:
 
     @property
     def size(self) -> int:
-        """Length of the packed tensor."""
+        """Length of the packed tensor: a multiple of 4, so that all of a stack are 16-byte aligned
+        like the first."""
         offset, length = list(self.parts().values())[-1]
-        return offset + length
+        return 4 * div_up(offset + length, 4)
 
     def view(self, index: Tensor, part: str) -> Tensor:
         """The named part of a packed index, without a copy."""

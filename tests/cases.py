@@ -73,8 +73,9 @@ class Situation:
         density: of the pattern; None: every second block row and column is empty.
         batch: batch dimensions.
         strided: how dense operands lie: ``packed``, ``padded`` (rows of a wider matrix),
-            ``shifted`` (an offset that is not 16-byte aligned), ``gaps`` (no unit stride at all)
-            or ``permuted`` (batch dimensions in another order).
+            ``shifted`` (an offset that is not 16-byte aligned), ``gaps`` (no unit stride at all),
+            ``permuted`` (batch dimensions in another order) or ``interleaved`` (as in a sequence
+            of batches: the rows of a batch are further apart than the batches).
     """
 
     rows: tuple[int, int]
@@ -101,6 +102,7 @@ SITUATIONS = (
     Situation((2, 0), (2, 0), 40, batch=(3,)),
     Situation((2, -2), (2, -3), 19, batch=(2, 3), strided="padded"),
     Situation((2, 0), (3, 0), 16, batch=(2, 2), strided="permuted"),
+    Situation((2, -5), (2, 0), 24, batch=(3,), strided="interleaved"),
     Situation((2, -3), (3, 0), 1),
     Situation((1, -7), (2, 0), 8),
     Situation((2, 0), (1, -7), 3, density=1.0),
@@ -157,6 +159,8 @@ def dense_like(data: Tensor, strided: str) -> Tensor:
         room = data.new_full((data.numel() + 1,), float("nan"))[1:].view(data.shape)
     elif strided == "gaps":
         room = data.new_full((*batch, 2 * rows, 3 * cols), float("nan"))[..., ::2, ::3]
+    elif strided == "interleaved":
+        room = data.new_empty((rows, *batch, cols)).movedim(0, -2)
     elif strided == "permuted" and len(batch) == 2:
         room = data.new_empty((batch[1], batch[0], rows, cols)).transpose(0, 1)
     else:

@@ -48,6 +48,12 @@ def program() -> str:
     return "\n".join([*lines, "}"])
 
 
+def test_those_of_a_stack_are_as_aligned_as_the_first() -> None:
+    for block, shape, panels in itertools.product(BLOCKS, SHAPES, (False, True)):
+        rows, cols = div_up(shape[0], block[0]), div_up(shape[1], block[1])
+        assert IndexLayout(rows, cols, shape[2], block, panels=panels).size % 4 == 0
+
+
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 def test_every_part_is_where_the_header_says(tmp_path: Path) -> None:
     source, binary = tmp_path / "offsets.cpp", tmp_path / "offsets"

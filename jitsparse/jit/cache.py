@@ -349,9 +349,10 @@ def current() -> Cache:
     settings = config.get()
     identity = _identity(settings)
     if identity not in _caches:
-        _caches[identity] = Cache(
-            settings.cache_dir, settings.cache_path, trusted=settings.trust_cache
-        )
+        # The writable one may be named among the layers, and a layer twice.
+        layers = dict.fromkeys(settings.cache_path)
+        layers.pop(settings.cache_dir, None)
+        _caches[identity] = Cache(settings.cache_dir, tuple(layers), trusted=settings.trust_cache)
     cache = _caches[identity]
     cache.check()
     return cache

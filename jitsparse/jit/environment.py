@@ -273,7 +273,14 @@ def _home() -> Path:
 
 
 def _absolute(path: str | os.PathLike[str]) -> Path:
-    return Path(os.path.abspath(os.path.expanduser(path)))
+    path = os.path.expanduser(path)
+    try:
+        return Path(os.path.abspath(path))
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{path!r} is a relative path, and the current directory has been deleted: write an "
+            "absolute one, or change to another directory"
+        ) from error
 
 
 def _path(name: str, text: str) -> Path:
