@@ -312,6 +312,7 @@ class _NoKernel:
     """Does nothing, successfully."""
 
     variant = Variant("none", "none", "none", "none")
+    note: object = None
 
     def pack(self, *words: int) -> bytes:
         return b""

@@ -33,9 +33,10 @@ class Kernel:
         entry: where it came from.
         launch: takes the packed words as bytes; returns 0 or an error code.
         pack: takes the words, signed 64-bit integers; returns bytes.
+        note: whatever a caller wants to find again in its next call; None until then.
     """
 
-    __slots__ = ("_error", "_library", "entry", "launch", "pack", "variant")
+    __slots__ = ("_error", "_library", "entry", "launch", "note", "pack", "variant")
 
     def __init__(self, variant: Variant, entry: Entry, arguments: int) -> None:
         self.variant = variant
@@ -49,6 +50,7 @@ class Kernel:
         self._error.restype = ctypes.c_char_p
         self.launch: Callable[[bytes], int] = launch
         self.pack: Callable[..., bytes] = struct.Struct(f"{arguments}q").pack
+        self.note: object = None
 
     def __call__(self, *words: int) -> None:
         """Launch with the words the template's launcher reads.

@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["new_bytes", "new_matrices"]
+__all__ = ["new_bytes", "new_matrices", "on_current_gpu"]
 
-_empty_strided: Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor]
-_empty_strided = torch._C._dynamo.guards._empty_strided_cuda  # type: ignore[attr-defined]
+on_current_gpu: Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor]
+"""A tensor of these sizes, strides and dtype."""
+on_current_gpu = torch._C._dynamo.guards._empty_strided_cuda  # type: ignore[attr-defined]
 
 
 def new_matrices(like: Tensor, device: int, batch: Sequence[int], rows: int, cols: int) -> Tensor:
@@ -41,9 +42,9 @@ def new_matrices(like: Tensor, device: int, batch: Sequence[int], rows: int, col
     for extent in reversed(batch):
         strides = (sizes[0] or 1) * strides[0], *strides
         sizes = extent, *sizes
-    return _empty_strided(sizes, strides, like.dtype)
+    return on_current_gpu(sizes, strides, like.dtype)
 
 
 def new_bytes(size: int) -> Tensor:
     """So many bytes on the current GPU."""
-    return _empty_strided((size,), (1,), torch.uint8)
+    return on_current_gpu((size,), (1,), torch.uint8)

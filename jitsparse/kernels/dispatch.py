@@ -22,11 +22,11 @@ from jitsparse import reference
 from jitsparse.errors import CacheMiss
 from jitsparse.jit import config
 from jitsparse.kernels import threads
-from jitsparse.kernels.allocate import new_matrices
+from jitsparse.kernels.allocate import new_matrices, on_current_gpu
 from jitsparse.kernels.choice import REFERENCE, Key, choosing, select
 from jitsparse.kernels.float32 import float32_arithmetic
 from jitsparse.kernels.operands import LOW, layout_of, require_memory
-from jitsparse.kernels.room import NEED_ROOM, room_of_product, room_of_sdd
+from jitsparse.kernels.room import NO_ROOM, needs_room, room_of_product, room_of_sdd
 from jitsparse.kernels.scratch import KEPT
 from jitsparse.traits import TRAITS, pack
 
@@ -42,6 +42,11 @@ DTYPES = {
     torch.bfloat16: ("bf16", 2),
 }
 """Short name and bytes of the dtypes that operations take."""
+
+# Bound once: the module and the class are asked for them at every call. A torch without CUDA has
+# neither.
+_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
+_current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", int)
 
 # -- from key to kernel -------------------------------------------------------------------------
 
@@ -111,10 +116,13 @@ def dsd(
     m = cols if transposed else rows
     n = shape[-1]
     device = dense.get_device()
-    if device >= 0 and device != torch._C._cuda_getDevice():
+    if device >= 0 and device != _current_device():
         with torch.cuda.device(device):
             return dsd(values, index, dense, rows, cols, transposed, find)
-    out = new_matrices(dense, device, shape[:-2] if len(shape) > 2 else (), m, n)
+    if len(shape) == 2 and device >= 0:
+        out = on_current_gpu((m, n), (n or 1, 1), dense.dtype)
+    else:
+        out = new_matrices(dense, device, shape[:-2], m, n)
     if not nnz or not out.numel():
         return out.zero_()
     if not values.is_contiguous():
@@ -152,7 +160,7 @@ def dsd(
     if values_ptr < LOW or dense_ptr < LOW:
         require_memory(kernel, values, dense)
     parts, workspace_ptr = 1, KEPT if device < 0 else 0
-    if device >= 0 and not NEED_ROOM.isdisjoint(kernel.variant.knobs):
+    if device >= 0 and kernel.note is not NO_ROOM and needs_room(kernel):
         k = rows if transposed else cols
         room, parts = room_of_product(kernel.variant, values, (m, n, k), batch, batch_stride)
         workspace_ptr = 0 if room is None else room.data_ptr()
@@ -175,7 +183,7 @@ def dsd(
             batch,
             0,
             parts,
-            threads.allowed() if device < 0 else torch._C._cuda_getCurrentRawStream(device),
+            threads.allowed() if device < 0 else _current_stream(device),
         )
     )
     if code:
@@ -200,10 +208,13 @@ def dds(
     m = rows if transposed else cols
     n = shape[-2]
     device = dense.get_device()
-    if device >= 0 and device != torch._C._cuda_getDevice():
+    if device >= 0 and device != _current_device():
         with torch.cuda.device(device):
             return dds(dense, values, index, rows, cols, transposed, bias, activation, find)
-    out = new_matrices(dense, device, shape[:-2] if len(shape) > 2 else (), n, m)
+    if len(shape) == 2 and device >= 0:
+        out = on_current_gpu((n, m), (m or 1, 1), dense.dtype)
+    else:
+        out = new_matrices(dense, device, shape[:-2], n, m)
     if not nnz or not out.numel():
         out.zero_()
         return reference.activate(out if bias is None else out + bias, activation)
@@ -254,7 +265,7 @@ def dds(
     if bias is not None and bias_ptr < LOW and not bias._is_zerotensor():
         require_memory(kernel, bias)
     parts, workspace_ptr = 1, KEPT if device < 0 else 0
-    if device >= 0 and not NEED_ROOM.isdisjoint(kernel.variant.knobs):
+    if device >= 0 and kernel.note is not NO_ROOM and needs_room(kernel):
         k = cols if transposed else rows
         room, parts = room_of_product(kernel.variant, values, (m, n, k), batch, batch_stride)
         workspace_ptr = 0 if room is None else room.data_ptr()
@@ -277,7 +288,7 @@ def dds(
             batch,
             activation,
             parts,
-            threads.allowed() if device < 0 else torch._C._cuda_getCurrentRawStream(device),
+            threads.allowed() if device < 0 else _current_stream(device),
         )
     )
     if code:
@@ -298,7 +309,7 @@ def sdd(
 ) -> Tensor:
     """``jitsparse::sdd`` on CPU and CUDA. A batch that lies like one long sum counts as one."""
     device = left.get_device()
-    if device >= 0 and device != torch._C._cuda_getDevice():
+    if device >= 0 and device != _current_device():
         with torch.cuda.device(device):
             return sdd(left, right, index, rows, cols, nnz, block_rows, block_cols, find)
     out = new_matrices(left, device, (nnz,), block_rows, block_cols)
@@ -341,7 +352,7 @@ def sdd(
     if left_ptr < LOW or right_ptr < LOW:
         require_memory(kernel, left, right)
     parts, workspace_ptr = 1, KEPT if device < 0 else 0
-    if device >= 0 and not NEED_ROOM.isdisjoint(kernel.variant.knobs):
+    if device >= 0 and kernel.note is not NO_ROOM and needs_room(kernel):
         both = left_stride, right_stride
         room, parts = room_of_sdd(kernel.variant, out, (rows, cols), k, batch, both)
         workspace_ptr = 0 if room is None else room.data_ptr()
@@ -362,7 +373,7 @@ def sdd(
             right_stride,
             batch,
             parts,
-            threads.allowed() if device < 0 else torch._C._cuda_getCurrentRawStream(device),
+            threads.allowed() if device < 0 else _current_stream(device),
         )
     )
     if code:

@@ -13,12 +13,23 @@ from jitsparse.kernels.allocate import new_bytes
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from jitsparse.jit import Variant
+    from jitsparse.jit import Kernel, Variant
 
-__all__ = ["NEED_ROOM", "room_of_product", "room_of_sdd"]
+__all__ = ["NO_ROOM", "needs_room", "room_of_product", "room_of_sdd"]
 
-NEED_ROOM = frozenset((turn.KNOB, turn.VALUES_KNOB, split.KNOB))
+NO_ROOM = "no room"
+"""Noted of a kernel that needs none, which the next call then sees at once."""
+
+_NEED_ROOM = frozenset((turn.KNOB, turn.VALUES_KNOB, split.KNOB))
 """Knobs of variants that may need some."""
+
+
+def needs_room(kernel: Kernel) -> bool:
+    """Whether calls of a kernel may need some."""
+    if not _NEED_ROOM.isdisjoint(kernel.variant.knobs):
+        return True
+    kernel.note = NO_ROOM
+    return False
 
 
 def room_of_product(
