@@ -10,7 +10,7 @@ from torch import Tensor
 
 import jitsparse as js
 from jitsparse import calls
-from jitsparse.kernels import dispatch
+from jitsparse.kernels import allocate, dispatch
 
 
 class OnGpu(Tensor):
@@ -22,8 +22,11 @@ class OnGpu(Tensor):
 
 @pytest.fixture
 def _driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
+    monkeypatch.setattr(dispatch, "_current_device", lambda: 0)
+    monkeypatch.setattr(dispatch, "_current_stream", lambda device: 0)
+    on_cpu = torch._C._dynamo.guards._empty_strided_cpu  # type: ignore[attr-defined]
+    for module in (allocate, dispatch):
+        monkeypatch.setattr(module, "on_current_gpu", on_cpu)
 
 
 @pytest.mark.usefixtures("_driver")
@@ -47,6 +50,19 @@ def test_a_call_on_a_gpu_can_be_observed(op: str, dtype: torch.dtype) -> None:
 
     getattr(dispatch, op)(*arguments[op], find=find)
     assert [key[:2] for key in keys] == [(op, 0)]
+
+
+@pytest.mark.usefixtures("_driver")
+@pytest.mark.parametrize("batch", [(), (3,), (0,), (2, 0), (2, 3), (1, 5, 4)])
+@pytest.mark.parametrize("rows", [0, 1, 5])
+@pytest.mark.parametrize("cols", [0, 1, 7])
+def test_what_is_allocated_on_a_gpu_lies_as_torch_has_it(
+    batch: tuple[int, ...], rows: int, cols: int
+) -> None:
+    like = torch.ones(2, dtype=torch.float64)
+    got = allocate.new_matrices(like, 0, torch.Size(batch), rows, cols)
+    expected = like.new_empty(*batch, rows, cols)
+    assert (got.shape, got.stride(), got.dtype) == (expected.shape, expected.stride(), like.dtype)
 
 
 def shifted(*shape: int) -> Tensor:
