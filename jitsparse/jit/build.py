@@ -214,10 +214,7 @@ def _load(
             # Mapping the new library is the last thing that load does. That it cannot be mapped
             # here is no failure of the build: it may have been built for another machine.
             if not (staging / f"{name}.so").is_file():
-                _check_children(variant)
-                if not source.is_file():
-                    raise
-                return "\n".join([*said, f"no error, and no library either ({error})"]), True
+                raise _nothing_built(variant, tools, error) from error
             said.append(f"not mapped here: {error}")
         except RuntimeError as error:
             if is_interrupted():
@@ -228,14 +225,19 @@ def _load(
     return "\n".join(said), False
 
 
-def _check_children(variant: Variant) -> None:
-    """Where nobody waits for ended programs Python takes each for a success."""
+def _nothing_built(variant: Variant, tools: toolchain.Toolchain, error: OSError) -> ToolchainError:
+    """Of a build that reports success and leaves no library."""
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
-        raise ToolchainError(
+        # Where nobody waits for ended programs Python takes each for a success.
+        return ToolchainError(
             f"{variant.name} cannot be compiled in this process: it ignores SIGCHLD, inherited or "
             "by signal.signal, so Python does not learn what became of the compiler. Set it to "
             "signal.SIG_DFL before the first use, or fill the cache before (jitsparse warmup)"
         )
+    return ToolchainError(
+        f"{variant.name} was not built, although {tools.cxx.path} reported no error: {error}. Make "
+        "room in the cache (JITSPARSE_CACHE_DIR), or set CXX to another compiler if that is none"
+    )
 
 
 def _cpp_extension() -> Any:
