@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jitsparse import calls
+from jitsparse.errors import ArgumentError
 from jitsparse.kernels import cost, registry
 from jitsparse.kernels.choice import choose
 from jitsparse.kernels.problem import Problem
@@ -93,7 +94,11 @@ class Explanation:
 
 
 def explain(
-    op: str | Problem, *operands: Any, target: str | None = None, **options: Any
+    op: str | Problem,
+    *operands: Any,
+    target: str | None = None,
+    gpu: str | None = None,
+    **options: Any,
 ) -> Explanation:
     """Which kernel a call runs, why, and where it is kept. Compiles nothing, computes nothing.
 
@@ -101,11 +106,14 @@ def explain(
         op: ``"dsd"``, ``"dds"``, ``"sdd"`` or ``"linear"``; or a problem, without operands.
         operands: what the operation would be called with.
         target: what to compile for; by default what the operands' device has.
+        gpu: ``"H200"`` or ``"H100"``, with whose prices the cost model reckons for a target of a
+            GPU; by default those that this machine's GPU is taken for.
         options: further keyword arguments of the operation (bias and activation of linear).
 
     Raises:
         ArgumentError: the operation does not exist, the operands do not fit it or stand beside a
-            problem, or there is nothing to run because the output or the pattern is empty.
+            problem, there is nothing to run because the output or the pattern is empty, or the cost
+            model has no prices of the GPU.
         PinError: a pin that no legal variant satisfies.
 
     Example:
@@ -114,6 +122,8 @@ def explain(
         >>> js.explain("dsd", a, torch.randn(256, 64)).problem.layout
         'nn'
     """
+    if gpu is not None and gpu not in cost.GPUS:
+        raise ArgumentError(f"no prices of a GPU {gpu!r}; there are {', '.join(cost.GPUS)}")
     if isinstance(op, Problem):
         calls.check_alone("explain", operands, options)
         problem, index = op.rounded(), -1
@@ -124,17 +134,16 @@ def explain(
         target = registry.target_of(problem.device, index)
     else:
         registry.check_target(problem.device, target)
-    return _explain(problem, target, index)
+    return _explain(problem, target, index, gpu or registry.priced_as(problem.device, index))
 
 
-def _explain(problem: Problem, target: str, index: int) -> Explanation:
+def _explain(problem: Problem, target: str, index: int, gpu: str) -> Explanation:
     from jitsparse import jit
 
-    choice = choose(problem, target, index)
+    choice = choose(problem, target, index, gpu)
     chosen, tuned = choice.candidate, choice.tuned
     entry = jit.describe(chosen.template, chosen.variant)
     legal = [each.variant for each in choice.candidates if each.refused is None]
-    gpu = registry.priced_as(problem.device, index)
     expected = {each.name: cost.microseconds(problem, each, gpu) for each in legal}
     return Explanation(
         problem=problem,

@@ -26,15 +26,19 @@ def command(
     aligned: bool = typer.Option(True, help="Matrices and rows begin at multiples of 16 bytes."),
     device: str = typer.Option("", help="cpu or cuda; by default the GPU if there is one."),
     arch: str = typer.Option("", help="Target, e.g. 9.0a or avx512; by default this machine's."),
+    gpu: str = typer.Option(
+        "",
+        help="H200 or H100: whose prices count on 9.0a; by default this machine's, or an H200's.",
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Print which kernel a product runs, why, and where it is kept. Compiles nothing.
 
     The product is (m, k) @ (k, n); what is sparse is the left operand of dsd, the right one of dds
-    and the result of sdd. ``--arch`` explains another machine's choice.
+    and the result of sdd. ``--arch`` and ``--gpu`` explain another machine's choice.
     """
     from jitsparse.explain import explain
-    from jitsparse.kernels import registry
+    from jitsparse.kernels import cost, registry
     from jitsparse.kernels.problem import product_problem
 
     for what, value, legal in (
@@ -42,6 +46,7 @@ def command(
         ("--dtype", dtype, registry.DTYPES),
         ("--layout", layout, ("nn", "nt", "tn", "tt")),
         ("--device", device, ("", "cpu", "cuda")),
+        ("--gpu", gpu, ("", *cost.GPUS)),
     ):
         if value not in legal:
             names = ", ".join(name for name in legal if name)
@@ -54,7 +59,9 @@ def command(
         )
     where = _device(device, targets)
     problem = product_problem(op, where, dtype, block, layout, (m, n, k), density, aligned)
-    explanation = explain(problem.rounded(), target=targets[0] if targets else None)
+    explanation = explain(
+        problem.rounded(), target=targets[0] if targets else None, gpu=gpu or None
+    )
     print_json(asdict(explanation)) if as_json else print(explanation)
 
 

@@ -105,9 +105,10 @@ def choose(problem: Problem, target: str, index: int = -1, gpu: str | None = Non
     """
     from jitsparse import jit
 
-    prices = registry.priced_as(problem.device, index) if gpu is None else gpu
+    own = registry.priced_as(problem.device, index)
+    prices = gpu or own
     offered = registry.candidates(problem, target, prices)
-    if problem.device == "cuda" and not torch.cuda.is_available():
+    if problem.device == "cuda" and (prices != own or not torch.cuda.is_available()):
         return jit.choose(offered)  # another machine's choice is asked for: no table is its own
     machine = registry.machine_of(problem.device, index)
     choice = jit.choose(offered, problem=problem.name, machine=machine)

@@ -53,6 +53,16 @@ def test_another_machines_choice(capsys: pytest.CaptureFixture[str]) -> None:
     assert ".sm90a.bf16." in str(got["variant"])
 
 
+def test_another_gpus_choice(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["dsd", "--dtype", "bf16", "--block-size", "64", "--arch", "9.0a", "--gpu"]
+    found = [explain(capsys, *asked, gpu) for gpu in ("H200", "H100")]
+    for gpu, got in zip(("H200", "H100"), found, strict=True):
+        assert f"on an {gpu}" in str(got["reason"])
+    assert found[0]["expected_seconds"] != found[1]["expected_seconds"]
+    with pytest.raises(js.ArgumentError, match="no prices of a GPU 'A100'; there are H200, H100"):
+        js.explain("dsd", js.random((64, 64), 32, 0.5), torch.randn(64, 4), gpu="A100")
+
+
 def test_text(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["explain", "dsd", *SIZES])
