@@ -264,7 +264,8 @@ class _Sdd(torch.autograd.Function):
         block_rows: int,
         block_cols: int,
     ) -> Tensor:
-        ctx.save_for_backward(left, right, index)
+        needs_left, needs_right, *_ = ctx.needs_input_grad
+        ctx.save_for_backward(left if needs_right else None, right if needs_left else None, index)
         ctx.sizes = (rows, cols)
         ctx.seen = left.dtype, index.shape, left.shape, right.shape
         return ops.sdd(left, right, index, rows, cols, nnz, block_rows, block_cols)
@@ -284,12 +285,6 @@ class _Sdd(torch.autograd.Function):
         return grad_left, grad_right, *(None,) * 6
 
 
-def _save(ctx: Any, *tensors: Tensor | None) -> None:
-    """For both directions."""
-    ctx.save_for_backward(*tensors)
-    ctx.save_for_forward(*tensors)
-
-
 class _TransformedDsd(torch.autograd.Function):
     generate_vmap_rule = True
     forward = staticmethod(ops.dsd)
@@ -300,7 +295,11 @@ class _TransformedDsd(torch.autograd.Function):
         values, index, dense, *ctx.sizes = inputs
         ctx.blocks = values.shape
         ctx.seen = dense.dtype, index.shape, values.shape, dense.shape
-        _save(ctx, values, index, dense)
+        needs_values, _, needs_dense, *_ = ctx.needs_input_grad
+        ctx.save_for_backward(
+            values if needs_dense else None, index, dense if needs_values else None
+        )
+        ctx.save_for_forward(values, index, dense)
 
     @staticmethod
     def jvp(ctx: Any, values_dot: Tensor, _: None, dense_dot: Tensor, *__: None) -> Tensor:
@@ -321,8 +320,16 @@ class _TransformedDds(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         dense, values, index, rows, cols, transposed, bias, activation = inputs
-        of_activation = (output if activation == _RELU else None, bias if activation > 1 else None)
-        _save(ctx, dense, values, index, *of_activation)
+        again = activation > 1  # is the product computed
+        of_activation = (output if activation == _RELU else None, bias if again else None)
+        needs_dense, needs_values, *_ = ctx.needs_input_grad
+        ctx.save_for_backward(
+            dense if needs_values or again else None,
+            values if needs_dense or again else None,
+            index,
+            *of_activation,
+        )
+        ctx.save_for_forward(dense, values, index, *of_activation)
         ctx.sizes, ctx.blocks = (rows, cols, transposed, activation), values.shape
         ctx.seen = dense.dtype, index.shape, dense.shape, values.shape
 
@@ -354,7 +361,9 @@ class _TransformedSdd(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         left, right, index, rows, cols, *ctx.block = inputs
-        _save(ctx, left, right, index)
+        needs_left, needs_right, *_ = ctx.needs_input_grad
+        ctx.save_for_backward(left if needs_right else None, right if needs_left else None, index)
+        ctx.save_for_forward(left, right, index)
         ctx.sizes = (rows, cols)
         ctx.seen = left.dtype, index.shape, left.shape, right.shape
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import signal
 import subprocess
 from collections.abc import Callable
@@ -145,21 +147,36 @@ def test_a_template_that_lacks_a_function_is_named(template: Template) -> None:
 
 def test_a_compiler_that_does_nothing(template: Template) -> None:
     with config.override(cxx="true"):
-        with pytest.raises(ToolchainError, match=r"although \S+/true reported no error"):
+        with pytest.raises(ToolchainError, match=r"no error: .* \S+/true is one"):
             load(template, toykernel.variant())
 
 
-def test_a_process_that_ignores_what_becomes_of_its_children(
-    template: Template, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """ninja finds out or not, by its version; Python takes every end for a success."""
+def test_a_process_that_ignores_what_becomes_of_its_children(template: Template) -> None:
+    """Python takes every end for a success, ninja by its version gives up or not."""
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         with config.override(cxx="true"):
             with pytest.raises(ToolchainError, match="SIGCHLD"):
                 load(template, toykernel.variant())
+        with contextlib.suppress(ToolchainError):
+            assert toykernel.run(load(template, toykernel.variant()))
     finally:
         signal.signal(signal.SIGCHLD, before)
+    assert toykernel.run(load(template, toykernel.variant()))
+
+
+def test_an_error_of_the_system_before_the_compiler_runs(
+    template: Template, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told as it is: no compiler has reported anything."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("torch.utils.cpp_extension._write_ninja_file", full)
+    with pytest.raises(ToolchainError, match=r"could not be built below .*No space left") as caught:
+        load(template, toykernel.variant())
+    assert "compiler" not in str(caught.value)
 
 
 def test_a_missing_template_is_named(template: Template, tmp_path: Path) -> None:

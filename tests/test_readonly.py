@@ -47,6 +47,13 @@ def test_a_read_only_layer_hits(sealed: Path, tmp_path: Path, forget: Callable[[
     assert tree(sealed) == before
 
 
+def test_a_layer_is_searched_once(sealed: Path, tmp_path: Path) -> None:
+    """However often it is named, and if it is the writable one not besides."""
+    own = tmp_path / "own"
+    with config.override(cache_dir=own, cache_path=[sealed, own, sealed]):
+        assert cache.current().layers == (sealed,)
+
+
 def test_a_read_only_root_hits(sealed: Path, tmp_path: Path, forget: Callable[[], None]) -> None:
     before = tree(sealed)
     with config.override(cache_dir=sealed):

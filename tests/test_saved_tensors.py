@@ -25,6 +25,26 @@ def randn(device: str, rows: int = 6) -> torch.Tensor:
     return torch.randn(rows, 64, device=device, requires_grad=True)
 
 
+@pytest.mark.parametrize("backend", [None, "eager", "aot_eager"])
+def test_no_more_is_saved_than_gradients_need(backend: str | None, layer: Any, device: str) -> None:
+    """The others may change before the backward pass."""
+    torch._dynamo.reset()
+    compiled = layer if backend is None else torch.compile(layer, backend=backend, fullgraph=True)
+    x = torch.randn(6, 64, device=device)
+    saved: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda each: (saved.append(each), each)[1], lambda each: each
+    ):
+        y = compiled(x)
+    assert {tuple(each.shape) for each in saved if each.is_floating_point()} == {(6, 64)}
+    with torch.no_grad():
+        layer.values.mul_(2)
+    y.sum().backward()
+    torch.testing.assert_close(
+        layer.values.grad, js.sdd(torch.ones_like(y).mT, x, layer.pattern).values
+    )
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("captured", [False, True])
 def test_a_layer_that_was_cast_since(

@@ -125,6 +125,12 @@ def test_formats_of_whole_blocks_refuse_an_edge() -> None:
             convert()
 
 
+def test_bsr_stays_where_it_is_under_another_default_device() -> None:
+    a = js.random((64, 64), 16, 0.5)
+    with torch.device("meta"):
+        assert a.to_bsr().device == a.values.device
+
+
 def test_from_bsr_refuses_other_layouts() -> None:
     with pytest.raises(ArgumentError, match=r"layout torch\.sparse_bsr, got torch\.strided"):
         js.BlockSparse.from_bsr(torch.zeros(16, 16))

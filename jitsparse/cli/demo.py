@@ -42,7 +42,7 @@ def command(
     if no_figure:
         console.print(no_figure, soft_wrap=True)
     demo = Demo(device=where, steps=steps or None, seed=seed)
-    for name in ("demo.json", "demo.png"):
+    for name in ("demo.json",) if no_figure else ("demo.json", "demo.png"):
         one(str(out / name), writable_file, "--out")
     console.print(demo.description(), soft_wrap=True)
     compiled = demo.warm_up()

@@ -13,6 +13,7 @@ from functools import partial
 from jitsparse.doctor import compilers, gpu, settings, smoke, software, storage
 from jitsparse.doctor.finding import Finding, guarded
 from jitsparse.jit import config
+from jitsparse.jit.cache import Cache
 from jitsparse.jit.environment import legal_part
 
 __all__ = ["Finding", "examine"]
@@ -52,7 +53,8 @@ def examine(*, smoke_compile: bool = True) -> list[Finding]:
             ("rank", lambda: settings.check_rank(chosen)),
             ("cache", lambda: storage.check_root(chosen)),
         ]
-        for number, layer in enumerate(chosen.cache_path, start=1):
+        layers = Cache(chosen.cache_dir, chosen.cache_path, trusted=chosen.trust_cache).layers
+        for number, layer in enumerate(layers, start=1):
             name = f"layer{number}"
             checks.append((name, partial(storage.check_layer, name, layer, chosen.trust_cache)))
         checks.append(("smoke.cpu", lambda: smoke.check_smoke_cpu(torch, allowed=smoke_compile)))

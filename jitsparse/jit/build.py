@@ -214,6 +214,8 @@ def _load(
             # Mapping the new library is the last thing that load does. That it cannot be mapped
             # here is no failure of the build: it may have been built for another machine.
             if not (staging / f"{name}.so").is_file():
+                if error.errno is not None:
+                    raise  # the system's, before a compiler ran; what cannot be mapped has none
                 raise _nothing_built(variant, tools, error) from error
             said.append(f"not mapped here: {error}")
         except RuntimeError as error:
@@ -234,9 +236,10 @@ def _nothing_built(variant: Variant, tools: toolchain.Toolchain, error: OSError)
             "by signal.signal, so Python does not learn what became of the compiler. Set it to "
             "signal.SIG_DFL before the first use, or fill the cache before (jitsparse warmup)"
         )
+    compiler = tools.cxx.path if tools.nvcc is None else tools.nvcc.path
     return ToolchainError(
-        f"{variant.name} was not built, although {tools.cxx.path} reported no error: {error}. Make "
-        "room in the cache (JITSPARSE_CACHE_DIR), or set CXX to another compiler if that is none"
+        f"{variant.name} was not built, although the compiler reported no error: {error}. Make "
+        f"room in the cache (JITSPARSE_CACHE_DIR), or see whether {compiler} is one (CXX, nvcc)"
     )
 
 

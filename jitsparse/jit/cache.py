@@ -58,7 +58,9 @@ class Cache(Lookup):
         trusted: tuple[Path, ...] = (),
         lock: bool = True,
     ) -> None:
-        super().__init__(root, layers, trusted=trusted)
+        # The writable one may be named among the layers, and a layer twice.
+        others = tuple(each for each in dict.fromkeys(layers) if each != root)
+        super().__init__(root, others, trusted=trusted)
         self._lock = lock
         self._warned: set[tuple[Path, str]] = set()
 
@@ -349,10 +351,9 @@ def current() -> Cache:
     settings = config.get()
     identity = _identity(settings)
     if identity not in _caches:
-        # The writable one may be named among the layers, and a layer twice.
-        layers = dict.fromkeys(settings.cache_path)
-        layers.pop(settings.cache_dir, None)
-        _caches[identity] = Cache(settings.cache_dir, tuple(layers), trusted=settings.trust_cache)
+        _caches[identity] = Cache(
+            settings.cache_dir, settings.cache_path, trusted=settings.trust_cache
+        )
     cache = _caches[identity]
     cache.check()
     return cache

@@ -102,7 +102,7 @@ def load(
     Raises:
         CacheMiss: nothing is cached and nothing may be compiled.
         ToolchainError: a compiler is missing, or the compiled library cannot be mapped here.
-        CompileError: the template cannot be rendered or does not compile.
+        CompileError: the template cannot be rendered, does not compile, or lacks a function.
         UnwritableCache: there is no directory to compile in.
     """
     sought = Sought(template, variant)
@@ -176,9 +176,7 @@ _recorded: set[tuple[Path, str]] = set()
 def _map(sought: Sought, permission: Permission, position: tuple[int, int] | None) -> Kernel:
     entry = resolve(sought, permission, position=position)
     try:
-        return _in_use(Kernel(sought.variant, entry, sought.template.arguments))
-    except AttributeError as error:
-        raise _incomplete(sought, entry, error) from error
+        return _kernel_of(sought, entry)
     except OSError as error:
         if entry.library.exists():
             if entry.fresh:
@@ -188,9 +186,18 @@ def _map(sought: Sought, permission: Permission, position: tuple[int, int] | Non
     # What was cleared away since it was found or made is neither damaged nor unfit.
     entry = resolve(sought, permission, position=position)
     try:
-        return _in_use(Kernel(sought.variant, entry, sought.template.arguments))
+        return _kernel_of(sought, entry)
     except OSError as error:
         raise _unusable(sought, error) from error
+
+
+def _kernel_of(sought: Sought, entry: Entry) -> Kernel:
+    try:
+        kernel = Kernel(sought.variant, entry, sought.template.arguments)
+    except AttributeError as error:
+        raise _incomplete(sought, entry, error) from error
+    caches.current().used(entry)
+    return kernel
 
 
 def _open(entry: Entry) -> ctypes.CDLL:
@@ -201,11 +208,6 @@ def _open(entry: Entry) -> ctypes.CDLL:
         if not private.is_forbidden(entry.library):
             raise
         return ctypes.CDLL(str(private.executable_copy(entry.library)))
-
-
-def _in_use(kernel: Kernel) -> Kernel:
-    caches.current().used(kernel.entry)
-    return kernel
 
 
 def _incomplete(sought: Sought, entry: Entry, error: AttributeError) -> CompileError:

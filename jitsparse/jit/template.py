@@ -8,9 +8,10 @@ Jinja itself is imported only when something is rendered, which a cache hit neve
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -35,9 +36,11 @@ extern "C" __attribute__((visibility("default"))) const char* jitsparse_error(in
 _INCLUDE = re.compile(
     r'^[ \t]*#[ \t]*(include|include_next|import)\b[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)?', re.MULTILINE
 )
+_COMMENT = re.compile(r"\{#.*?#\}|/\*.*?\*/", re.DOTALL)
 _OWN_LINE_TAG = re.compile(r"[ \t]*\{%(?![-+])(?:(?!%\}).)*(?<![-+])%\}[ \t]*")
 _PLACEHOLDER = re.compile(r"\{\{-?\s*(\w+)\s*-?\}\}")
 _TAG = re.compile(r"\{%[-+]?\s*(\w+)([^%]*)")
+_ASSIGNMENT = re.compile(r"[\w.,\s]+=(?!=)")
 _CAPTURING = ("call", "filter", "macro", "set")
 """Jinja's blocks whose text goes elsewhere."""
 
@@ -135,12 +138,12 @@ def _with_line_marks(text: str) -> tuple[str, list[int]]:
         if _OWN_LINE_TAG.fullmatch(line):
             tags += line.strip()
             due = True
-            captured += _opened(line)
         else:
             marked.append(tags + line)
             origin.append(number)
             tags = ""
             inside_macro = line.endswith("\\")
+        captured = max(0, captured + sum(map(_opened, _TAG.finditer(line))))
         if due and not inside_macro and not captured:
             marked.append(f"{tags}#line {number + 1}")
             origin.append(number)
@@ -148,14 +151,13 @@ def _with_line_marks(text: str) -> tuple[str, list[int]]:
     return "\n".join([*marked, tags]), [*origin, len(text.splitlines()) or 1]
 
 
-def _opened(tag: str) -> int:
+def _opened(tag: re.Match[str]) -> int:
     """1 of a tag that begins a block whose text goes elsewhere, -1 of one that ends it."""
-    match = _TAG.search(tag)
-    name, rest = (match[1], match[2]) if match else ("", "")
+    name, rest = tag.groups()
     if name.startswith("end") and name[3:] in _CAPTURING:
         return -1
     # What is set to a value has no block.
-    return int(name in _CAPTURING and not (name == "set" and "=" in rest))
+    return int(name in _CAPTURING and not (name == "set" and _ASSIGNMENT.match(rest)))
 
 
 def headers(template: Template, context: Context) -> dict[str, str]:
@@ -181,7 +183,7 @@ def headers(template: Template, context: Context) -> dict[str, str]:
     while queue:
         including, text = queue.pop()
         is_template = including == source
-        for match in _INCLUDE.finditer(text):
+        for match in _includes(text):
             name = match[2] or match[3] or ""
             if is_template:
                 name = _PLACEHOLDER.sub(lambda m: str(context.get(m[1], m[0])), name)
@@ -194,15 +196,36 @@ def headers(template: Template, context: Context) -> dict[str, str]:
                 if path not in seen and os.path.isfile(path):
                     with open(path, encoding="utf-8", errors="surrogateescape") as file:
                         content = file.read()
-                    label = _relative(path, roots, name)
-                    # Several directories may have one of the name.
-                    found[label if label not in found else f"{label} ({len(found)})"] = content
+                    found[_unused(_relative(path, roots, name), found)] = content
                     queue.append((path, content))
                     seen.add(path)
                 # The next one of the name lies further on.
                 if path in seen and match[1] != "include_next":
                     break
     return dict(sorted(found.items()))
+
+
+def _includes(text: str) -> Iterable[re.Match[str]]:
+    """Directives that include something: of those that name no file, none that is in a comment.
+    With a name they all count, since what looks like a comment may stand in a string."""
+    matches = {match.start(): match for match in _INCLUDE.finditer(text)}
+    unnamed = [at for at, match in matches.items() if not (match[2] or match[3])]
+    if unnamed:
+        bare = _COMMENT.sub(lambda comment: re.sub(r"[^\n]", " ", comment[0]), text)
+        outside = {match.start(): match for match in _INCLUDE.finditer(bare)}
+        for at in unnamed:
+            del matches[at]
+        matches |= outside
+    return matches.values()
+
+
+def _unused(label: str, found: Mapping[str, str]) -> str:
+    """A header's label, or with a number: several directories may have one of the name."""
+    numbers = itertools.count(2)
+    name = label
+    while name in found:
+        name = f"{label} ({next(numbers)})"
+    return name
 
 
 def _unknown_include(

@@ -106,7 +106,7 @@ _LINES = 6e-4
 _ADDING, _ADDED = 1.5, 2e-6
 """Microseconds that adding divided sums takes, and each element of a part."""
 
-_COPY = 1.03
+_WORTH_A_COPY = 1.03
 """How much faster a variant has to be that needs memory for a copy of an operand. (With 1.05, and
 for divided sums, too, which take 52 MB at most, the choice was within 5 % of the best in 0.897 of
 the products held out on an H100 and in 0.919 on an H200, in place of 0.902 and 0.922.)"""
@@ -132,7 +132,7 @@ def quickest_first(
 
     def worth(pair: tuple[float, Candidate]) -> float:
         us, each = pair
-        return us * _COPY if turn.turns(each.variant) else us
+        return us * _WORTH_A_COPY if turn.turns(each.variant) else us
 
     return [
         *(

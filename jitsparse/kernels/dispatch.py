@@ -46,7 +46,9 @@ DTYPES = {
 # Bound once: the module and the class are asked for them at every call. A torch without CUDA has
 # neither.
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
-_current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", int)
+_current_stream: Callable[[int], int] = getattr(
+    torch._C, "_cuda_getCurrentRawStream", lambda device: 0
+)
 
 # -- from key to kernel -------------------------------------------------------------------------
 
@@ -119,10 +121,12 @@ def dsd(
     if device >= 0 and device != _current_device():
         with torch.cuda.device(device):
             return dsd(values, index, dense, rows, cols, transposed, find)
-    if len(shape) == 2 and device >= 0:
-        out = on_current_gpu((m, n), (n or 1, 1), dense.dtype)
-    else:
+    if len(shape) > 2:
         out = new_matrices(dense, device, shape[:-2], m, n)
+    elif device < 0:
+        out = dense.new_empty(m, n)  # of integers: a third faster than of a tuple
+    else:
+        out = on_current_gpu((m, n), (n or 1, 1), dense.dtype)
     if not nnz or not out.numel():
         return out.zero_()
     if not values.is_contiguous():
@@ -211,10 +215,12 @@ def dds(
     if device >= 0 and device != _current_device():
         with torch.cuda.device(device):
             return dds(dense, values, index, rows, cols, transposed, bias, activation, find)
-    if len(shape) == 2 and device >= 0:
-        out = on_current_gpu((n, m), (m or 1, 1), dense.dtype)
-    else:
+    if len(shape) > 2:
         out = new_matrices(dense, device, shape[:-2], n, m)
+    elif device < 0:
+        out = dense.new_empty(n, m)
+    else:
+        out = on_current_gpu((n, m), (m or 1, 1), dense.dtype)
     if not nnz or not out.numel():
         out.zero_()
         return reference.activate(out if bias is None else out + bias, activation)
@@ -312,7 +318,10 @@ def sdd(
     if device >= 0 and device != _current_device():
         with torch.cuda.device(device):
             return sdd(left, right, index, rows, cols, nnz, block_rows, block_cols, find)
-    out = new_matrices(left, device, (nnz,), block_rows, block_cols)
+    if device < 0:
+        out = left.new_empty(nnz, block_rows, block_cols)
+    else:
+        out = new_matrices(left, device, (nnz,), block_rows, block_cols)
     if not nnz or not left.numel():
         return out.zero_()
     k = left.shape[-1]

@@ -129,6 +129,16 @@ def test_architectures_that_are_none(text: str, says: str) -> None:
         parse_arch(text)
 
 
+def test_a_relative_path_in_a_directory_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(ConfigError, match="'cache' is a relative path, and the current directory"):
+        Config.from_environment({"JITSPARSE_CACHE_DIR": "cache"})
+
+
 def test_override_is_undone_and_every_change_is_seen() -> None:
     before, generations = config.get(), [config.generation]
     with config.override(jit="off", cache_dir="/other", arch="8.0") as inside:

@@ -134,12 +134,20 @@ def test_an_include_may_be_a_name_of_the_context(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "include", ["#include CONFIG", '#include /**/ "a.h"', '#include \\\n"a.h"', "# import NAME"]
+    "include", ["#include CONFIG", "#include /* it */ IT", '#include \\\n"a.h"', "# import NAME"]
 )
 def test_an_include_has_to_name_its_file(include: str, tmp_path: Path) -> None:
     tree(tmp_path, {"inc/a.h": f"// first\n{include}\n"})
     with pytest.raises(CompileError, match=r'inc/a\.h:2: #i.*: write a name in "" or <>'):
         headers(written(tmp_path, '#include "a.h"\n'), {})
+
+
+def test_what_is_in_a_comment_includes_nothing(tmp_path: Path) -> None:
+    tree(
+        tmp_path, {"inc/a.h": "/* How to\n#include CONFIG\n*/\n#include/**/<b.h>\n", "inc/b.h": ""}
+    )
+    text = '#include "a.h"\n{# of old:\n#include IT\n#}\n'
+    assert list(headers(written(tmp_path, text), {})) == ["a.h", "b.h"]
 
 
 def test_other_ways_to_include(tmp_path: Path) -> None:
@@ -178,6 +186,23 @@ def test_text_that_is_put_elsewhere_has_no_line_marks(tmp_path: Path) -> None:
     rendered = render(written(tmp_path, text), {"yes": True})
     assert "[x\ny\n]" in rendered
     assert (9, "line 9") in compiler_lines(rendered)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{%- set body %}\nx\n{% endset %}\n",
+        "{% set body %}\nx {% endset %}\n",
+        "{% set body | replace('=', '') %}\nx\n{% endset %}\n",
+        "{% set n = 1 %}\n\n\n",
+        "{% set body %}x{% endset %}\n\n\n",
+    ],
+)
+def test_line_marks_after_text_that_was_put_elsewhere(text: str, tmp_path: Path) -> None:
+    text += "{% if yes %}\n{% endif %}\nline 6\n"
+    rendered = render(written(tmp_path, text), {"yes": True})
+    expected = text.splitlines().index("line 6") + 1
+    assert (expected, "line 6") in compiler_lines(rendered), rendered
 
 
 def test_names_do_not_depend_on_the_place(tmp_path: Path) -> None:

@@ -65,6 +65,21 @@ def test_what_is_allocated_on_a_gpu_lies_as_torch_has_it(
     assert (got.shape, got.stride(), got.dtype) == (expected.shape, expected.stride(), like.dtype)
 
 
+@pytest.mark.usefixtures("_driver")
+@pytest.mark.parametrize("op", ["dsd", "dds"])
+@pytest.mark.parametrize("extent", [0, 1, 5])
+def test_so_do_matrices(op: str, extent: int) -> None:
+    pattern = js.Pattern.random((64, 32), 16, 0.5)
+    values = torch.randn(pattern.nnz_blocks, 16, 16)
+    shape = (32, extent) if op == "dsd" else (extent, 64)
+    x = torch.randn(shape).as_subclass(OnGpu)
+    rest = (64, 32, False) if op == "dsd" else (64, 32, False, None, 0)
+    operands = (values, pattern.index, x) if op == "dsd" else (x, values, pattern.index)
+    got = getattr(dispatch, op)(*operands, *rest, find=lambda key: calls._NoKernel())
+    expected = torch.empty((64, extent) if op == "dsd" else (extent, 32))
+    assert (got.shape, got.stride()) == (expected.shape, expected.stride())
+
+
 def shifted(*shape: int) -> Tensor:
     """A tensor of four-byte elements that begins next to a multiple of 16 bytes."""
     return torch.randn(1 + torch.Size(shape).numel())[1:].view(shape)
