@@ -73,15 +73,9 @@ def not_chosen(target: str) -> Iterator[Variant]:
 
 
 def batches(target: str) -> list[list[Variant]]:
-    variants: dict[str, list[Variant]] = {}
-    every = (*registry.default_variants(target), *not_chosen(target))
-    for variant in dict.fromkeys(every):
-        variants.setdefault(f"{variant.op}.{variant.family}.{variant.dtype}", []).append(variant)
-    return [
-        group[first : first + BATCH]
-        for group in variants.values()
-        for first in range(0, len(group), BATCH)
-    ]
+    every = dict.fromkeys((*registry.default_variants(target), *not_chosen(target)))
+    variants = sorted(every, key=lambda each: (each.family, each.op, each.dtype))
+    return [variants[first : first + BATCH] for first in range(0, len(variants), BATCH)]
 
 
 def translation_unit(variants: list[Variant]) -> str:
