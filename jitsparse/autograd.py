@@ -6,11 +6,14 @@ Each backward pass is written in the functions of this module, so it is differen
     C = A op(S):      dA = dC op(S)^T          dS = sdd(A^T, dC), or sdd(dC^T, A) when op transposes
     V = sdd(A, B):    dA = V' B^T              dB = A^T V'
 
-The Functions stand outside the registered operations: that is the cheapest arrangement of a call
-(docs/performance.md), and none is entered when no gradient is recorded. Under the transforms of
-``torch.func``, and where tangents are carried forward, others take their place that know jvp and
-vmap, too; captured graphs (``torch.compile``, ``torch.export``) hold the registered operations
-themselves, and find the same backward passes there.
+Where nothing but the kernel wants to see a call, Functions of this module stand around it: that is
+the cheapest arrangement (docs/performance.md), and none is entered when no gradient is recorded.
+Everything else finds the registered operations, which have the same backward passes: modes,
+profilers, tensor subclasses, and graphs. Of a Function that it traces Dynamo asks while it does
+which operands need gradients, and (torch 2.13) takes one for constant that was written to through
+another view, by ``torch._foreach_add_``, or in an earlier step of a ``scan``. Under the transforms
+of ``torch.func``, and where tangents are carried forward, other Functions take their place, which
+know jvp and vmap, too.
 """
 
 from __future__ import annotations
@@ -54,14 +57,6 @@ def transformed() -> bool:
     return active
 
 
-def _captured() -> bool:
-    """Whether a graph is captured, which takes the registered operations: they bring the same
-    backward passes. Of a Function that it traces Dynamo asks which operands need gradients while it
-    does, and (torch 2.13) takes one for constant that was written to through another view, by
-    ``torch._foreach_add_``, or in an earlier step of a ``scan``."""
-    return torch.compiler.is_compiling() or traced()
-
-
 def traced() -> bool:
     """Whether torch.jit.trace records what happens."""
     return not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None
@@ -71,14 +66,12 @@ def dsd(
     values: Tensor, index: Tensor, dense: Tensor, rows: int, cols: int, transposed: bool
 ) -> Tensor:
     """As ``jitsparse::dsd``, differentiable in values and dense."""
-    recorded = (values.requires_grad or dense.requires_grad) and torch.is_grad_enabled()
-    if not recorded and ops.unobserved(values, dense):
-        return dispatch.dsd(values, index, dense, rows, cols, transposed)
-    if transformed():
-        return _transformed_dsd(values, index, dense, rows, cols, transposed)
-    if not recorded or _captured():
-        return ops.dsd_op(values, index, dense, rows, cols, transposed)
-    return _dsd_with_gradient(values, index, dense, rows, cols, transposed)
+    if ops.unobserved(values, dense):
+        recorded = (values.requires_grad or dense.requires_grad) and torch.is_grad_enabled()
+        run = _dsd_with_gradient if recorded else dispatch.dsd
+    else:
+        run = _transformed_dsd if transformed() else ops.dsd_op
+    return run(values, index, dense, rows, cols, transposed)
 
 
 def dds(
@@ -96,17 +89,14 @@ def dds(
     Where a gradient is recorded the activation is none or relu: the others need the product, which
     is computed again where a graph that was captured without gradients is differentiated.
     """
-    recorded = (
-        dense.requires_grad or values.requires_grad or (bias is not None and bias.requires_grad)
-    ) and torch.is_grad_enabled()
-    if not recorded and ops.unobserved(values, dense, bias):
-        return dispatch.dds(dense, values, index, rows, cols, transposed, bias, activation)
-    arguments = dense, values, index, rows, cols, transposed, bias, activation
-    if transformed():
-        return _transformed_dds(*arguments)
-    if not recorded or _captured():
-        return ops.dds_op(*arguments)
-    return _dds_with_gradient(*arguments)
+    if ops.unobserved(values, dense, bias):
+        recorded = (
+            dense.requires_grad or values.requires_grad or (bias is not None and bias.requires_grad)
+        ) and torch.is_grad_enabled()
+        run = _dds_with_gradient if recorded else dispatch.dds
+    else:
+        run = _transformed_dds if transformed() else ops.dds_op
+    return run(dense, values, index, rows, cols, transposed, bias, activation)
 
 
 def sdd(
@@ -120,15 +110,12 @@ def sdd(
     block_cols: int,
 ) -> Tensor:
     """As ``jitsparse::sdd``, differentiable in left and right."""
-    recorded = (left.requires_grad or right.requires_grad) and torch.is_grad_enabled()
-    if not recorded and ops.unobserved(left, right):
-        return dispatch.sdd(left, right, index, rows, cols, nnz, block_rows, block_cols)
-    arguments = left, right, index, rows, cols, nnz, block_rows, block_cols
-    if transformed():
-        return _transformed_sdd(*arguments)
-    if not recorded or _captured():
-        return ops.sdd_op(*arguments)
-    return _sdd_with_gradient(*arguments)
+    if ops.unobserved(left, right):
+        recorded = (left.requires_grad or right.requires_grad) and torch.is_grad_enabled()
+        run = _sdd_with_gradient if recorded else dispatch.sdd
+    else:
+        run = _transformed_sdd if transformed() else ops.sdd_op
+    return run(left, right, index, rows, cols, nnz, block_rows, block_cols)
 
 
 def _differentiable(grad: Tensor, *saved: Tensor | None) -> tuple[Callable[..., Tensor], ...]:
@@ -182,13 +169,11 @@ class _Dsd(torch.autograd.Function):
         cols: int,
         transposed: bool,
     ) -> Tensor:
-        needs_values, _, needs_dense, *_ = ctx.needs_input_grad
-        ctx.save_for_backward(
-            values if needs_dense else None, index, dense if needs_values else None
-        )
-        ctx.sizes, ctx.blocks = (rows, cols, transposed), values.shape
+        needs = ctx.needs_input_grad
+        ctx.save_for_backward(values if needs[2] else None, index, dense if needs[0] else None)
+        ctx.sizes = rows, cols, transposed
         ctx.seen = dense.dtype, index.shape, values.shape, dense.shape
-        return ops.dsd(values, index, dense, rows, cols, transposed)
+        return dispatch.dsd(values, index, dense, rows, cols, transposed)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -200,7 +185,8 @@ class _Dsd(torch.autograd.Function):
         _dsd, _, _sdd = _differentiable(grad, values, dense)
         if needs_values:
             left, right = (dense, grad.mT) if transposed else (grad, dense.mT)
-            grad_values = _sdd(left, right, index, rows, cols, *ctx.blocks)
+            *_, blocks, _ = ctx.seen
+            grad_values = _sdd(left, right, index, rows, cols, *blocks)
         if needs_dense:
             grad_dense = _dsd(values, index, grad, rows, cols, not transposed)
         return grad_values, None, grad_dense, None, None, None
@@ -219,11 +205,11 @@ class _Dds(torch.autograd.Function):
         bias: Tensor | None,
         activation: int,
     ) -> Tensor:
-        out = ops.dds(dense, values, index, rows, cols, transposed, bias, activation)
-        needs_dense, needs_values, *_ = ctx.needs_input_grad
-        saved = dense if needs_values else None, values if needs_dense else None, index
+        out = dispatch.dds(dense, values, index, rows, cols, transposed, bias, activation)
+        needs = ctx.needs_input_grad
+        saved = dense if needs[1] else None, values if needs[0] else None, index
         ctx.save_for_backward(*saved, out if activation == _RELU else None, None)
-        ctx.sizes, ctx.blocks = (rows, cols, transposed, activation), values.shape
+        ctx.sizes = rows, cols, transposed, activation
         ctx.seen = dense.dtype, index.shape, dense.shape, values.shape
         return out
 
@@ -245,7 +231,8 @@ class _Dds(torch.autograd.Function):
             grad_dense = _dds(grad, values, index, rows, cols, not transposed, None, 0)
         if needs_values:
             left, right = (grad.mT, dense) if transposed else (dense.mT, grad)
-            grad_values = _sdd(left, right, index, rows, cols, *ctx.blocks)
+            *_, blocks = ctx.seen
+            grad_values = _sdd(left, right, index, rows, cols, *blocks)
         if needs_bias:
             grad_bias = grad.sum(dim=tuple(range(grad.dim() - 1)))
         return grad_dense, grad_values, None, None, None, None, grad_bias, None
@@ -264,11 +251,11 @@ class _Sdd(torch.autograd.Function):
         block_rows: int,
         block_cols: int,
     ) -> Tensor:
-        needs_left, needs_right, *_ = ctx.needs_input_grad
-        ctx.save_for_backward(left if needs_right else None, right if needs_left else None, index)
-        ctx.sizes = (rows, cols)
+        needs = ctx.needs_input_grad
+        ctx.save_for_backward(left if needs[1] else None, right if needs[0] else None, index)
+        ctx.sizes = rows, cols
         ctx.seen = left.dtype, index.shape, left.shape, right.shape
-        return ops.sdd(left, right, index, rows, cols, nnz, block_rows, block_cols)
+        return dispatch.sdd(left, right, index, rows, cols, nnz, block_rows, block_cols)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -287,13 +274,12 @@ class _Sdd(torch.autograd.Function):
 
 class _TransformedDsd(torch.autograd.Function):
     generate_vmap_rule = True
-    forward = staticmethod(ops.dsd)
+    forward = staticmethod(ops.dsd_op)
     backward = staticmethod(_Dsd.backward)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         values, index, dense, *ctx.sizes = inputs
-        ctx.blocks = values.shape
         ctx.seen = dense.dtype, index.shape, values.shape, dense.shape
         needs_values, _, needs_dense, *_ = ctx.needs_input_grad
         ctx.save_for_backward(
@@ -314,7 +300,7 @@ class _TransformedDsd(torch.autograd.Function):
 
 class _TransformedDds(torch.autograd.Function):
     generate_vmap_rule = True
-    forward = staticmethod(ops.dds)
+    forward = staticmethod(ops.dds_op)
     backward = staticmethod(_Dds.backward)
 
     @staticmethod
@@ -330,7 +316,7 @@ class _TransformedDds(torch.autograd.Function):
             *of_activation,
         )
         ctx.save_for_forward(dense, values, index, *of_activation)
-        ctx.sizes, ctx.blocks = (rows, cols, transposed, activation), values.shape
+        ctx.sizes = rows, cols, transposed, activation
         ctx.seen = dense.dtype, index.shape, dense.shape, values.shape
 
     @staticmethod
@@ -355,7 +341,7 @@ class _TransformedDds(torch.autograd.Function):
 
 class _TransformedSdd(torch.autograd.Function):
     generate_vmap_rule = True
-    forward = staticmethod(ops.sdd)
+    forward = staticmethod(ops.sdd_op)
     backward = staticmethod(_Sdd.backward)
 
     @staticmethod
@@ -364,7 +350,7 @@ class _TransformedSdd(torch.autograd.Function):
         needs_left, needs_right, *_ = ctx.needs_input_grad
         ctx.save_for_backward(left if needs_right else None, right if needs_left else None, index)
         ctx.save_for_forward(left, right, index)
-        ctx.sizes = (rows, cols)
+        ctx.sizes = rows, cols
         ctx.seen = left.dtype, index.shape, left.shape, right.shape
 
     @staticmethod

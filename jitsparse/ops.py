@@ -32,11 +32,8 @@ from jitsparse.layout import IndexLayout, div_up
 
 __all__ = [
     "cast_for_autocast",
-    "dds",
     "dds_op",
-    "dsd",
     "dsd_op",
-    "sdd",
     "sdd_op",
     "unobserved",
 ]
@@ -311,41 +308,3 @@ def unobserved(a: Tensor, b: Tensor, bias: Tensor | None = None) -> bool:
         and not b.is_neg()
         and (bias is None or (type(bias) in _PLAIN and not bias.is_neg()))
     )
-
-
-def dsd(
-    values: Tensor, index: Tensor, dense: Tensor, rows: int, cols: int, transposed: bool
-) -> Tensor:
-    """``jitsparse::dsd``, directly where nobody observes it."""
-    call = dispatch.dsd if unobserved(values, dense) else dsd_op
-    return call(values, index, dense, rows, cols, transposed)
-
-
-def dds(
-    dense: Tensor,
-    values: Tensor,
-    index: Tensor,
-    rows: int,
-    cols: int,
-    transposed: bool,
-    bias: Tensor | None,
-    activation: int,
-) -> Tensor:
-    """``jitsparse::dds``, directly where nobody observes it."""
-    call = dispatch.dds if unobserved(values, dense, bias) else dds_op
-    return call(dense, values, index, rows, cols, transposed, bias, activation)
-
-
-def sdd(
-    left: Tensor,
-    right: Tensor,
-    index: Tensor,
-    rows: int,
-    cols: int,
-    nnz: int,
-    block_rows: int,
-    block_cols: int,
-) -> Tensor:
-    """``jitsparse::sdd``, directly where nobody observes it."""
-    call = dispatch.sdd if unobserved(left, right) else sdd_op
-    return call(left, right, index, rows, cols, nnz, block_rows, block_cols)
