@@ -1,6 +1,6 @@
 """Fail unless the tests marked nvcc really ran: a skipped compile check would pass unseen.
 
-    nvcc_tests_ran.py JUNIT_XML COLLECTED
+    nvcc_tests_ran.py JUNIT_XML... COLLECTED
 
 COLLECTED is the output of ``pytest -m nvcc --collect-only -qq``: a line ``file: count`` a file.
 """
@@ -11,14 +11,14 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
-report, collected = (Path(argument) for argument in sys.argv[1:])
+*reports, collected = (Path(argument) for argument in sys.argv[1:])
 lines = [line.rsplit(":", 1) for line in collected.read_text().splitlines() if ": " in line]
 expected = {Path(name).with_suffix("").as_posix().replace("/", "."): int(n) for name, n in lines}
 if not expected:
     sys.exit("nvcc is installed, but no test is marked nvcc")
 
 skipped_for_nvcc, passed = [], 0
-for case in ElementTree.parse(report).iter("testcase"):
+for case in (case for each in reports for case in ElementTree.parse(each).iter("testcase")):
     module = case.get("classname", "")
     if not any(module == name or module.startswith(f"{name}.") for name in expected):
         continue

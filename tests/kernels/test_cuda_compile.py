@@ -30,7 +30,7 @@ from jitsparse.panels import TALL_PANEL
 TARGETS = ("sm80", "sm90a")
 BATCH = 24
 
-pytestmark = pytest.mark.nvcc
+pytestmark = [pytest.mark.nvcc, pytest.mark.table]
 
 
 def not_chosen(target: str) -> Iterator[Variant]:
