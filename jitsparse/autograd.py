@@ -169,11 +169,16 @@ class _Dsd(torch.autograd.Function):
         cols: int,
         transposed: bool,
     ) -> Tensor:
+        _Dsd.keep(ctx, values, index, dense, rows, cols, transposed)
+        return dispatch.dsd(values, index, dense, rows, cols, transposed)
+
+    @staticmethod
+    def keep(ctx: Any, values: Tensor, index: Tensor, dense: Tensor, *sizes: Any) -> None:
+        """What the backward pass needs, and how it has to find that."""
         needs = ctx.needs_input_grad
         ctx.save_for_backward(values if needs[2] else None, index, dense if needs[0] else None)
-        ctx.sizes = rows, cols, transposed
+        ctx.sizes = sizes
         ctx.seen = dense.dtype, index.shape, values.shape, dense.shape
-        return dispatch.dsd(values, index, dense, rows, cols, transposed)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -206,12 +211,33 @@ class _Dds(torch.autograd.Function):
         activation: int,
     ) -> Tensor:
         out = dispatch.dds(dense, values, index, rows, cols, transposed, bias, activation)
-        needs = ctx.needs_input_grad
-        saved = dense if needs[1] else None, values if needs[0] else None, index
-        ctx.save_for_backward(*saved, out if activation == _RELU else None, None)
+        _Dds.keep(ctx, out, dense, values, index, rows, cols, transposed, bias, activation)
+        return out
+
+    @staticmethod
+    def keep(
+        ctx: Any,
+        out: Tensor,
+        dense: Tensor,
+        values: Tensor,
+        index: Tensor,
+        rows: int,
+        cols: int,
+        transposed: bool,
+        bias: Tensor | None,
+        activation: int,
+    ) -> None:
+        """As that of a dsd."""
+        needs, again = ctx.needs_input_grad, activation > _RELU  # is the product computed
+        ctx.save_for_backward(
+            dense if needs[1] or again else None,
+            values if needs[0] or again else None,
+            index,
+            out if activation == _RELU else None,
+            bias if again else None,
+        )
         ctx.sizes = rows, cols, transposed, activation
         ctx.seen = dense.dtype, index.shape, dense.shape, values.shape
-        return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -251,11 +277,16 @@ class _Sdd(torch.autograd.Function):
         block_rows: int,
         block_cols: int,
     ) -> Tensor:
+        _Sdd.keep(ctx, left, right, index, rows, cols)
+        return dispatch.sdd(left, right, index, rows, cols, nnz, block_rows, block_cols)
+
+    @staticmethod
+    def keep(ctx: Any, left: Tensor, right: Tensor, index: Tensor, *sizes: int) -> None:
+        """As that of a dsd."""
         needs = ctx.needs_input_grad
         ctx.save_for_backward(left if needs[1] else None, right if needs[0] else None, index)
-        ctx.sizes = rows, cols
+        ctx.sizes = sizes
         ctx.seen = left.dtype, index.shape, left.shape, right.shape
-        return dispatch.sdd(left, right, index, rows, cols, nnz, block_rows, block_cols)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -279,13 +310,8 @@ class _TransformedDsd(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        values, index, dense, *ctx.sizes = inputs
-        ctx.seen = dense.dtype, index.shape, values.shape, dense.shape
-        needs_values, _, needs_dense, *_ = ctx.needs_input_grad
-        ctx.save_for_backward(
-            values if needs_dense else None, index, dense if needs_values else None
-        )
-        ctx.save_for_forward(values, index, dense)
+        _Dsd.keep(ctx, *inputs)
+        ctx.save_for_forward(*inputs[:3])
 
     @staticmethod
     def jvp(ctx: Any, values_dot: Tensor, _: None, dense_dot: Tensor, *__: None) -> Tensor:
@@ -305,19 +331,9 @@ class _TransformedDds(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        dense, values, index, rows, cols, transposed, bias, activation = inputs
-        again = activation > 1  # is the product computed
-        of_activation = (output if activation == _RELU else None, bias if again else None)
-        needs_dense, needs_values, *_ = ctx.needs_input_grad
-        ctx.save_for_backward(
-            dense if needs_values or again else None,
-            values if needs_dense or again else None,
-            index,
-            *of_activation,
-        )
-        ctx.save_for_forward(dense, values, index, *of_activation)
-        ctx.sizes = rows, cols, transposed, activation
-        ctx.seen = dense.dtype, index.shape, dense.shape, values.shape
+        _Dds.keep(ctx, output, *inputs)
+        dense, values, index, *_, bias, _ = inputs
+        ctx.save_for_forward(dense, values, index, output, bias)
 
     @staticmethod
     def jvp(ctx: Any, dense_dot: Tensor, values_dot: Tensor, *others: Any) -> Tensor:
@@ -346,17 +362,14 @@ class _TransformedSdd(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        left, right, index, rows, cols, *ctx.block = inputs
-        needs_left, needs_right, *_ = ctx.needs_input_grad
-        ctx.save_for_backward(left if needs_right else None, right if needs_left else None, index)
-        ctx.save_for_forward(left, right, index)
-        ctx.sizes = rows, cols
-        ctx.seen = left.dtype, index.shape, left.shape, right.shape
+        _Sdd.keep(ctx, *inputs[:5])
+        ctx.blocks = inputs[5:]
+        ctx.save_for_forward(*inputs[:3])
 
     @staticmethod
     def jvp(ctx: Any, left_dot: Tensor, right_dot: Tensor, *_: None) -> Tensor:
         left, right, index = ctx.saved_tensors
-        shape = (*ctx.sizes, *ctx.block)
+        shape = (*ctx.sizes, *ctx.blocks)
         return _product_rule(
             lambda left, right: sdd(left, right, index, *shape),
             (left, right),

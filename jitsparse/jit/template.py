@@ -208,15 +208,12 @@ def headers(template: Template, context: Context) -> dict[str, str]:
 def _includes(text: str) -> Iterable[re.Match[str]]:
     """Directives that include something: of those that name no file, none that is in a comment.
     With a name they all count, since what looks like a comment may stand in a string."""
-    matches = {match.start(): match for match in _INCLUDE.finditer(text)}
-    unnamed = [at for at, match in matches.items() if not (match[2] or match[3])]
-    if unnamed:
+    matches = list(_INCLUDE.finditer(text))
+    found = {match.start(): match for match in matches if match[2] or match[3]}
+    if len(found) < len(matches):
         bare = _COMMENT.sub(lambda comment: re.sub(r"[^\n]", " ", comment[0]), text)
-        outside = {match.start(): match for match in _INCLUDE.finditer(bare)}
-        for at in unnamed:
-            del matches[at]
-        matches |= outside
-    return matches.values()
+        found |= {match.start(): match for match in _INCLUDE.finditer(bare)}
+    return found.values()
 
 
 def _unused(label: str, found: Mapping[str, str]) -> str:

@@ -196,8 +196,8 @@ def wasteful(problem: Problem, variant: Variant) -> bool:
         return True
     if PICKED not in variant.knobs:
         return False
-    plain = replace(variant, knobs=tuple(knob for knob in variant.knobs if knob != PICKED))
-    return _steps_of(problem, variant).mean >= _steps_of(problem, plain).mean
+    picked, plain = (_steps_of(problem, variant, picked=each) for each in (True, False))
+    return picked.mean >= plain.mean
 
 
 def extras(problem: Problem, variant: Variant, amounts: Sequence[float]) -> dict[str, float]:
@@ -269,7 +269,7 @@ def parts(problem: Problem, variant: Variant) -> tuple[float, ...]:
     tile = variant.ints("t")
     ctas = _ctas(variant)
 
-    steps, longest = _steps_of(problem, variant)
+    steps, longest = _steps_of(problem, variant, picked=PICKED in variant.knobs)
     panels, tiles_across = _tiles(problem, variant)
     divided = _parts_of_steps(problem, variant)
     items = _items(problem, variant)
@@ -328,10 +328,11 @@ def _across(problem: Problem, variant: Variant) -> int:
     return max(1, variant.ints("t")[2] // block_depth) if variant.family == "wgmma" else 1
 
 
-def _steps_of(problem: Problem, variant: Variant) -> Steps:
-    """Of a panel of a variant: in the mean, and of the longest."""
+def _steps_of(problem: Problem, variant: Variant, *, picked: bool) -> Steps:
+    """Of a panel of a variant, if block columns are picked or not: in the mean, and of the
+    longest."""
     block = op_block(problem.op, problem.block, problem.layout)
-    count = _picked_steps if PICKED in variant.knobs else _steps
+    count = _picked_steps if picked else _steps
     panel, across = variant.ints("t")[0], _across(problem, variant)
     return count(problem, block, _size(problem), panel, across)
 
