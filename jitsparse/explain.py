@@ -8,7 +8,7 @@ from typing import Any
 
 from jitsparse import calls
 from jitsparse.errors import ArgumentError
-from jitsparse.kernels import cost, registry
+from jitsparse.kernels import cost, price_table, registry
 from jitsparse.kernels.choice import choose
 from jitsparse.kernels.problem import Problem
 
@@ -122,8 +122,8 @@ def explain(
         >>> js.explain("dsd", a, torch.randn(256, 64)).problem.layout
         'nn'
     """
-    if gpu is not None and gpu not in cost.GPUS:
-        raise ArgumentError(f"no prices of a GPU {gpu!r}; there are {', '.join(cost.GPUS)}")
+    if gpu is not None and gpu not in price_table.GPUS:
+        raise ArgumentError(f"no prices of a GPU {gpu!r}; there are {', '.join(price_table.GPUS)}")
     if isinstance(op, Problem):
         calls.check_alone("explain", operands, options)
         problem, index = op.rounded(), -1

@@ -21,7 +21,7 @@ from torch import nn
 import jitsparse as js
 from jitsparse import calls, tracing
 from jitsparse.jit import config, tuned
-from jitsparse.kernels import cost, dispatch, registry
+from jitsparse.kernels import dispatch, price_table, registry
 from jitsparse.warmup import plan
 
 TESTS = Path(__file__).parent
@@ -245,7 +245,7 @@ def test_without_a_gpu_what_either_of_the_models_gpus_chooses(
     layer = js.nn.BlockSparseLinear(8192, 8192, 64, density=0.25, dtype=torch.bfloat16)
     asked = {"dtype": "bf16", "arch": "9.0a", "backward": False}
     chosen = {}
-    for gpu in cost.GPUS:
+    for gpu in price_table.GPUS:
         with monkeypatch.context() as patch:
             patch.setattr(registry, "prices_for", lambda *_, gpu=gpu: (gpu,))
             chosen[gpu] = [each.name for each in plan(layer, (8192, 8192), **asked)]

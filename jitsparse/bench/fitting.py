@@ -18,7 +18,7 @@ from typing import Any
 
 from jitsparse.bench.choice import FITTED
 from jitsparse.jit import Variant
-from jitsparse.kernels import cost
+from jitsparse.kernels import cost, price_table
 from jitsparse.kernels.problem import Problem, product_problem
 
 __all__ = ["fit", "main", "problem_of"]
@@ -35,14 +35,16 @@ def main(*paths: str) -> None:
     """Replace the prices of ``costs.json`` by what fits the times in all of the files, those of
     each GPU by its own times. Prices of GPUs that were not timed stay."""
     files = [json.loads(Path(path).read_text(encoding="utf-8")) for path in paths]
-    gpus = json.loads(cost.TABLE.read_text(encoding="utf-8"))["gpus"]
+    gpus = json.loads(price_table.TABLE.read_text(encoding="utf-8"))["gpus"]
     names = ("device", "commit", "command")
     by_gpu: dict[str | None, list[dict[str, Any]]] = defaultdict(list)
     for file in files:
-        by_gpu[cost.gpu_of(file["measured"]["device"])].append(file)
+        by_gpu[price_table.gpu_of(file["measured"]["device"])].append(file)
     if others := by_gpu.pop(None, []):
         devices = ", ".join(file["measured"]["device"] for file in others)
-        raise SystemExit(f"times of {devices}: there are prices of {', '.join(cost.GPUS)} alone")
+        raise SystemExit(
+            f"times of {devices}: there are prices of {', '.join(price_table.GPUS)} alone"
+        )
     for gpu, timed in by_gpu.items():
         tables = [table for file in timed for table in file["tables"]]
         rows = [row for each in tables if each["section"] == "choice" for row in each["rows"]]
@@ -51,7 +53,7 @@ def main(*paths: str) -> None:
         if not prices:
             raise SystemExit(f"no time of the {gpu} is one that prices are fitted to")
         gpus[gpu] = {"measured": measured, "prices": prices}
-    cost.TABLE.write_text(_formatted(gpus), encoding="utf-8")
+    price_table.TABLE.write_text(_formatted(gpus), encoding="utf-8")
 
 
 def _formatted(gpus: Mapping[str, Mapping[str, Any]]) -> str:

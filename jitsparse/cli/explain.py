@@ -38,7 +38,7 @@ def command(
     and the result of sdd. ``--arch`` and ``--gpu`` explain another machine's choice.
     """
     from jitsparse.explain import explain
-    from jitsparse.kernels import cost, registry
+    from jitsparse.kernels import price_table, registry
     from jitsparse.kernels.problem import product_problem
 
     for what, value, legal in (
@@ -46,7 +46,7 @@ def command(
         ("--dtype", dtype, registry.DTYPES),
         ("--layout", layout, ("nn", "nt", "tn", "tt")),
         ("--device", device, ("", "cpu", "cuda")),
-        ("--gpu", gpu, ("", *cost.GPUS)),
+        ("--gpu", gpu, ("", *price_table.GPUS)),
     ):
         if value not in legal:
             names = ", ".join(name for name in legal if name)

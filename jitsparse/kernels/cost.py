@@ -16,8 +16,7 @@ shared   elements of the dense operand that an SM loads in the mean, which all l
 memory   elements that go through DRAM at least once
 ======== ===========================================================================================
 
-The numbers are microseconds, one row for each kind of kernel, in ``costs.json``, which has a table
-for each of :data:`GPUS`: they differ in how fast memory is, and so in which tiles are the best.
+The numbers are microseconds, a row for each kind of kernel (:mod:`jitsparse.kernels.price_table`).
 :mod:`jitsparse.bench.fitting` finds them from times that ``jitsparse bench --suite hopper --section
 choice --json`` has measured, and docs/performance.md says how often the model's choice is the best.
 
@@ -33,16 +32,14 @@ from the order of csrc/cuda/kernels/spmm_order.cuh.
 
 from __future__ import annotations
 
-import functools
-import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jitsparse.kernels import split, thin, turn
 from jitsparse.kernels.cuda import PICKED
+from jitsparse.kernels.price_table import GPUS, prices_of
 from jitsparse.kernels.roles import is_flipped, is_k_contiguous, op_block
 from jitsparse.panels import PAIRED, PAIRED_AMONG, PANEL, SMS, TRIPLED_AMONG
 from jitsparse.traits import LINE, Steps, density, random_steps, side_of, slab_columns
@@ -53,13 +50,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FAMILIES",
-    "GPUS",
     "PARTS",
-    "TABLE",
     "breakdown",
     "covers",
     "first_choices",
-    "gpu_of",
     "kind",
     "microseconds",
     "parts",
@@ -69,11 +63,6 @@ __all__ = [
 PARTS = ("start", "tile", "step", "dense", "product", "block", "shared", "memory")
 
 FAMILIES = ("wgmma", "thin", "mma")
-
-TABLE = Path(__file__).with_name("costs.json")
-
-GPUS = ("H200", "H100")
-"""GPUs whose times there are; the first stands for those that are not here."""
 
 _THIN_CTAS = 4
 """CTAs of family thin that run on an SM at once, about."""
@@ -117,11 +106,6 @@ def covers(problem: Problem, target: str) -> bool:
     return target == "sm90a" and problem.op in ("dsd", "dds") and problem.dtype in ("bf16", "f16")
 
 
-def gpu_of(machine: str) -> str | None:
-    """The one of :data:`GPUS` that a machine of this name has, if any."""
-    return next((gpu for gpu in GPUS if gpu in machine), None)
-
-
 def quickest_first(
     problem: Problem, candidates: Sequence[Candidate], gpu: str = GPUS[0]
 ) -> list[Candidate]:
@@ -146,7 +130,7 @@ def quickest_first(
 def first_choices(
     candidates: Callable[[Problem, str], list[Candidate]], problems: Iterable[Problem], target: str
 ) -> list[Variant]:
-    """The quickest of the legal candidates of each of these problems, on each of :data:`GPUS`;
+    """The quickest of the legal candidates of each of these problems, on each of the table's GPUs;
     every variant once."""
     found = []
     for problem in problems:
@@ -165,7 +149,7 @@ def breakdown(problem: Problem, variant: Variant, gpu: str = GPUS[0]) -> dict[st
     """Microseconds of each part; empty if the model does not know the problem or the kind."""
     if not knows(problem, variant):
         return {}
-    prices = _prices(kind(problem, variant), gpu)
+    prices = prices_of(kind(problem, variant), gpu)
     if prices is None:
         return {}
     amounts = parts(problem, variant)
@@ -413,17 +397,3 @@ def _busiest(mean: float, longest: float, panels: int, columns: int, at_once: in
     left = (tiles * mean - dealt * mean_of_begun) / (tiles - dealt)
     rounds = tiles / at_once
     return two + (rounds - 2) * left + (math.ceil(rounds) - rounds) * length(tiles - 1)
-
-
-def _prices(kind: str, gpu: str) -> list[float] | None:
-    """Of a kind, or if it was not timed, of what it is a kind of: ``"a.b"`` for ``"a.b.few"``."""
-    prices = _table()[gpu]
-    while kind and kind not in prices:
-        kind = kind.rpartition(".")[0]
-    return prices.get(kind)
-
-
-@functools.cache
-def _table() -> dict[str, dict[str, list[float]]]:
-    gpus: dict[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))["gpus"]
-    return {gpu: table["prices"] for gpu, table in gpus.items()}

@@ -14,7 +14,7 @@ from jitsparse.errors import ArgumentError, PatternError, UnsupportedProblem
 from jitsparse.jit import Variant, config
 from jitsparse.jit.environment import CPU_TARGETS, parse_arch
 from jitsparse.jit.selection import declare_ops, declare_values
-from jitsparse.kernels import cost, cpu, fma, mma, simt, thin, wgmma
+from jitsparse.kernels import cost, cpu, fma, mma, price_table, simt, thin, wgmma
 
 if TYPE_CHECKING:
     from jitsparse.jit import Candidate, Template
@@ -81,7 +81,7 @@ def _modules(device: str) -> list[Module]:
 
 
 def candidates(
-    problem: Problem, target: str | None = None, gpu: str = cost.GPUS[0]
+    problem: Problem, target: str | None = None, gpu: str = price_table.GPUS[0]
 ) -> list[Candidate]:
     """Every variant for a problem, in order of preference; refused ones carry the reason.
 
@@ -192,9 +192,9 @@ def prices_for(device: str, index: int = -1) -> tuple[str, ...]:
     import torch
 
     if device == "cpu":
-        return cost.GPUS[:1]
-    known = cost.gpu_of(machine_of(device, index)) if torch.cuda.is_available() else None
-    return cost.GPUS if known is None else (known,)
+        return price_table.GPUS[:1]
+    known = price_table.gpu_of(machine_of(device, index)) if torch.cuda.is_available() else None
+    return price_table.GPUS if known is None else (known,)
 
 
 # -- requests -----------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from jitsparse.bench import fitting
 from jitsparse.bench.choice import FITTED, HELD_OUT
 from jitsparse.bench.patterns import make_pattern
 from jitsparse.jit import Variant
-from jitsparse.kernels import cost, registry, split
+from jitsparse.kernels import cost, price_table, registry, split
 from jitsparse.kernels.cuda import PICKED
 from jitsparse.kernels.problem import Problem, product_problem, typical_problem
 from jitsparse.kernels.roles import LAYOUTS, is_flipped
@@ -43,7 +43,7 @@ def test_every_variant_of_tensor_cores_has_a_price(
     problem = product_problem(op, "cuda", "bf16", block, layout, size, 0.25)
     variants = tensor_core_variants(problem)
     assert variants
-    for variant, gpu in itertools.product(variants, cost.GPUS):
+    for variant, gpu in itertools.product(variants, price_table.GPUS):
         expected = cost.microseconds(problem, variant, gpu)
         assert expected is not None, variant.name
         assert expected > 0
@@ -216,7 +216,7 @@ def test_a_kind_that_was_not_timed_has_the_prices_of_its_kind(
     assert kind == "wgmma.64.s64.along.n64.few"
     prices = [1.0, *[0.0] * (len(cost.PARTS) - 1)]
     known: dict[str, list[float]] = {}
-    monkeypatch.setattr(cost, "_table", lambda: {"H200": known, "H100": {}})
+    monkeypatch.setattr(price_table, "_table", lambda: {"H200": known, "H100": {}})
     for timed in (kind, kind.removesuffix(".few"), kind.removesuffix(".n64.few")):
         known.clear()
         known[timed] = prices
@@ -247,13 +247,13 @@ def test_the_cheapest_comes_first_and_says_why() -> None:
 def test_gpus_have_prices_of_their_own() -> None:
     """What any of them chooses is in the default tables."""
     names = ("NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "NVIDIA GH200 480GB")
-    assert [cost.gpu_of(name) for name in names] == ["H200", "H100", "H100", "H200"]
-    assert cost.gpu_of("NVIDIA A100-SXM4-80GB") is None
+    assert [price_table.gpu_of(name) for name in names] == ["H200", "H100", "H100", "H200"]
+    assert price_table.gpu_of("NVIDIA A100-SXM4-80GB") is None
     # Measured: panels of 192 rows 470 us on an H100, of 128 rows 514; 437 and 444 on an H200.
     problem = product_problem("dds", "cuda", "bf16", (64, 64), "nn", (8192, 8192, 8192), 0.25)
-    chosen = [registry.candidates(problem, "sm90a", gpu)[0] for gpu in cost.GPUS]
+    chosen = [registry.candidates(problem, "sm90a", gpu)[0] for gpu in price_table.GPUS]
     assert [each.variant.ints("t")[0] for each in chosen] == [128, 192]
-    assert [each.why.split()[-1] for each in chosen] == list(cost.GPUS)
+    assert [each.why.split()[-1] for each in chosen] == list(price_table.GPUS)
     by_family = cost.first_choices(registry.candidates, [problem], "sm90a")
     assert by_family == [each.variant for each in chosen]
 
@@ -452,9 +452,9 @@ def test_fitting_leaves_aside_what_is_no_part(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_prices_are_of_the_parts_that_are_reckoned() -> None:
-    table = json.loads(cost.TABLE.read_text(encoding="utf-8"))
+    table = json.loads(price_table.TABLE.read_text(encoding="utf-8"))
     assert tuple(table["parts"]) == cost.PARTS
-    assert tuple(table["gpus"]) == cost.GPUS
+    assert tuple(table["gpus"]) == price_table.GPUS
     for gpu in table["gpus"].values():
         assert all(len(prices) == len(cost.PARTS) for prices in gpu["prices"].values())
 
@@ -463,10 +463,10 @@ def test_fitting_replaces_the_prices_of_what_was_timed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("scipy")
-    before = json.loads(cost.TABLE.read_text(encoding="utf-8"))
+    before = json.loads(price_table.TABLE.read_text(encoding="utf-8"))
     written = tmp_path / "costs.json"
-    written.write_bytes(cost.TABLE.read_bytes())
-    monkeypatch.setattr(cost, "TABLE", written)
+    written.write_bytes(price_table.TABLE.read_bytes())
+    monkeypatch.setattr(price_table, "TABLE", written)
     facts = {"device": "NVIDIA H100 NVL", "commit": "0", "command": "c"}
     times = tmp_path / "times.json"
     table = {"section": "choice", "rows": rows(FITTED)}
@@ -489,8 +489,8 @@ def test_fitting_replaces_nothing_by_nothing(
 ) -> None:
     pytest.importorskip("scipy")
     before = tmp_path / "costs.json"
-    before.write_bytes(cost.TABLE.read_bytes())
-    monkeypatch.setattr(cost, "TABLE", before)
+    before.write_bytes(price_table.TABLE.read_bytes())
+    monkeypatch.setattr(price_table, "TABLE", before)
     times = tmp_path / "times.json"
     table = {"section": "choice", "rows": rows(half)}
     times.write_text(json.dumps({"measured": {"device": device}, "tables": [table]}))
@@ -542,7 +542,7 @@ def test_fitting_leaves_out_what_is_not_judged() -> None:
 def test_what_is_divided_has_prices_of_its_own() -> None:
     """Of ``mma``: 1.3 to 1.5 times as fast as the best of ``wgmma`` at 16 columns (H100)."""
     problem = product_problem("dsd", "cuda", "bf16", (16, 16), "nn", (4096, 16, 4096), 0.1)
-    for gpu in cost.GPUS:
+    for gpu in price_table.GPUS:
         legal = [c for c in registry.candidates(problem, "sm90a", gpu) if c.refused is None]
         first = legal[0].variant
         assert first.name == "dsd.mma.sm90a.bf16.b16x16.lnn.t128x16x64.w4x1.s3.c2.ksplit"

@@ -1,0 +1,38 @@
+"""What the cost model's parts cost, in microseconds: a row for each kind of kernel, and a table
+for each of :data:`GPUS`, which differ in how fast memory is, and so in which tiles are the best.
+
+:mod:`jitsparse.bench.fitting` writes the file from measured times.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+__all__ = ["GPUS", "TABLE", "gpu_of", "prices_of"]
+
+TABLE = Path(__file__).with_name("costs.json")
+
+GPUS = ("H200", "H100")
+"""GPUs whose times there are; the first stands for those that are not here."""
+
+
+def gpu_of(machine: str) -> str | None:
+    """The one of :data:`GPUS` that a machine of this name has, if any."""
+    return next((gpu for gpu in GPUS if gpu in machine), None)
+
+
+def prices_of(kind: str, gpu: str) -> list[float] | None:
+    """Of a kind, or if it was not timed, of what it is a kind of: ``"a.b"`` for ``"a.b.few"``."""
+    prices = _table()[gpu]
+    while kind and kind not in prices:
+        kind = kind.rpartition(".")[0]
+    return prices.get(kind)
+
+
+@functools.cache
+def _table() -> dict[str, dict[str, list[float]]]:
+    gpus: dict[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))["gpus"]
+    return {gpu: table["prices"] for gpu, table in gpus.items()}
