@@ -62,15 +62,10 @@ _SDD = {
 # Where both operands lie along k a thread that copies needs a pointer for each block column, and
 # registers for them: where there are many it spills with a CTA more.
 _SDD_ALONG = _SDD | {32: (Tile((32, 128, 16), (1, 2), 3, 6),)}
-_NARROW_SDD_ALONG = {
+_NARROW_SDD_ALONG = _SDD_ALONG | {
     32: (Tile((32, 256, 16), (1, 4), 3, 2), Tile((32, 128, 16), (1, 2), 4, 4)),
-    64: (Tile((64, 128, 16), (2, 2), 3, 2),),
-    128: (Tile((128, 64, 16), (2, 2), 3, 2),),
+    64: (Tile((64, 128, 16), (2, 2), 3, 3),),
 }
-
-
-# By block and CTAs: what dividing the last tiles as well leaves registers for, of layout nt.
-_CTAS_TO_DIVIDE = {((16, 16), 4): 3, ((32, 32), 6): 4}
 
 _DIVIDING_COSTS = 350
 """As in :func:`~jitsparse.kernels.cuda.dividing_pays`."""
@@ -104,16 +99,12 @@ def _to_divide(problem: Problem, tiles: list[Tile], target: str) -> list[Tile]:
         # Wide ones would spill, and few columns are what leaves CTAs idle.
         narrowest = min(tiles, key=lambda tile: tile.shape[1])
         return [narrowest] if parts_of_problem(problem, narrowest, "fma") > 1 else []
-    tiles = [replace(tile, ctas=_ctas_to_divide(problem, tile, target)) for tile in tiles]
+    # How many parts there are follows from the CTAs that an SM really has at a time.
+    tiles = [
+        replace(tile, ctas=max(1, min(tile.ctas, _room(problem, tile, True, target))))
+        for tile in tiles
+    ]
     return sorted(tiles, key=lambda tile: time_to_the_end(problem, tile, _fixed(problem, tile)))
-
-
-def _ctas_to_divide(problem: Problem, tile: Tile, target: str) -> int:
-    """CTAs that an SM really has at a time: how many parts there are follows from them."""
-    ctas = tile.ctas
-    if problem.layout == "nt":
-        ctas = _CTAS_TO_DIVIDE.get((problem.block, ctas), ctas)
-    return max(1, min(ctas, _room(problem, tile, True, target)))
 
 
 def _dividing_pays(problem: Problem, tile: Tile) -> bool:

@@ -29,6 +29,7 @@ from jitsparse.panels import TALL_PANEL
 
 TARGETS = ("sm80", "sm90a")
 BATCH = 24
+CLEAN = "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"
 
 pytestmark = [pytest.mark.nvcc, pytest.mark.table]
 
@@ -116,15 +117,15 @@ def test_default_table_compiles_without_spills_or_warnings(
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         results = list(pool.map(compile_batch, enumerate(batches(target))))
     assert results
+    in_local_memory = []
     for variants, code, log in results:
         names = ", ".join(variant.name for variant in variants)
         assert code == 0, f"{names}\n{log}"
         assert "warning" not in log.lower(), f"{names}\n{log}"
         # To ptxas 13 only an "info".
         assert "instructions are serialized" not in log, f"{names}\n{log}"
-        spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)
-        assert len(spills) >= len(variants), log  # and those of functions that are called
-        assert set(spills) == {("0", "0")}, f"{names}\n{log}"
-        # An array that is indexed by a variable lies in local memory, which is no spill to ptxas.
-        frames = re.findall(r"(\d+) bytes stack frame", log)
-        assert set(frames) == {"0"}, f"{names}\n{log}"
+        functions = re.findall(r"Function properties for (\S+)\n\s*(.*)", log)
+        assert len(functions) >= len(variants), log  # and those of functions that are called
+        # Spills; and arrays that are indexed by a variable, which are no spill to ptxas.
+        in_local_memory += [each for each in functions if each[1] != CLEAN]
+    assert not in_local_memory

@@ -114,8 +114,8 @@ struct SddPipeline {
     int64 left_stride, right_stride;      // bytes from row to row of a tile
     int64 left_step, right_step;          // bytes from stage to stage
     int64 left_batch, right_batch;
-    int rows;                             // of the left tile that are inside
-    int right_inside[RightCopy::kTiles];  // rows of a right tile that are; or whether the thread's columns are
+    // Rows of a tile along k, from the thread's first on, that are inside; across k, whether the thread's column is.
+    int left_inside, right_inside[RightCopy::kTiles];
     int k_extent, k_tiles, end;           // stages before `end` are copied
     unsigned buffers;
 
@@ -127,7 +127,8 @@ struct SddPipeline {
       left_stride = args.left_ld * kSize;
       left_step = TILE_K * (LEFT_K_CONTIGUOUS ? kSize : left_stride);
       left_batch = args.left_batch_stride * kSize;
-      rows = inside(args.rows, first_row, TILE_M);
+      const int rows = inside(args.rows, first_row, TILE_M);
+      left_inside = LEFT_K_CONTIGUOUS ? rows - left_copy.first_row : left_copy.column < rows;
       right_stride = args.right_ld * kSize;
       right_step = TILE_K * (RIGHT_K_CONTIGUOUS ? kSize : right_stride);
       right_batch = args.right_batch_stride * kSize;
@@ -135,7 +136,8 @@ struct SddPipeline {
       for (int i = 0; i < RightCopy::kTiles; ++i) {
         const int4 column = columns[RIGHT_K_CONTIGUOUS ? right_copy.tile(i) : right_copy.column / BLOCK_COLS];
         const int64 at = int64(column.x) * BLOCK_COLS + (RIGHT_K_CONTIGUOUS ? 0 : right_copy.column % BLOCK_COLS);
-        right_inside[i] = column.y ? inside(args.cols, at, BLOCK_COLS) : 0;
+        const int columns_inside = column.y ? inside(args.cols, at, BLOCK_COLS) : 0;
+        right_inside[i] = RIGHT_K_CONTIGUOUS ? columns_inside - right_copy.first_row : columns_inside > 0;
         right[i] = static_cast<const char*>(args.right) +
                    (at * (RIGHT_K_CONTIGUOUS ? args.right_ld : 1) + right_copy.first_row * args.right_ld +
                     (RIGHT_K_CONTIGUOUS ? right_copy.column : 0)) * kSize;
@@ -152,9 +154,15 @@ struct SddPipeline {
     // Starts the copies of `stage` into a free buffer. One group of copies a call.
     __device__ __forceinline__ void advance(int stage, unsigned buffer) {
       if (stage < end) {
-        const int batch = stage / k_tiles, k_tile = stage - batch * k_tiles;
-        fetch(batch * left_batch + k_tile * left_step, batch * right_batch + k_tile * right_step, k_extent - k_tile * TILE_K,
-              buffer);
+        int64 left_at = stage * left_step, right_at = stage * right_step;
+        int k_left = k_extent - stage * TILE_K;
+        if (stage >= k_tiles) {  // in the first member a division would be a third of what a stage takes beside its products
+          const int batch = stage / k_tiles;
+          left_at += batch * (left_batch - k_tiles * left_step);
+          right_at += batch * (right_batch - k_tiles * right_step);
+          k_left += batch * k_tiles * TILE_K;
+        }
+        fetch(left_at, right_at, k_left, buffer);
       }
       ptx::cp_async_commit();
     }
@@ -167,19 +175,21 @@ struct SddPipeline {
     // `left_at` and `right_at` bytes from where the thread's copies begin; k_left of the inner axis remain.
     __device__ __forceinline__ void fetch(int64 left_at, int64 right_at, int k_left, unsigned buffer) const {
       if (left_copy.has(0)) {
-        const bool column_inside = left_copy.column < (LEFT_K_CONTIGUOUS ? k_left : rows);
-        left_copy.start(buffer, 0, left + left_at, left_stride, [&](int row) {
-          return column_inside && row < (LEFT_K_CONTIGUOUS ? rows : k_left);
-        });
+        left_copy.start(buffer, 0, left + left_at, left_stride, rows_of<LEFT_K_CONTIGUOUS>(left_copy, left_inside, k_left));
       }
 #pragma unroll
       for (int i = 0; i < RightCopy::kTiles; ++i) {
         if (!right_copy.has(i)) continue;
-        const bool column_inside = RIGHT_K_CONTIGUOUS ? right_copy.column < k_left : right_inside[i] > 0;
-        right_copy.start(buffer + kLeftBytes, i, right[i] + right_at, right_stride, [&](int row) {
-          return column_inside && row < (RIGHT_K_CONTIGUOUS ? right_inside[i] : k_left);
-        });
+        right_copy.start(buffer + kLeftBytes, i, right[i] + right_at, right_stride,
+                         rows_of<RIGHT_K_CONTIGUOUS>(right_copy, right_inside[i], k_left));
       }
+    }
+
+    // What start() of a copy wants to know.
+    template <bool K_CONTIGUOUS, typename Copy>
+    static __device__ __forceinline__ int rows_of(const Copy& copy, int inside, int k_left) {
+      if (K_CONTIGUOUS) return copy.column < k_left ? inside : 0;
+      return inside ? k_left - copy.first_row : 0;
     }
   };
 };

@@ -125,7 +125,7 @@ struct SpmmPipeline {
   // must have arrived.
   static __device__ __forceinline__ void fetch_positions(const Steps& steps, Rings& rings, int stage, int thread) {
     if (thread >= kSlots * kGroup) return;
-    const int slot = thread / kGroup, g = thread % kGroup;
+    const int slot = unsigned(thread) / kGroup, g = unsigned(thread) % kGroup;
     int* to = rings.position(stage, slot, g);
     int at;
     bool present;
@@ -159,11 +159,8 @@ struct SpmmPipeline {
     const char* blocks;    // the thread's first chunk of block 0
     const char* dense;     // the thread's first chunk of block column 0, in the tile's columns
     int64 dense_stride;    // bytes from row to row
-    int64 dense_part;      // bytes from one part of a block column to the next
-    uint64 dense_step;     // bytes from block column to block column
-    unsigned whole_steps;  // block columns that lie inside the dense operand whole
-    int last_step;         // its extent in the one that does not
-    int columns;           // of the tile that are inside
+    int rows;              // of a slab, from the thread's first on, that are in the tile's columns
+    int depth;             // of the dense operand, from the thread's first element on
 
     __device__ __forceinline__ Sources(const SpmmArgs& args, int64 first_n, int64 batch, int thread)
         : block_copy(thread), dense_copy(thread) {
@@ -173,12 +170,15 @@ struct SpmmPipeline {
               (batch * args.dense_batch_stride + first_n * (DENSE_K_CONTIGUOUS ? ld : 1) + dense_copy.first_row * ld +
                dense_copy.column) * kSize;
       dense_stride = ld * kSize;
-      const int64 along_k = DENSE_K_CONTIGUOUS ? kSize : dense_stride;
-      dense_part = kSlotK * along_k;
-      dense_step = kBlockK * along_k;
-      whole_steps = unsigned(k(args) / kBlockK);
-      last_step = int(k(args) % kBlockK);
-      columns = inside(args.n, first_n, TILE_N);
+      const int columns = inside(args.n, first_n, TILE_N);
+      rows = (DENSE_K_CONTIGUOUS ? columns : dense_copy.column < columns ? kSlotK : 0) - dense_copy.first_row;
+      depth = int(k(args)) - (DENSE_K_CONTIGUOUS ? dense_copy.column : dense_copy.first_row);
+    }
+
+    // Of a slab that begins at `first` along k: rows that are inside.
+    __device__ __forceinline__ int rows_inside(int first) const {
+      const int left = depth - first;
+      return DENSE_K_CONTIGUOUS ? (left > 0 ? rows : 0) : left < rows ? left : rows;
     }
   };
 
@@ -204,18 +204,13 @@ struct SpmmPipeline {
       if (positions[i] < 0) continue;
       block_copy.start(buffer, i, blocks + int64(positions[i]) * (kBlockM * kBlockK * kSize), kBlockPitch);
     }
-    const char* dense = from.dense + part * from.dense_part;
-    const int last_step = from.last_step - part * kSlotK;
 #pragma unroll
     for (int i = 0; i < DenseCopy::kTiles; ++i) {
       if (!dense_copy.has(i)) continue;
       // A slot past the last step has block column 0 and is copied for nothing, which costs less than asking.
-      const bool whole = steps[i] < from.whole_steps;
-      const bool column_inside = DENSE_K_CONTIGUOUS ? whole || dense_copy.column < last_step : dense_copy.column < from.columns;
-      dense_copy.start(buffer + kBlockBytes, i, dense + steps[i] * from.dense_step, from.dense_stride,
-                       [&](int row) {
-                         return column_inside && (DENSE_K_CONTIGUOUS ? row < from.columns : whole || row < last_step);
-                       });
+      const unsigned first = steps[i] * kBlockK + part * kSlotK;
+      const char* dense = from.dense + first * (DENSE_K_CONTIGUOUS ? uint64(kSize) : uint64(from.dense_stride));
+      dense_copy.start(buffer + kBlockBytes, i, dense, from.dense_stride, from.rows_inside(int(first)));
     }
   }
 
@@ -265,7 +260,7 @@ struct SpmmPipeline {
 
     // Positions are fetched by the second warp, steps by the first.
     static __device__ __forceinline__ int position_thread(int thread) {
-      return THREADS > 32 ? (thread + THREADS - 32) % THREADS : thread;
+      return THREADS > 32 ? unsigned(thread + THREADS - 32) % THREADS : thread;
     }
   };
 };

@@ -3,16 +3,16 @@
 
 namespace jitsparse::ptx {
 
-// 16 bytes, bypassing L1; zeros, and nothing is read, unless `inside`. (The form that takes a byte count instead of
-// a predicate costs five more instructions a copy: a third of the issue slots of the kernels that used it.)
-__device__ __forceinline__ void cp_async_16(unsigned shared, const void* global, bool inside) {
+// 16 bytes, bypassing L1; zeros, and nothing is read, unless at < extent. (The form that takes a byte count instead of a predicate
+// costs five more instructions a copy, a third of the issue slots of the kernels that used it; the condition as a number two more.)
+__device__ __forceinline__ void cp_async_16(unsigned shared, const void* global, int at, int extent) {
   asm volatile(
       "{\n"
       ".reg .pred outside;\n"
-      "setp.eq.u32 outside, %2, 0;\n"
+      "setp.ge.s32 outside, %2, %3;\n"
       "cp.async.cg.shared.global [%0], [%1], 16, outside;\n"
       "}\n" ::"r"(shared),
-      "l"(global), "r"(unsigned(inside)));
+      "l"(global), "r"(at), "r"(extent));
 }
 
 __device__ __forceinline__ void cp_async_16(unsigned shared, const void* global) {
@@ -20,14 +20,14 @@ __device__ __forceinline__ void cp_async_16(unsigned shared, const void* global)
 }
 
 // Likewise of 4 bytes, which go by way of L1.
-__device__ __forceinline__ void cp_async_4(unsigned shared, const void* global, bool inside) {
+__device__ __forceinline__ void cp_async_4(unsigned shared, const void* global, int at, int extent) {
   asm volatile(
       "{\n"
       ".reg .pred outside;\n"
-      "setp.eq.u32 outside, %2, 0;\n"
+      "setp.ge.s32 outside, %2, %3;\n"
       "cp.async.ca.shared.global [%0], [%1], 4, outside;\n"
       "}\n" ::"r"(shared),
-      "l"(global), "r"(unsigned(inside)));
+      "l"(global), "r"(at), "r"(extent));
 }
 
 __device__ __forceinline__ void cp_async_4(unsigned shared, const void* global) {

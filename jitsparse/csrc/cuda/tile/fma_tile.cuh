@@ -24,32 +24,49 @@ struct FmaOperand {
     return K_CONTIGUOUS ? Tile::offset(first + lane, 0) : Tile::offset(0, first / 4 + lane);
   }
 
-  // The u-th of the EACH reads that bring k .. k + 3. K_CONTIGUOUS: row u at each of the four; else rows 4 u' .. 4 u' + 3 at
-  // one of them, where depth(u) and row(u) tell which.
-  static __device__ __forceinline__ void load(float (&x)[4], unsigned lane_address, int k, int u) {
+  // The lane's address `k` further along k, a multiple of eight: rows that far apart are permuted alike, and chunks by an XOR.
+  static __device__ __forceinline__ unsigned deeper(unsigned lane_address, int k) {
+    return K_CONTIGUOUS ? lane_address ^ unsigned(k / 4 * kChunkBytes) : lane_address + unsigned(k * Tile::kRowBytes);
+  }
+
+  // What the lane's rows from its `first` on have at k .. k + 3, as x[depth][row].
+  template <int ROWS>
+  static __device__ __forceinline__ void load(float (&x)[4][ROWS], unsigned lane_address, int k, int first) {
     if constexpr (K_CONTIGUOUS) {
-      ptx::load_shared_b128(x, Tile::moved(lane_address, u * LANES, k / 4));
+#pragma unroll
+      for (int i = 0; i < ROWS; ++i) {
+        float row[4];
+        ptx::load_shared_b128(row, Tile::moved(lane_address, (first + i) * LANES, k / 4));
+#pragma unroll
+        for (int depth = 0; depth < 4; ++depth) x[depth][i] = row[depth];
+      }
     } else {
-      ptx::load_shared_b128(x, Tile::moved(lane_address, k + depth(u, 0), row(u, 0) / 4 * LANES));
+#pragma unroll
+      for (int depth = 0; depth < 4; ++depth) {
+#pragma unroll
+        for (int i = 0; i < ROWS; i += 4) {
+          ptx::load_shared_b128(reinterpret_cast<float(&)[4]>(x[depth][i]), Tile::moved(lane_address, k + depth, (first + i) / 4 * LANES));
+        }
+      }
     }
   }
-  static constexpr __device__ __forceinline__ int depth(int u, int e) { return K_CONTIGUOUS ? e : u / (EACH / 4); }
-  static constexpr __device__ __forceinline__ int row(int u, int e) { return K_CONTIGUOUS ? u : u % (EACH / 4) * 4 + e; }
 };
 
 // M x N of a product, `c[i * kEachN + j]` a thread.
 //
-// The right operand should not lie along k if that can be helped. What a thread has of it for one k is then every fourth of its
-// registers, all in one bank, and more fma read two registers of a bank at once: 1384 and 1579 of 2629, where both operands lie along k,
-// beside 904 to 1162. (dds, where it is the left one instead: 1.05 to 1.11 times as fast.) A value of the left operand is kept for a
-// whole row of products.
+// Registers bound it: they come from two banks, odd and even ones, each of which gives one a clock, and an fma reads three. One that the
+// fma before had in the same place is kept, so products are taken row by row, there and back, and two are left to read. For the same
+// reason the right operand should not lie along k if that can be helped: what a thread has of it for one k is then every fourth of its
+// registers, all in one bank. (dds, where it is the left one instead: 1.05 to 1.11 times as fast.)
 template <typename LeftTile, typename RightTile, bool LEFT_K_CONTIGUOUS, bool RIGHT_K_CONTIGUOUS, int M, int N, int DEPTH>
 struct FmaTile {
   // 16 x 8 products a thread take 1.5 reads of shared memory for 32 of them, 8 x 8 take 2.
   static constexpr int kEachN = M * N >= 64 * 32 ? 8 : 4, kLanesN = N / kEachN;
   static constexpr int kLanesM = 32 / kLanesN, kEachM = M / kLanesM;
   static_assert(kLanesN >= 2 && kLanesM >= 2 && kLanesN * kLanesM == 32 && kEachM * kLanesM == M, "lanes divide the tile");
-  static_assert(DEPTH % 4 == 0, "reads of four");
+  // At most a thousand fma at once. With both operands along k, or sixteen rows a thread, there would be too few registers for them.
+  static constexpr int kChunk = RIGHT_K_CONTIGUOUS || kEachM == 16 ? 8 : 16, kRows = kEachM == 8 ? 8 : 4;
+  static_assert(DEPTH % kChunk == 0, "chunks of a stage");
   using Left = FmaOperand<LeftTile, LEFT_K_CONTIGUOUS, kEachM, kLanesM>;
   using Right = FmaOperand<RightTile, RIGHT_K_CONTIGUOUS, kEachN, kLanesN>;
   using Accumulators = float[kEachM * kEachN];
@@ -59,28 +76,32 @@ struct FmaTile {
   static __device__ __forceinline__ int lane_m(int lane) { return lane % 2 + lane / (2 * kLanesN) * 2; }
   static __device__ __forceinline__ int lane_n(int lane) { return lane / 2 % kLanesN; }
 
-  // Adds the product of DEPTH columns of the left tile and rows of the right one; addresses with lane_offset.
+  // Adds the product of DEPTH columns of the left tile and rows of the right one; addresses with lane_offset. In chunks, since code for
+  // 32 columns is larger than the instruction cache: warps waited for instructions 15 % of their time.
   static __device__ __forceinline__ void multiply(Accumulators& c, unsigned left, unsigned right) {
+#pragma unroll 1
+    for (int k = 0; k < DEPTH; k += kChunk) multiply_chunk(c, Left::deeper(left, k), Right::deeper(right, k));
+  }
+
+  static __device__ __forceinline__ void multiply_chunk(Accumulators& c, unsigned left, unsigned right) {
 #pragma unroll
-    for (int k = 0; k < DEPTH; k += 4) {
+    for (int k = 0; k < kChunk; k += 4) {
       float b[4][kEachN];
+      Right::load(b, right, k, 0);
 #pragma unroll
-      for (int u = 0; u < kEachN; ++u) {
-        float x[4];
-        Right::load(x, right, k, u);
+      for (int first = 0; first < kEachM; first += kRows) {
+        float a[4][kRows];
+        Left::load(a, left, k, first);
 #pragma unroll
-        for (int e = 0; e < 4; ++e) b[Right::depth(u, e)][Right::row(u, e)] = x[e];
-      }
+        for (int depth = 0; depth < 4; ++depth) {
 #pragma unroll
-      for (int u = 0; u < kEachM; ++u) {
-        float a[4];
-        Left::load(a, left, k, u);
+          for (int i = 0; i < kRows; ++i) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-#pragma unroll
-          for (int j = 0; j < kEachN; ++j) {
-            float& to = c[Left::row(u, e) * kEachN + j];
-            to = fmaf(a[e], b[Left::depth(u, e)][j], to);
+            for (int turn = 0; turn < kEachN; ++turn) {
+              const int j = i % 2 ? kEachN - 1 - turn : turn;
+              float& to = c[(first + i) * kEachN + j];
+              to = fmaf(a[depth][i], b[depth][j], to);
+            }
           }
         }
       }

@@ -134,14 +134,12 @@ struct TileCopy {
   __device__ __forceinline__ bool has(int i) const { return TILES % kTileStep == 0 || tile(i) < TILES; }
 
   // Starts the copies of the i-th tile. `from` is the thread's first chunk, `stride` the bytes from row to row;
-  // rows for which row_inside(row) is false become zero.
-  template <typename RowInside>
-  __device__ __forceinline__ void start(unsigned shared, int i, const char* from, int64 stride,
-                                        const RowInside& row_inside) const {
+  // `rows` below the thread's first one, it included, are inside, and zeros the others.
+  __device__ __forceinline__ void start(unsigned shared, int i, const char* from, int64 stride, int rows) const {
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
       const unsigned to = Tile::moved(offset, pass * kRowStep, 0);
-      ptx::cp_async_16(shared + i * kTileStep * Tile::kBytes + to, from, row_inside(first_row + pass * kRowStep));
+      ptx::cp_async_16(shared + i * kTileStep * Tile::kBytes + to, from, pass * kRowStep, rows);
       from += kRowStep * stride;
     }
   }
@@ -179,11 +177,10 @@ struct TurningCopy {
   static constexpr __device__ __forceinline__ bool has(int) { return true; }
 
   // As of TileCopy; rows are those where it comes from.
-  template <typename RowInside>
-  __device__ __forceinline__ void start(unsigned shared, int, const char* from, int64 stride, const RowInside& row_inside) const {
+  __device__ __forceinline__ void start(unsigned shared, int, const char* from, int64 stride, int rows) const {
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
-      ptx::cp_async_4(shared + Tile::moved(offset, 0, pass), from, row_inside(first_row + pass * 4));
+      ptx::cp_async_4(shared + Tile::moved(offset, 0, pass), from, pass * 4, rows);
       from += 4 * stride;
     }
   }

@@ -10,9 +10,9 @@ inline void copy(unsigned shared, const void* global, int bytes, bool inside) {
   std::memset(to, 0xff, bytes);
   emulation::self().open_copies.push_back([=] { inside ? void(std::memcpy(to, global, bytes)) : void(std::memset(to, 0, bytes)); });
 }
-inline void cp_async_16(unsigned shared, const void* global, bool inside) { copy(shared, global, 16, inside); }
+inline void cp_async_16(unsigned shared, const void* global, int at, int extent) { copy(shared, global, 16, at < extent); }
 inline void cp_async_16(unsigned shared, const void* global) { copy(shared, global, 16, true); }
-inline void cp_async_4(unsigned shared, const void* global, bool inside) { copy(shared, global, 4, inside); }
+inline void cp_async_4(unsigned shared, const void* global, int at, int extent) { copy(shared, global, 4, at < extent); }
 inline void cp_async_4(unsigned shared, const void* global) { copy(shared, global, 4, true); }
 inline void cp_async_commit() {
   emulation::self().copies.push_back(std::move(emulation::self().open_copies));
