@@ -231,6 +231,16 @@ def test_blocks_of_threads_end_in_any_order(cache_dir: Path) -> None:
     assert choose(candidates()).source == "heuristic"
 
 
+@pytest.mark.parametrize("filters", ["f32:bf16", "sm90a:bf16:sm80", "b32:b64x32", "avx2:avx512"])
+def test_filters_that_contradict_each_other_are_an_error(filters: str) -> None:
+    with pytest.raises(PinError, match="would never apply, since no kernel has both"):
+        selection.parse_pins(f"mul:{filters}=simt")
+
+
+def test_a_block_may_be_named_twice_in_two_ways() -> None:
+    assert len(selection.parse_pins("mul:b32:b32x32:s4:bf16=simt")) == 1
+
+
 def test_a_filter_that_nothing_could_pass_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """A misspelt block would pin nothing, in silence."""
     monkeypatch.setattr(selection, "_values", {})

@@ -239,15 +239,35 @@ def parse_pins(text: str, origin: str = "") -> tuple[Pin, ...]:
                 f"{origin}{part!r} is not a pin. Write op[:filter]*=[family.]knob[.knob]*, as in "
                 "dsd:bf16:b64=mma.t64x128x64.s4."
             )
+        kinds: dict[str, str] = {}
         for each in filters:
-            if not (each in DTYPES or each in CPU_TARGETS or _TARGET.fullmatch(each)):
-                if not _BLOCK.fullmatch(each):
-                    raise PinError(
-                        f"{origin}{each!r} in pin {part!r} is not a filter: use a dtype "
-                        f"({', '.join(DTYPES)}), a target (sm90a, avx512) or a block (b32, b32x64)."
-                    )
+            kind = _kind(each)
+            if kind is None:
+                raise PinError(
+                    f"{origin}{each!r} in pin {part!r} is not a filter: use a dtype "
+                    f"({', '.join(DTYPES)}), a target (sm90a, avx512) or a block (b32, b32x64)."
+                )
+            if _spelt_out(kinds.setdefault(kind, each)) != _spelt_out(each):
+                raise PinError(
+                    f"{origin}pin {part!r} would never apply, since no kernel has both "
+                    f"{kinds[kind]} and {each} as its {kind}. Write a pin for each of them."
+                )
         pins.append(Pin(part, op, tuple(filters), tuple(wanted)))
     return tuple(pins)
+
+
+def _kind(text: str) -> str | None:
+    """What a filter speaks of, or None if it is no filter."""
+    if text in DTYPES:
+        return "dtype"
+    if text in CPU_TARGETS or _TARGET.fullmatch(text):
+        return "target"
+    return f"knob {text[0]}" if _BLOCK.fullmatch(text) else None
+
+
+def _spelt_out(text: str) -> str:
+    """``b32`` as ``b32x32``."""
+    return text if "x" in text else f"{text}x{text[1:]}"
 
 
 def _applying(pins: Sequence[Pin], candidates: tuple[Candidate, ...], origin: str) -> Pin | None:
