@@ -15,7 +15,7 @@ from collections import deque
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from jitsparse.jit import build, config, progress
+from jitsparse.jit import build, config, extensions, progress
 from jitsparse.jit.kernel import Kernel, load
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _enter(job: Callable[[tuple[int, int]], T], jobs: int) -> Future[T]:
     # Here rather than by the thread that will need it, 0.05 to 0.1 s once: it imports setuptools,
     # which takes a finder out of sys.meta_path in place, and an import by the program's own thread
     # at that moment would pass over the next finder (seen as a ModuleNotFoundError of sympy's).
-    build.import_extensions()
+    extensions.ready()
     future: Future[T] = Future()
     if not _builds.threads:
         _builds.asked = _builds.begun = 0

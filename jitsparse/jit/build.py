@@ -9,21 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import locale
-import logging
 import os
 import re
-import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
 
 from jitsparse.errors import ToolchainError
-from jitsparse.jit import files, forks, toolchain
+from jitsparse.jit import extensions, files, forks, toolchain
 from jitsparse.jit.diagnostics import first_error
 from jitsparse.jit.entry import LIBRARY, LOG
 from jitsparse.jit.targets import compile_flags, link_flags
@@ -59,21 +54,6 @@ def check_backend(template: Template, variant: Variant) -> None:
         )
 
 
-_EXTENSIONS = "torch.utils.cpp_extension"
-
-
-def import_extensions() -> None:
-    """Import the part of torch that builds. A CUDA build remarks then that there is no GPU."""
-    forks.ready("torch")
-    import torch
-
-    with _captured_logger(_EXTENSIONS, []):
-        forks.ready(_EXTENSIONS)
-        if torch.__version__ < "2.11":
-            # Imported in the middle of a build by 2.9 and 2.10, and by later ones not at all.
-            forks.ready("torch.utils.hipify.hipify_python")
-
-
 def build(
     template: Template, variant: Variant, name: str, tools: toolchain.Toolchain, staging: Path
 ) -> float:
@@ -97,7 +77,7 @@ def build(
     """
     _check_names(template, variant, staging)
     forks.ready("jinja2")
-    import_extensions()
+    extensions.ready()
     source = staging / f"kernel{template.suffix}"
     source.write_text(render(template, template.context(variant)), encoding="utf-8")
     started = time.perf_counter()
@@ -185,15 +165,9 @@ def _load(
     flags = list(compile_flags(template.language, variant.target))
     cuda = template.language == "cuda"
     said: list[str] = []
-    with _environment(tools), _captured_logger(_EXTENSIONS, said):
-        cpp_extension = _cpp_extension()
+    with extensions.prepared(tools, said) as cpp_extension:
         # The versioner would call a second build of one name "<name>_v1".
         cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)
-        cpp_extension.subprocess = forks.programs()
-        cpp_extension.sys = _Sys()
-        if tools.cuda_home is not None:
-            # Fixed when the module was imported, and wrong if nvcc on PATH is a wrapper script.
-            cpp_extension.CUDA_HOME = str(tools.cuda_home)
         try:
             cpp_extension.load(
                 name=name,
@@ -241,17 +215,6 @@ def _nothing_built(variant: Variant, tools: toolchain.Toolchain, error: OSError)
         f"{variant.name} was not built, although the compiler reported no error: {error}. Make "
         f"room in the cache (JITSPARSE_CACHE_DIR), or see whether {compiler} is one (CXX, nvcc)"
     )
-
-
-def _cpp_extension() -> Any:
-    try:
-        from torch.utils import cpp_extension
-    except ImportError as error:
-        raise ToolchainError(
-            f"torch.utils.cpp_extension, which compiles kernels, cannot be imported: {error}. "
-            "Install what it lacks, usually: pip install setuptools"
-        ) from error
-    return cpp_extension
 
 
 def _compiler_output(message: str, staging: Path) -> str:
@@ -303,112 +266,3 @@ def _sweep(staging: Path, keep: tuple[str, ...]) -> None:
     for path in staging.iterdir():
         if path.name not in keep:
             files.remove(path)
-
-
-class _Sys:
-    """The module ``sys`` for torch, which flushes both streams of the process before it builds.
-
-    A daemon may have none, or a closed one, and what a program has printed may have nobody who
-    reads it: that is for the program to find out, and no reason not to build.
-    """
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(sys, name)
-        return _Stream(value) if name in ("stdout", "stderr") else value
-
-
-class _Stream:
-    """A stream, or none, that can always be flushed."""
-
-    def __init__(self, stream: TextIO | None) -> None:
-        self._stream = stream
-
-    def flush(self) -> None:
-        with contextlib.suppress(Exception):  # whatever a program has put there may raise
-            self._stream.flush()  # type: ignore[union-attr]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-class _Shared:
-    """Environment variables changed while at least one build runs, restored after the last one."""
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        self.guard = threading.Lock()
-        self.users = 0
-        self.before: dict[str, str | None] = {}
-
-
-_shared = _Shared()
-# A child of a fork has none of the threads that were building.
-os.register_at_fork(after_in_child=_shared.reset)
-
-
-@contextlib.contextmanager
-def _environment(tools: toolchain.Toolchain) -> Iterator[None]:
-    """What torch reads from the process's environment, set for the length of a build.
-
-    Builds run in threads and the environment belongs to all of them, so nothing is written that is
-    right already, on most machines all of it, and the last of the builds takes back what any wrote.
-    """
-    with _shared.guard:
-        missing = _missing(tools)  # which may raise, and then nothing is to be taken back
-        for name, value in missing.items():
-            _shared.before.setdefault(name, os.environ.get(name))
-            os.environ[name] = value
-        _shared.users += 1
-    try:
-        yield
-    finally:
-        with _shared.guard:
-            _shared.users -= 1
-            if _shared.users == 0:
-                for name, before in _shared.before.items():
-                    if before is None:
-                        os.environ.pop(name, None)
-                    else:
-                        os.environ[name] = before
-                _shared.before.clear()
-
-
-def _missing(tools: toolchain.Toolchain) -> dict[str, str]:
-    """Variables that have to change for torch to find what a build needs."""
-    changes: dict[str, str] = {}
-    directory = toolchain.ninja_directory()
-    if directory is not None:
-        changes["PATH"] = f"{directory}{os.pathsep}{os.environ.get('PATH', '')}"
-    if shutil.which(os.environ.get("CXX", "c++")) != str(tools.cxx.path):
-        changes["CXX"] = str(tools.cxx.path)
-    # Compilers translate their messages, and the first error is found by its English name.
-    locale = next(
-        (os.environ[v] for v in ("LC_ALL", "LC_MESSAGES", "LANG") if os.environ.get(v)), "C"
-    )
-    if not locale.startswith(("C", "POSIX", "en")):
-        changes["LC_ALL"] = "C.UTF-8"
-    return changes
-
-
-@contextlib.contextmanager
-def _captured_logger(name: str, said: list[str]) -> Iterator[None]:
-    """Send a logger's records to a list: they belong in the build's log, not on the screen."""
-    logger = logging.getLogger(name)
-    thread = threading.get_ident()
-
-    def capture(record: logging.LogRecord) -> bool:
-        if record.thread != thread:
-            return True
-        try:
-            said.append(record.getMessage())
-        except (TypeError, ValueError):  # torch 2.9 forgets an argument of its word on compilers
-            said.append(f"{record.msg} {record.args}")
-        return False
-
-    logger.addFilter(capture)
-    try:
-        yield
-    finally:
-        logger.removeFilter(capture)

@@ -18,7 +18,16 @@ import torch
 import toykernel
 
 from jitsparse.errors import ToolchainError
-from jitsparse.jit import Template, Variant, build, compile_only, config, load, toolchain
+from jitsparse.jit import (
+    Template,
+    Variant,
+    build,
+    compile_only,
+    config,
+    extensions,
+    load,
+    toolchain,
+)
 from jitsparse.jit.targets import compile_flags
 from jitsparse.jit.template import render
 
@@ -125,7 +134,7 @@ def test_the_environment_stays_until_the_last_of_overlapping_builds_is_done(
     """Also if the first ends while the second looks for what it needs."""
     monkeypatch.setenv("PATH", "/bin")
     tools = toolchain.Toolchain(toolchain.Compiler(Path("/bin/c++")))
-    first, second = build._environment(tools), build._environment(tools)
+    first, second = extensions._environment(tools), extensions._environment(tools)
     leaving = threading.Thread(target=first.__exit__, args=(None, None, None))
     looking: list[str] = []
 
@@ -208,7 +217,7 @@ def test_a_word_of_torchs_that_lacks_an_argument_is_kept_as_it_is(
 ) -> None:
     """That of torch 2.9 on compilers that it does not know."""
     said: list[str] = []
-    with build._captured_logger("somebody", said):
+    with extensions._captured_logger("somebody", said):
         logging.getLogger("somebody").warning("Your %s may be %s", "compiler")
     assert said == ["Your %s may be %s ('compiler',)"]
     assert caplog.records == []
@@ -272,7 +281,7 @@ def test_torch_is_told_of_the_toolkit_that_was_found(
         JIT_EXTENSION_VERSIONER=SimpleNamespace(entries={}),
         load=lambda **arguments: asked.update(arguments, home=torchs.CUDA_HOME),
     )
-    monkeypatch.setattr(build, "_cpp_extension", lambda: torchs)
+    monkeypatch.setattr(extensions, "_module", lambda: torchs)
     source = tmp_path / "kernel.cu"
     _, failed = build._load(cuda_template, cuda_variant(), "kernel", tools, tmp_path, source)
     assert not failed

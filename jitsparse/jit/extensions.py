@@ -1,0 +1,177 @@
+"""``torch.utils.cpp_extension`` as a build needs it, in a process that belongs to others.
+
+What torch reads from the environment is right while a build lasts and as it was afterwards; what it
+logs goes into the build's log; and what it would do to the process's streams and to a fork is left
+undone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+from jitsparse.errors import ToolchainError
+from jitsparse.jit import forks, toolchain
+
+__all__ = ["prepared", "ready"]
+
+_NAME = "torch.utils.cpp_extension"
+
+
+def ready() -> None:
+    """Import the part of torch that builds. A CUDA build remarks then that there is no GPU."""
+    forks.ready("torch")
+    import torch
+
+    with _captured_logger(_NAME, []):
+        forks.ready(_NAME)
+        if torch.__version__ < "2.11":
+            # Imported in the middle of a build by 2.9 and 2.10, and by later ones not at all.
+            forks.ready("torch.utils.hipify.hipify_python")
+
+
+@contextlib.contextmanager
+def prepared(tools: toolchain.Toolchain, said: list[str]) -> Iterator[Any]:
+    """The module, with what is around it set for the length of a build.
+
+    Args:
+        tools: which torch has to find.
+        said: gets what torch logs meanwhile.
+
+    Raises:
+        ToolchainError: the module cannot be imported.
+    """
+    with _environment(tools), _captured_logger(_NAME, said):
+        module = _module()
+        module.subprocess = forks.programs()
+        module.sys = _Sys()
+        if tools.cuda_home is not None:
+            # Fixed when the module was imported, and wrong if nvcc on PATH is a wrapper script.
+            module.CUDA_HOME = str(tools.cuda_home)
+        yield module
+
+
+def _module() -> Any:
+    try:
+        from torch.utils import cpp_extension
+    except ImportError as error:
+        raise ToolchainError(
+            f"torch.utils.cpp_extension, which compiles kernels, cannot be imported: {error}. "
+            "Install what it lacks, usually: pip install setuptools"
+        ) from error
+    return cpp_extension
+
+
+class _Sys:
+    """The module ``sys`` for torch, which flushes both streams of the process before it builds.
+
+    A daemon may have none, or a closed one, and what a program has printed may have nobody who
+    reads it: that is for the program to find out, and no reason not to build.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(sys, name)
+        return _Stream(value) if name in ("stdout", "stderr") else value
+
+
+class _Stream:
+    """A stream, or none, that can always be flushed."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+
+    def flush(self) -> None:
+        with contextlib.suppress(Exception):  # whatever a program has put there may raise
+            self._stream.flush()  # type: ignore[union-attr]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class _Shared:
+    """Environment variables changed while at least one build runs, restored after the last one."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.guard = threading.Lock()
+        self.users = 0
+        self.before: dict[str, str | None] = {}
+
+
+_shared = _Shared()
+# A child of a fork has none of the threads that were building.
+os.register_at_fork(after_in_child=_shared.reset)
+
+
+@contextlib.contextmanager
+def _environment(tools: toolchain.Toolchain) -> Iterator[None]:
+    """What torch reads from the process's environment, set for the length of a build.
+
+    Builds run in threads and the environment belongs to all of them, so nothing is written that is
+    right already, on most machines all of it, and the last of the builds takes back what any wrote.
+    """
+    with _shared.guard:
+        missing = _missing(tools)  # which may raise, and then nothing is to be taken back
+        for name, value in missing.items():
+            _shared.before.setdefault(name, os.environ.get(name))
+            os.environ[name] = value
+        _shared.users += 1
+    try:
+        yield
+    finally:
+        with _shared.guard:
+            _shared.users -= 1
+            if _shared.users == 0:
+                for name, before in _shared.before.items():
+                    if before is None:
+                        os.environ.pop(name, None)
+                    else:
+                        os.environ[name] = before
+                _shared.before.clear()
+
+
+def _missing(tools: toolchain.Toolchain) -> dict[str, str]:
+    """Variables that have to change for torch to find what a build needs."""
+    changes: dict[str, str] = {}
+    directory = toolchain.ninja_directory()
+    if directory is not None:
+        changes["PATH"] = f"{directory}{os.pathsep}{os.environ.get('PATH', '')}"
+    if shutil.which(os.environ.get("CXX", "c++")) != str(tools.cxx.path):
+        changes["CXX"] = str(tools.cxx.path)
+    # Compilers translate their messages, and the first error is found by its English name.
+    locale = next(
+        (os.environ[v] for v in ("LC_ALL", "LC_MESSAGES", "LANG") if os.environ.get(v)), "C"
+    )
+    if not locale.startswith(("C", "POSIX", "en")):
+        changes["LC_ALL"] = "C.UTF-8"
+    return changes
+
+
+@contextlib.contextmanager
+def _captured_logger(name: str, said: list[str]) -> Iterator[None]:
+    """Send a logger's records to a list: they belong in the build's log, not on the screen."""
+    logger = logging.getLogger(name)
+    thread = threading.get_ident()
+
+    def capture(record: logging.LogRecord) -> bool:
+        if record.thread != thread:
+            return True
+        try:
+            said.append(record.getMessage())
+        except (TypeError, ValueError):  # torch 2.9 forgets an argument of its word on compilers
+            said.append(f"{record.msg} {record.args}")
+        return False
+
+    logger.addFilter(capture)
+    try:
+        yield
+    finally:
+        logger.removeFilter(capture)
