@@ -57,8 +57,8 @@ def test_everything_public_is_documented() -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        *("", ".pattern", ".sparse", ".functional", ".nn.linear", ".explain", ".tune", ".warmup"),
-        ".compilation",
+        *("", ".pattern", ".sparse", ".functional", ".nn.linear", ".nn.convert", ".explain"),
+        *(".tune", ".warmup", ".compilation"),
     ],
 )
 def test_examples_run(module: str) -> None:

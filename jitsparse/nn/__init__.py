@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jitsparse.nn.convert import sparsify_
 from jitsparse.nn.linear import BlockSparseLinear
 
-__all__ = ["BlockSparseLinear"]
+__all__ = ["BlockSparseLinear", "sparsify_"]
