@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 import jitsparse as js
 from jitsparse.nn import BlockSparseLinear, sparsify_
@@ -94,6 +95,30 @@ def test_modes_and_the_meta_device_stay() -> None:
     assert dense[1].up.values.is_meta
 
 
+def test_what_is_frozen_stays_so_and_attributes_go_along() -> None:
+    dense = model().requires_grad_(False)
+    dense[1].up.bias.requires_grad_()
+    dense[1].up.initialised = True
+    sparsify_(dense, 16, density=0.5)
+    assert not dense[1].up.values.requires_grad
+    assert dense[1].up.bias.requires_grad
+    assert dense[1].up.initialised
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_an_encoder_evaluates_what_it_was_trained_to(activation: str) -> None:
+    """torch hands the weights of one to a fused operation, which takes Tensors."""
+    layer = nn.TransformerEncoderLayer(32, 4, 64, 0.0, activation, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2)
+    x, mask = torch.randn(2, 5, 32), torch.zeros(2, 5, dtype=torch.bool)
+    mask[1, 3:] = True
+    sparsify_(encoder, 16, density=0.5)
+    expected = encoder(x, src_key_padding_mask=mask)
+    with torch.no_grad():
+        got = encoder.eval()(x, src_key_padding_mask=mask)
+    torch.testing.assert_close(got[~mask], expected[~mask])
+
+
 def tied(dense: nn.Sequential) -> None:
     dense[3].weight = dense[0].weight
 
@@ -102,16 +127,61 @@ def hooked(dense: nn.Sequential) -> None:
     dense[3].register_forward_hook(lambda *_: None)
 
 
+def watched(dense: nn.Sequential) -> None:
+    dense[3].weight.register_hook(lambda grad: None)
+
+
+def accumulated(dense: nn.Sequential) -> None:
+    dense[3].bias.register_post_accumulate_grad_hook(lambda parameter: None)
+
+
+def other_forward(dense: nn.Sequential) -> None:
+    dense[3].forward = lambda x: x
+
+
+def compiled(dense: nn.Sequential) -> None:
+    dense[3].compile()
+
+
+def buffered(dense: nn.Sequential) -> None:
+    dense[3].register_buffer("scale", torch.ones(1))
+
+
+def adapted(dense: nn.Sequential) -> None:
+    dense[3].adapter = nn.Linear(64, 11)
+
+
+def pruned(dense: nn.Sequential) -> None:
+    prune.l1_unstructured(dense[3], "weight", 0.5)
+
+
 def strange(dense: nn.Sequential) -> None:
     dense[3].weight = nn.Parameter(torch.zeros(11, 64, dtype=torch.complex64))
+
+
+def lazy(dense: nn.Sequential) -> None:
+    dense[3] = nn.LazyLinear(11)
+
+
+def stored_sparsely(dense: nn.Sequential) -> None:
+    dense[3].weight = nn.Parameter(torch.zeros(11, 64).to_sparse())
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         (tied, r"'3' is also 0\.weight \(tied\)"),
-        (hooked, r"'3' has hooks \(_forward_hooks\)"),
-        (strange, r"layer '3': .*complex64"),
+        (hooked, "'3' has _forward_hooks, which its successor would not have"),
+        (watched, r"'3' has weight\._backward_hooks, "),
+        (accumulated, r"'3' has bias\._post_accumulate_grad_hooks, "),
+        (other_forward, "'3' has forward, "),
+        (compiled, "'3' has _compiled_call_impl, "),
+        (buffered, "'3' has scale, "),
+        (adapted, "'3' has adapter, "),
+        (pruned, r"_forward_pre_hooks, weight_mask, weight_orig, .*prune\.remove"),
+        (strange, "layer '3': .*complex64"),
+        (lazy, "layer '3': .*call the layer once"),
+        (stored_sparsely, "weight of layer '3' is no ordinary Tensor"),
     ],
 )
 def test_what_cannot_be_replaced_stops_all(
@@ -123,7 +193,7 @@ def test_what_cannot_be_replaced_stops_all(
     with pytest.raises(js.ArgumentError, match=said):
         sparsify_(dense, 16, density=0.5)
     assert kinds(dense) == before
-    sparsify_(dense, 16, density=0.5, where=lambda name, _: name != "3")
+    sparsify_(dense, 16, density=0.5, where=lambda name, _: not name.startswith("3"))
 
 
 def test_a_density_that_leaves_a_layer_nothing_names_the_layer() -> None:
@@ -133,15 +203,61 @@ def test_a_density_that_leaves_a_layer_nothing_names_the_layer() -> None:
     assert kinds(dense) == kinds(model())
 
 
+class Picky(nn.Module):
+    """Takes no second layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.only = nn.Linear(64, 64)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in self.__dict__.get("_modules", {}):
+            raise TypeError("there is one")
+        super().__setattr__(name, value)
+
+
+def test_a_parent_that_refuses_leaves_all_as_it_was() -> None:
+    dense = nn.Sequential(nn.Linear(64, 64), Picky())
+    before = kinds(dense)
+    with pytest.raises(TypeError, match="there is one"):
+        sparsify_(dense, 16, density=0.5)
+    assert kinds(dense) == before
+
+
+class DistributedDataParallel(nn.Module):
+    """In the name is what it is known by; a real one needs processes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = model()
+
+
 @pytest.mark.parametrize(
     ("dense", "said"),
     [
+        ([nn.Linear(64, 64)], "takes an nn.Module, got list"),
         (nn.Linear(64, 64), "use BlockSparseLinear.from_linear"),
-        (nn.Sequential(nn.ReLU()), "found no nn.Linear to replace in this Sequential"),
+        (nn.Sequential(nn.ReLU()), "in this Sequential: it has no nn.Linear$"),
+        (
+            nn.MultiheadAttention(64, 4),
+            r"no nn\.Linear; layers of derived classes stay \(1 NonDynamicallyQuantizableLinear\)",
+        ),
+        (DistributedDataParallel(), "wrapped by DistributedDataParallel.* sparse first"),
     ],
 )
 def test_nothing_to_do_is_an_error(dense: nn.Module, said: str) -> None:
     with pytest.raises(js.ArgumentError, match=said):
         sparsify_(dense, 16, density=0.5)
-    with pytest.raises(js.ArgumentError, match="or `where` selects none"):
+
+
+def test_wrong_arguments_are_told_before_layers_are_looked_at() -> None:
+    with pytest.raises(
+        js.ArgumentError, match=r"it has 3 nn\.Linear, of which `where` selects none"
+    ):
         sparsify_(model(), 16, density=0.5, where=lambda *_: False)
+    with pytest.raises(js.ArgumentError, match="where is a function of a name and a layer, got"):
+        sparsify_(model(), 16, density=0.5, where=["1.up"])  # type: ignore[arg-type]
+    with pytest.raises(js.PatternError, match=r"^block size 7"):
+        sparsify_(model(), 7, density=0.5)
+    with pytest.raises(js.PatternError, match=r"^density is a fraction between 0 and 1, got None"):
+        sparsify_(model(), 16, density=None)  # type: ignore[arg-type]
