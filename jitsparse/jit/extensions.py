@@ -1,8 +1,9 @@
 """``torch.utils.cpp_extension`` as a build needs it, in a process that belongs to others.
 
-What torch reads from the environment is right while a build lasts and as it was afterwards; what it
-logs goes into the build's log; and what it would do to the process's streams and to a fork is left
-undone.
+While a build lasts, the environment has what torch reads from it, and what torch logs goes into the
+build's log; afterwards both are as they were. The module keeps what it is given in the place of
+``subprocess`` (during whose starts of programs no fork happens), ``sys`` (whose streams can always
+be flushed) and ``CUDA_HOME``.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def ready() -> None:
 
 @contextlib.contextmanager
 def prepared(tools: toolchain.Toolchain, said: list[str]) -> Iterator[Any]:
-    """The module, with what is around it set for the length of a build.
+    """The module, ready for a build.
 
     Args:
         tools: which torch has to find.

@@ -227,7 +227,8 @@ def parse_pins(text: str, origin: str = "") -> tuple[Pin, ...]:
         origin: what an error message begins with.
 
     Raises:
-        PinError: a part is not of the form ``op[:filter]*=[family.]knob[.knob]*``.
+        PinError: a part is not of the form ``op[:filter]*=[family.]knob[.knob]*``, or has words
+            that are no filters, or filters that contradict each other.
     """
     pins = []
     for part in filter(None, (part.strip() for part in text.split(";"))):
@@ -262,7 +263,9 @@ def _kind(text: str) -> str | None:
         return "dtype"
     if text in CPU_TARGETS or _TARGET.fullmatch(text):
         return "target"
-    return f"knob {text[0]}" if _BLOCK.fullmatch(text) else None
+    if not _BLOCK.fullmatch(text):
+        return None
+    return "block" if text[0] == "b" else f"knob {text[0]}"
 
 
 def _spelt_out(text: str) -> str:

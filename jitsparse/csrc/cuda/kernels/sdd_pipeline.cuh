@@ -114,7 +114,8 @@ struct SddPipeline {
     int64 left_stride, right_stride;      // bytes from row to row of a tile
     int64 left_step, right_step;          // bytes from stage to stage
     int64 left_batch, right_batch;
-    // Rows of a tile along k, from the thread's first on, that are inside; across k, whether the thread's column is.
+    // If a tile's rows run along k, how many of them, from the thread's first on, are inside (none if it is not positive); else whether
+    // the thread's column is.
     int left_inside, right_inside[RightCopy::kTiles];
     int k_extent, k_tiles, end;           // stages before `end` are copied
     unsigned buffers;
@@ -155,14 +156,14 @@ struct SddPipeline {
     __device__ __forceinline__ void advance(int stage, unsigned buffer) {
       if (stage < end) {
         int64 left_at = stage * left_step, right_at = stage * right_step;
-        int k_left = k_extent - stage * TILE_K;
+        int k_tile = stage;
         if (stage >= k_tiles) {  // in the first member a division would be a third of what a stage takes beside its products
           const int batch = stage / k_tiles;
           left_at += batch * (left_batch - k_tiles * left_step);
           right_at += batch * (right_batch - k_tiles * right_step);
-          k_left += batch * k_tiles * TILE_K;
+          k_tile -= batch * k_tiles;
         }
-        fetch(left_at, right_at, k_left, buffer);
+        fetch(left_at, right_at, k_extent - k_tile * TILE_K, buffer);
       }
       ptx::cp_async_commit();
     }

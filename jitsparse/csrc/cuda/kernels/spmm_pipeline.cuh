@@ -159,7 +159,7 @@ struct SpmmPipeline {
     const char* blocks;    // the thread's first chunk of block 0
     const char* dense;     // the thread's first chunk of block column 0, in the tile's columns
     int64 dense_stride;    // bytes from row to row
-    int rows;              // of a slab, from the thread's first on, that are in the tile's columns
+    int rows;              // of a slab, from the thread's first on, that are inside if its k are; none if not positive
     int depth;             // of the dense operand, from the thread's first element on
 
     __device__ __forceinline__ Sources(const SpmmArgs& args, int64 first_n, int64 batch, int thread)

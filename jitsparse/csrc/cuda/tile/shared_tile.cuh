@@ -133,8 +133,8 @@ struct TileCopy {
   __device__ __forceinline__ int tile(int i) const { return i * kTileStep + first_tile; }
   __device__ __forceinline__ bool has(int i) const { return TILES % kTileStep == 0 || tile(i) < TILES; }
 
-  // Starts the copies of the i-th tile. `from` is the thread's first chunk, `stride` the bytes from row to row;
-  // `rows` below the thread's first one, it included, are inside, and zeros the others.
+  // Starts the copies of the i-th tile. `from` is the thread's first chunk, `stride` the bytes from row to row. The first `rows` rows,
+  // counted from the thread's first one, are inside (none if that is not positive); the others become zeros.
   __device__ __forceinline__ void start(unsigned shared, int i, const char* from, int64 stride, int rows) const {
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
