@@ -95,6 +95,13 @@ def test_modes_and_the_meta_device_stay() -> None:
     assert dense[1].up.values.is_meta
 
 
+def test_no_random_numbers_are_drawn() -> None:
+    dense = model()
+    before = torch.get_rng_state()
+    sparsify_(dense, 16, density=0.5)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_what_is_frozen_stays_so_and_attributes_go_along() -> None:
     dense = model().requires_grad_(False)
     dense[1].up.bias.requires_grad_()

@@ -16,8 +16,8 @@ __all__ = ["sparsify_"]
 
 _Where = Callable[[str, nn.Linear], bool]
 
-_OWN = vars(nn.Linear(1, 1)).keys()
-"""What a layer has of itself."""
+_OWN = {*vars(nn.Module()), "in_features", "out_features"}
+"""What an ``nn.Linear`` has of itself."""
 _WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
 """Classes that know parameters by now which would not be the model's any more. By name, since
 importing some of them takes a second."""

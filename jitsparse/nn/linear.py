@@ -197,14 +197,16 @@ class BlockSparseLinear(PatternBuffers):
         kept = BlockSparse.from_dense(weight, block, mask)
         if density is not None:
             _not_empty(kept.pattern, density)
-        sparse = cls(
-            layer.in_features,
-            layer.out_features,
-            block,
-            pattern=kept.pattern,
-            bias=layer.bias is not None,
-            dtype=weight.dtype,
-        )
+        # What is drawn is overwritten; whoever compares with the dense layer has the same seed.
+        with torch.random.fork_rng([weight.device] if weight.is_cuda else []):
+            sparse = cls(
+                layer.in_features,
+                layer.out_features,
+                block,
+                pattern=kept.pattern,
+                bias=layer.bias is not None,
+                dtype=weight.dtype,
+            )
         with torch.no_grad():
             sparse.values.copy_(kept.values)
             if sparse.bias is not None:
