@@ -25,8 +25,9 @@ def python(code: str, tmp_path: Path, **environment: str) -> subprocess.Complete
 def test_importing_leaves_no_trace(tmp_path: Path) -> None:
     code = (
         "import sys, torch\n"
-        "before = set(sys.modules)\n"
+        "before, seeded = set(sys.modules), torch.get_rng_state()\n"
         "import jitsparse, jitsparse.nn\n"
+        "assert torch.equal(torch.get_rng_state(), seeded)\n"
         f"heavy = [name for name in {HEAVY} if name in sys.modules and name not in before]\n"
         "assert not heavy, heavy\n"
         "assert not torch.cuda.is_initialized()\n"
