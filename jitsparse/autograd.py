@@ -215,19 +215,9 @@ class _Dds(torch.autograd.Function):
         return out
 
     @staticmethod
-    def keep(
-        ctx: Any,
-        out: Tensor,
-        dense: Tensor,
-        values: Tensor,
-        index: Tensor,
-        rows: int,
-        cols: int,
-        transposed: bool,
-        bias: Tensor | None,
-        activation: int,
-    ) -> None:
+    def keep(ctx: Any, out: Tensor, *inputs: Any) -> None:
         """As that of a dsd."""
+        dense, values, index, rows, cols, transposed, bias, activation = inputs
         needs, again = ctx.needs_input_grad, activation > _RELU  # is the product computed
         ctx.save_for_backward(
             dense if needs[1] or again else None,

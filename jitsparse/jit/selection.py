@@ -268,9 +268,9 @@ def _kind(text: str) -> str | None:
     return "block" if text[0] == "b" else f"knob {text[0]}"
 
 
-def _spelt_out(text: str) -> str:
-    """``b32`` as ``b32x32``."""
-    return text if "x" in text else f"{text}x{text[1:]}"
+def _spelt_out(word: str) -> str:
+    """A knob as a variant's name has it: ``b32`` is short for ``b32x32``."""
+    return f"{word}x{word[1:]}" if word[1:].isdigit() else word
 
 
 def _applying(pins: Sequence[Pin], candidates: tuple[Candidate, ...], origin: str) -> Pin | None:
@@ -376,10 +376,5 @@ def _passes(variant: Variant, word: str) -> bool:
 
 
 def _has_knob(variant: Variant, word: str) -> bool:
-    """Whether the variant has a knob as a pin writes it: a single number stands for a square."""
-    for letter, value in variant.knobs:
-        if word == letter + value:
-            return True
-        if word[:1] == letter and word[1:].isdigit() and value == f"{word[1:]}x{word[1:]}":
-            return True
-    return False
+    """Whether the variant has a knob as a pin writes it."""
+    return any(letter + value in (word, _spelt_out(word)) for letter, value in variant.knobs)
