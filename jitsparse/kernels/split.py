@@ -162,7 +162,9 @@ def parts_of_tiles(family: str, tiles: int, at_once: int, walked: float) -> int:
         at_once: CTAs that a GPU has at a time.
         walked: k that a tile walks, in the mean.
     """
-    return max(1, min(at_once // max(1, tiles), round(walked) // _FEWEST_K[family], _MOST))
+    # A third of 768 may be a little less than 256 in floats.
+    whole = int(walked * (1 + 1e-9))
+    return max(1, min(at_once // max(1, tiles), whole // _FEWEST_K[family], _MOST))
 
 
 def walked_k(k: int, density: float, block_rows: int) -> float:
