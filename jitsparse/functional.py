@@ -120,7 +120,7 @@ def linear(
         >>> js.linear(torch.randn(7, 32), weight, torch.zeros(64), "relu").shape
         torch.Size([7, 64])
     """
-    if activation not in ACTIVATIONS:
+    if not (activation is None or isinstance(activation, str)) or activation not in ACTIVATIONS:
         raise ArgumentError(
             f"linear(...): activation {activation!r} is not one of None, 'relu', 'gelu', 'silu'"
         )

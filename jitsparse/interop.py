@@ -55,11 +55,13 @@ def from_scipy(matrix: Any) -> tuple[Tensor, Pattern]:
         )
     if not matrix.has_sorted_indices:
         matrix = matrix.sorted_indices()
-    # SciPy edits its indices in place (eliminate_zeros, say), and a pattern never changes.
-    crow, col = (_from_numpy(each).clone() for each in (matrix.indptr, matrix.indices))
+    # SciPy allows for room at the end. It edits its indices in place (eliminate_zeros, say), and a
+    # pattern never changes.
+    stored = slice(matrix.indptr[-1])
+    crow, col = (_from_numpy(each).clone() for each in (matrix.indptr, matrix.indices[stored]))
     if crow.dtype != col.dtype:
         crow, col = crow.long(), col.long()
-    return _from_numpy(matrix.data), Pattern(matrix.shape, matrix.blocksize, crow, col)
+    return _from_numpy(matrix.data[stored]), Pattern(matrix.shape, matrix.blocksize, crow, col)
 
 
 def to_scipy(crow: Tensor, col: Tensor, values: Tensor, shape: tuple[int, int]) -> bsr_array:

@@ -29,10 +29,17 @@ def restore_pattern(
     """The pattern, if the indices are legal.
 
     Raises:
-        PatternError: they are not.
+        PatternError: they are not, or cannot be judged.
     """
+    from jitsparse.errors import PatternError
     from jitsparse.pattern import Pattern
 
+    if _is_loading_legacy():
+        raise PatternError(
+            "a pattern cannot be loaded from torch's legacy file format, which brings the data of "
+            "tensors after all that is made of them: save it with torch.save's default, "
+            "_use_new_zipfile_serialization=True"
+        )
     return Pattern(shape, block_size, crow_indices, col_indices)
 
 
@@ -46,6 +53,17 @@ def restore_matrix(values: Tensor, pattern: Pattern, transposed: bool) -> BlockS
 
     matrix = BlockSparse(values, pattern)
     return matrix.T if transposed else matrix
+
+
+def _is_loading_legacy() -> bool:
+    """Whether torch is reading a file whose tensors are uninitialised memory so far."""
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        called = frame.f_globals.get("__name__"), frame.f_code.co_name
+        if called == ("torch.serialization", "_legacy_load"):
+            return True
+    return False
 
 
 def allow() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import cases
+import numpy as np
 import pytest
 import torch
 
@@ -179,6 +180,10 @@ WRONG: dict[str, tuple[Callable[[js.BlockSparse], object], str]] = {
     "linear activation": (
         lambda a: js.linear(X.T, a, None, "tanh"),
         "'tanh' is not one of None, 'relu', 'gelu', 'silu'",
+    ),
+    "linear activation of another kind": (
+        lambda a: js.linear(X.T, a, None, np.zeros(3)),
+        "array([0., 0., 0.]) is not one of None, 'relu'",
     ),
     "linear dense": (lambda a: js.linear(X.T, X), "a Tensor and a BlockSparse, got Tensor, Tensor"),
     "sdd inner": (lambda a: js.sdd(X, X, a.pattern), "(32, 5) and b of shape (32, 5) have no"),

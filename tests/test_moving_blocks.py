@@ -240,6 +240,31 @@ def test_state_without_places_of_blocks_is_refused() -> None:
     assert torch.equal(optimizer.state[layer.values]["exp_avg"], before["exp_avg"])
 
 
+@pytest.mark.parametrize(
+    ("kept", "moves"),
+    [
+        ([torch.zeros(2), torch.zeros(3)], False),
+        ({"left": (1, torch.zeros(2))}, False),
+        (nn.Linear(1, 1), False),
+        (["adam", 0.1, None, {"step": torch.tensor(3)}, ()], True),
+    ],
+    ids=["list", "dict", "object", "numbers"],
+)
+def test_state_in_containers_is_refused_unless_it_is_of_no_block(kept: object, moves: bool) -> None:
+    layer = js.nn.BlockSparseLinear(64, 96, 16, density=0.5)
+    optimizer = torch.optim.Adam(layer.parameters())
+    train(layer, optimizer, [torch.randn(8, 64)])
+    optimizer.state[layer.values]["kept"] = kept
+    old, after = layer.pattern, js.Pattern.random((96, 64), 16, 0.5)
+    if moves:
+        layer.set_pattern(after, optimizer)
+        assert layer.pattern is not old
+    else:
+        with pytest.raises(js.ArgumentError, match=f"'kept' .* a {type(kept).__name__}, in which"):
+            layer.set_pattern(after, optimizer)
+        assert layer.pattern is old
+
+
 @pytest.mark.parametrize("values_first", [True, False])
 def test_state_of_all_parameters_together_is_refused(values_first: bool) -> None:
     """As LBFGS keeps it, under the first of them."""

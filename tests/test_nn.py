@@ -114,6 +114,12 @@ def test_from_linear_does_not_overflow_when_ranking() -> None:
     assert sparse.pattern.to_mask().tolist() == [[False], [True]]
 
 
+def test_sizes_are_integers() -> None:
+    pattern = js.Pattern.random((64, 64), 16, 0.5)
+    with pytest.raises(PatternError, match=r"ints, got \(64, 64.0\)"):
+        BlockSparseLinear(64.0, 64, 16, pattern=pattern)
+
+
 def test_from_linear_needs_a_weight_that_is_there() -> None:
     lazy = torch.nn.LazyLinear(64)
     with pytest.raises(js.ArgumentError, match="no shape before the first call"):
@@ -250,6 +256,32 @@ def test_values_that_are_none_are_reported_by_load_state_dict() -> None:
         state = other.state_dict() | {"values": None}
         with pytest.raises(RuntimeError, match=reason):
             layer.load_state_dict(state)
+
+
+def test_values_that_are_no_tensor_are_reported_by_load_state_dict() -> None:
+    layer = js.nn.BlockSparseLinear(64, 64, 32, density=0.5)
+    with pytest.raises(RuntimeError, match="values that are a list and no tensor"):
+        layer.load_state_dict(layer.state_dict() | {"values": [[1.0]]})
+
+
+@pytest.mark.parametrize(
+    ("other", "difference"),
+    [
+        (BlockSparseLinear(16, 32, 8, density=1.0), r"shape \(32, 16\) .* \(32, 64\) here"),
+        (BlockSparseLinear(60, 32, 8, density=0.5), r"shape \(32, 60\) .* \(32, 64\) here"),
+        (BlockSparseLinear(64, 32, (8, 16), density=0.5), r"block_size \(8, 16\) .* \(8, 8\) here"),
+    ],
+)
+def test_a_state_dict_of_another_shape_is_reported(
+    other: BlockSparseLinear, difference: str, tmp_path: Path
+) -> None:
+    """Although its indices may be those of a legal pattern of the layer's own shape."""
+    model = nn.Sequential(BlockSparseLinear(64, 32, 8, density=0.5))
+    state = nn.Sequential(other).state_dict()
+    torch.save(state, tmp_path / "state.pt")
+    for each in (state, torch.load(tmp_path / "state.pt", weights_only=True)):
+        with pytest.raises(RuntimeError, match="the pattern of '0.' has " + difference):
+            model.load_state_dict(each)
 
 
 def test_state_dict_files_load_with_weights_only(tmp_path: Path) -> None:
@@ -558,7 +590,7 @@ def test_what_was_written_survives_what_is_done_next(move: Callable[[Any], Any])
 
 
 def test_indices_that_are_none_of_a_pattern_are_found_where_they_were_written() -> None:
-    """On the CPU; a moving average of integers rounds them, for instance."""
+    """On the CPU; a moving average of integers rounds them, for instance, if not to others."""
     layer = js.nn.BlockSparseLinear(64, 64, 16, density=0.5)
     with torch.no_grad():
         layer.crow_indices[-1] -= 1

@@ -73,6 +73,14 @@ def test_from_dense_keeps_the_blocks_that_hold_something() -> None:
     assert a.pattern.to_mask().tolist() == [[0, 1], [0, 0], [1, 0]]
 
 
+@pytest.mark.parametrize("shape", [(0, 16), (16, 0), (0, 0)])
+def test_from_dense_of_nothing_is_differentiable(shape: tuple[int, int]) -> None:
+    dense = torch.randn(shape, requires_grad=True)
+    (js.BlockSparse.from_dense(dense, 8) @ torch.randn(shape[1], 2)).sum().backward()
+    assert dense.grad is not None
+    assert dense.grad.shape == shape
+
+
 def test_from_dense_refuses_what_is_no_matrix_or_mask() -> None:
     with pytest.raises(ArgumentError, match=re.escape("takes a matrix, got shape (3,)")):
         js.BlockSparse.from_dense(torch.zeros(3), 8)
@@ -171,6 +179,18 @@ def test_scipy_round_trip_shares_values(dtype: torch.dtype) -> None:
     old = scipy.bsr_matrix(a.to_dense().numpy(), blocksize=(8, 8))
     assert torch.equal(js.BlockSparse.from_scipy(old).to_dense(), a.to_dense())
     assert a.requires_grad_().to_scipy().shape == (64, 96)
+
+
+def test_scipy_may_have_room_at_the_end() -> None:
+    scipy = pytest.importorskip("scipy.sparse")
+    a = js.random((64, 64), 16, 0.5)
+    matrix = a.to_scipy()
+    matrix.data = np.concatenate([matrix.data, np.ones((3, 16, 16), np.float32)])
+    matrix.indices = np.concatenate([matrix.indices, np.zeros(3, np.int32)])
+    assert isinstance(matrix, scipy.bsr_array)
+    again = js.BlockSparse.from_scipy(matrix)
+    assert torch.equal(again.values, a.values)
+    assert again.pattern == a.pattern
 
 
 def test_scipy_takes_and_gives_what_it_can() -> None:
@@ -396,6 +416,17 @@ def test_a_file_cannot_bring_what_kernels_must_not_read(tmp_path: Path) -> None:
     torch.save(a, tmp_path / "values.pt")
     with pytest.raises(js.ArgumentError, match="7, 16, 16"):
         torch.load(tmp_path / "values.pt")
+
+
+def test_a_file_whose_tensors_come_last_is_refused(tmp_path: Path) -> None:
+    """What a pattern would be judged by is uninitialised memory then."""
+    a = js.random((64, 64), 16, 0.5)
+    for saved in (a, a.pattern, js.nn.BlockSparseLinear(64, 64, 16, density=0.5)):
+        torch.save(saved, tmp_path / "a.pt", _use_new_zipfile_serialization=False)
+        with pytest.raises(js.PatternError, match="legacy file format"):
+            torch.load(tmp_path / "a.pt", weights_only=False)
+    torch.save(a.values, tmp_path / "a.pt", _use_new_zipfile_serialization=False)
+    assert torch.equal(torch.load(tmp_path / "a.pt"), a.values)
 
 
 def test_values_that_do_not_fit_cannot_be_put_in() -> None:

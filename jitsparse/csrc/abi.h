@@ -82,12 +82,12 @@ struct IndexView {
   int64 R, C, Z;
 
   JITSPARSE_HD IndexView(const int32* index, int64 rows, int64 cols, int64 nnz)
-      : base(index), R((rows + BLOCK_ROWS - 1) / BLOCK_ROWS), C((cols + BLOCK_COLS - 1) / BLOCK_COLS), Z(nnz) {}
+      : base(index), R(div_up(rows, BLOCK_ROWS)), C(div_up(cols, BLOCK_COLS)), Z(nnz) {}
 
   static constexpr int64 kRowGroup = BLOCK_ROWS >= 128 ? 1 : 128 / BLOCK_ROWS;
   static constexpr int64 kColGroup = BLOCK_COLS >= 128 ? 1 : 128 / BLOCK_COLS;
-  JITSPARSE_HD int64 row_panels() const { return (R + kRowGroup - 1) / kRowGroup; }
-  JITSPARSE_HD int64 col_panels() const { return (C + kColGroup - 1) / kColGroup; }
+  JITSPARSE_HD int64 row_panels() const { return div_up(R, kRowGroup); }
+  JITSPARSE_HD int64 col_panels() const { return div_up(C, kColGroup); }
 
   // as stored
   JITSPARSE_HD const int32* crow() const { return base; }                          // R + 1
@@ -109,8 +109,8 @@ struct IndexView {
   JITSPARSE_HD const int32* cols_sorted() const { return rows_sorted() + R; }       // C
 
   // for Hopper (CUDA only, blocks of 16 and more); all but the last four are 16-byte aligned
-  // a panel: (first step, end, -, -), where each 64 of its rows begin, counted in 64s, and its first four steps; lists of steps less
-  // than 32 deep nobody walks so
+  // a panel: (first step, end, -, -), where each 64 of its rows begin, counted in 64s, and its first four steps; absent where
+  // a step would be less than 32 deep, since no kernel walks those
   static constexpr int64 kPanelWords = 24, kRowSteps = BLOCK_COLS < 32 ? 0 : 1, kColSteps = BLOCK_ROWS < 32 ? 0 : 1;
   JITSPARSE_HD const int32* row_panels_sorted() const { return base + align4(cols_sorted() + C - base); }
   JITSPARSE_HD const int32* col_panels_sorted() const { return row_panels_sorted() + kRowSteps * kPanelWords * row_panels(); }

@@ -23,7 +23,7 @@ __all__ = [
     "dividing_pays",
     "knobs",
     "operand_context",
-    "parts_of_problem",
+    "parts_of_tile",
     "ranked",
     "shared_memory_limit",
     "tile_context",
@@ -148,8 +148,8 @@ def tile_count(problem: Problem, tile: Tile) -> float:
     return -(-rows // tile_m) * -(-problem.extent // tile_n) * problem.batch
 
 
-def parts_of_problem(problem: Problem, tile: Tile, family: str) -> int:
-    """Into how many parts a dsd or dds divides its tiles, if it does."""
+def parts_of_tile(problem: Problem, tile: Tile, family: str) -> int:
+    """Into how many parts a dsd or dds of ``fma`` or ``mma`` divides such tiles, if it does."""
     at_once = SMS * tile.ctas
     return split.parts_of_tiles(
         family, int(tile_count(problem, tile)), at_once, walked(problem, tile)

@@ -20,7 +20,7 @@ from jitsparse.kernels.cuda import (
     ctas_with_room,
     cuda_template,
     dividing_pays,
-    parts_of_problem,
+    parts_of_tile,
     ranked,
     tile_context,
     time_to_the_end,
@@ -98,7 +98,7 @@ def _to_divide(problem: Problem, tiles: list[Tile], target: str) -> list[Tile]:
     if problem.op != "sdd":
         # Wide ones would spill, and few columns are what leaves CTAs idle.
         narrowest = min(tiles, key=lambda tile: tile.shape[1])
-        return [narrowest] if parts_of_problem(problem, narrowest, "fma") > 1 else []
+        return [narrowest] if parts_of_tile(problem, narrowest, "fma") > 1 else []
     # How many parts there are follows from the CTAs that an SM really has at a time.
     tiles = [
         replace(tile, ctas=max(1, min(tile.ctas, _room(problem, tile, True, target))))

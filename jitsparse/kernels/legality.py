@@ -42,7 +42,7 @@ def misaligned(problem: Problem, itemsize: int) -> str | None:
 
 def too_large(problem: Problem) -> str | None:
     """Rows, columns and what is summed over are counted in 32 bits. The sizes are rounded up, so
-    some are refused that are a little less."""
+    some are refused that are up to four times less."""
     summed = problem.extent * (problem.batch if problem.op == "sdd" else 1)
     if max(problem.rows, problem.cols, summed) >= _LIMIT:
         return "a side of an operand may have 2^31 elements or more, which only simt counts"

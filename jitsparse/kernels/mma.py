@@ -23,7 +23,7 @@ from jitsparse.kernels.cuda import (
     ctas_with_room,
     cuda_template,
     dividing_pays,
-    parts_of_problem,
+    parts_of_tile,
     ranked,
     tile_context,
     time_to_the_end,
@@ -160,7 +160,7 @@ def _to_divide(problem: Problem, target: str) -> list[Tile]:
     narrow = [
         tile
         for tile in tiles
-        if tile.shape[1] <= _WIDEST_TO_DIVIDE and parts_of_problem(problem, tile, "mma") > 1
+        if tile.shape[1] <= _WIDEST_TO_DIVIDE and parts_of_tile(problem, tile, "mma") > 1
     ]
     return sorted(narrow, key=lambda tile: _time(problem, tile, divides=True))
 
@@ -176,7 +176,7 @@ def _dividing_pays(problem: Problem, divided: Tile, whole: Sequence[Tile]) -> bo
 def _time(problem: Problem, tile: Tile, divides: bool) -> float:
     """What a dsd or dds takes, in products of an SM, with tiles divided or whole."""
     tile_m, tile_n, _ = tile.shape
-    parts = parts_of_problem(problem, tile, "mma") if divides else 1
+    parts = parts_of_tile(problem, tile, "mma") if divides else 1
     rounds = math.ceil(waves(problem, tile) * parts)
     return rounds * tile.ctas * tile_m * walked(problem, tile) / parts * (tile_n + _FIXED)
 

@@ -27,7 +27,7 @@ class Place(NamedTuple):
     """Where a family's variants stand among those of other families.
 
     Attributes:
-        rank: lower is earlier. From 0 on, variants that the cost model knows are ordered by it.
+        rank: lower is earlier. What a cost model knows comes first, whatever its rank.
         why: what speaks for it, or against it, in words for a person.
     """
 

@@ -3,12 +3,11 @@
 16-bit elements in blocks of 16 and more; TF32 in blocks of 32 and more.
 
 Knobs: ``b`` block, ``l`` layout, ``o`` what is turned before, if anything
-(:mod:`jitsparse.kernels.turn`), ``k`` how k is walked, if not slab after slab; of dsd and dds also
-``t`` tile (rows x columns x depth of a pipeline stage), and ``k`` may say that a stage's block
-columns are picked; of sdd ``g``, the side along which blocks are gathered, whose operand it is that
-may be turned, and ``k`` may say that sums are divided (:mod:`jitsparse.kernels.split`). An sdd's
-tiles are as wide as suits its pattern, which the index decides. Measurements are in
-docs/performance.md.
+(:mod:`jitsparse.kernels.turn`), ``k`` how k is walked, if not slab after slab: that sums are
+divided (:mod:`jitsparse.kernels.split`), or of dsd and dds that a stage's block columns are picked;
+of dsd and dds also ``t`` tile (rows x columns x depth of a pipeline stage); of sdd ``g``, the side
+along which blocks are gathered, whose operand it is that may be turned. An sdd's tiles are as wide
+as suits its pattern, which the index decides. Measurements are in docs/performance.md.
 """
 
 from __future__ import annotations

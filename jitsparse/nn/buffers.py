@@ -96,7 +96,7 @@ class PatternBuffers(nn.Module):
         require_like(pattern, old.shape, old.block_size, old.device)
         plain = type(values) is nn.Parameter and values.shape == old.values_shape
         if not plain or values.device != old.device:
-            computed = "take off what computes them, pruning or a parametrization"
+            computed = "take off what computes them, such as pruning or weight_norm"
             advice = computed if type(values) is Tensor else "move before the model is sharded"
             raise ArgumentError(
                 f"set_pattern moves values that are a Parameter of shape {old.values_shape} on "
@@ -218,6 +218,20 @@ class PatternBuffers(nn.Module):
             self._take_over(pattern, in_place=True)  # in memory that may be shared by now
         return self
 
+    @property
+    def _facts(self) -> dict[str, tuple[int, int]]:
+        """What the indices of a state dict do not say: how many columns the matrix has, for one."""
+        return {"shape": self._pattern.shape, "block_size": self._pattern.block_size}
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        # Beside the version of a module, where torch.save keeps it, too; safetensors does not.
+        metadata = getattr(destination, "_metadata", None)
+        if metadata is not None:
+            metadata.setdefault(prefix[:-1], {}).update(self._facts)
+
     def _load_from_state_dict(
         self,
         state_dict: dict[str, Any],
@@ -236,8 +250,7 @@ class PatternBuffers(nn.Module):
                 hook(state_dict, prefix, *arguments)
             loaded = all(state_dict.get(prefix + name) is not None for name in _INDICES)
             if loaded:
-                assign = local_metadata.get("assign_to_params_buffers", False)
-                error = self._load_pattern(state_dict, prefix, assign)
+                error = self._load_pattern(state_dict, prefix, local_metadata)
                 if error is not None:
                     error_msgs.append(f"the pattern of {prefix or 'the layer'!r}{error}")
                     return
@@ -253,12 +266,19 @@ class PatternBuffers(nn.Module):
         finally:
             self._load_state_dict_pre_hooks = hooks
 
-    def _load_pattern(self, state_dict: dict[str, Any], prefix: str, assign: bool) -> str | None:
+    def _load_pattern(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any]
+    ) -> str | None:
         """Take over the pattern of a state dict, and make room for its values; what is wrong with
         it, or None."""
+        for name, mine in self._facts.items():
+            theirs = tuple(local_metadata.get(name, mine))
+            if theirs != mine:
+                return f" has {name} {theirs} in the state dict, and {mine} here"
         crow, col = (state_dict[prefix + name] for name in _INDICES)
         old = self._pattern
         try:
+            assign = local_metadata.get("assign_to_params_buffers", False)
             device = crow.device if assign else self.values.device
             pattern = Pattern(
                 old.shape, old.block_size, crow.to(device).clone(), col.to(device).clone()
@@ -267,6 +287,8 @@ class PatternBuffers(nn.Module):
             return f": {error}"
         wanted = pattern.values_shape
         loaded = state_dict.get(prefix + "values")
+        if not (loaded is None or isinstance(loaded, Tensor)):
+            return f" comes with values that are a {type(loaded).__name__} and no tensor"
         shape = tuple((self.values if loaded is None else loaded).shape)
         if shape != wanted:
             has = "none" if loaded is None else shape

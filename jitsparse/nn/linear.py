@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from jitsparse.blocks import blocks_of, clear_edge
-from jitsparse.checks import as_block_size, as_count, check_dtype
+from jitsparse.checks import as_block_size, as_count, as_shape, check_dtype
 from jitsparse.errors import ArgumentError, PatternError
 from jitsparse.functional import linear
 from jitsparse.layout import div_up
@@ -51,8 +51,8 @@ class BlockSparseLinear(PatternBuffers):
     state dict, which brings the pattern.
 
     Raises:
-        PatternError: if block size, density or pattern is illegal, or a density above 0 rounds to
-            none of the blocks.
+        PatternError: if a size, the density or the pattern is illegal, or a density above 0 rounds
+            to none of the blocks.
         ArgumentError: if not exactly one of density and pattern is given, or the pattern does not
             fit.
 
@@ -83,7 +83,7 @@ class BlockSparseLinear(PatternBuffers):
     ) -> None:
         super().__init__()
         block = as_block_size(block_size)
-        shape = (out_features, in_features)
+        shape = out_features, in_features = as_shape((out_features, in_features))
         if pattern is None and density is not None:
             pattern = _not_empty(Pattern.random(shape, block, density, device=device), density)
         elif pattern is None or density is not None:

@@ -55,9 +55,7 @@ def moves_of(
         inner = getattr(optimizer, "optim", optimizer)
         state = inner.state.get(_holder(values, inner), {})
         for key, kept in state.items():
-            if not isinstance(kept, Tensor):
-                continue
-            if kept.dim() > 1 and kept.shape[0] == values.shape[0]:
+            if isinstance(kept, Tensor) and kept.dim() > 1 and kept.shape[0] == values.shape[0]:
                 if id(kept) not in seen:
                     moved = taken(kept, places)
                     if isinstance(inner, torch.optim.Rprop) and key == "step_size":
@@ -65,13 +63,26 @@ def moves_of(
                         moved = moved.masked_fill(new, _groups(values, optimizer)[0]["lr"])
                     seen[id(kept)] = moved
                 moves.append((state, key, seen[id(kept)]))
-            elif kept.numel() > 1:  # no number, such as a count of steps
+            elif not _is_of_no_block(kept):
+                kind = type(kept).__name__
+                what = f"of shape {tuple(kept.shape)}" if isinstance(kept, Tensor) else f"a {kind}"
                 raise ArgumentError(
                     f"set_pattern(pattern, *optimizers): an optimizer keeps {key!r} of the layer's "
-                    f"values, of shape {tuple(kept.shape)}, in which no block has a place of its "
-                    "own; move the layer without that optimizer, and drop its state of values"
+                    f"values, {what}, in which no block has a place of its own; move the layer "
+                    "without that optimizer, and drop its state of values"
                 )
     return moves
+
+
+def _is_of_no_block(kept: object) -> bool:
+    """Whether an entry of a state is numbers, such as a count of steps, and names alone."""
+    if isinstance(kept, (list, tuple)):
+        return all(map(_is_of_no_block, kept))
+    if isinstance(kept, dict):
+        return all(map(_is_of_no_block, kept.values()))
+    if isinstance(kept, Tensor):
+        return kept.numel() <= 1
+    return kept is None or isinstance(kept, (bool, int, float, complex, str))
 
 
 def _holder(values: nn.Parameter, optimizer: torch.optim.Optimizer) -> Tensor:

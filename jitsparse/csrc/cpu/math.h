@@ -33,11 +33,13 @@ template <int N> JITSPARSE_INLINE Vec<float, N> silu(Vec<float, N> x) {
 
 // x times the normal distribution function, x erfc(-x / sqrt 2) / 2. The distribution's tail beyond
 // |x| is e^(-x^2 / 2) times a function that is smooth in 1 / (1 + 0.35 |x|): a polynomial of degree
-// 9, fitted to a relative error of 3.2e-8. So the tail is right in relative terms, which 1 + erf is not.
+// 9, fitted to a relative error of 3.2e-8. So the tail is right in relative terms, which 1 + erf is not,
+// as far as float has normal numbers: the exponential ends at e^-87, that is at |x| = sqrt(174), and zero follows.
 template <int N> JITSPARSE_INLINE Vec<float, N> gelu(Vec<float, N> x) {
   using V = Vec<float, N>;
+  constexpr float kLast = 13.19f;
   V a = x < 0.0f ? -x : x;
-  a = a > 14.0f ? V{} + 14.0f : a;
+  a = a > kLast ? V{} + kLast : a;
   const V t = 1.0f / (a * 0.35f + 1.0f);
   V p = t * -0.029145601728929264f + 0.14397023006201945f;
   p = p * t - 0.2557114858823999f;
@@ -48,7 +50,7 @@ template <int N> JITSPARSE_INLINE Vec<float, N> gelu(Vec<float, N> x) {
   p = p * t + 0.1398618509115018f;
   p = p * t + 0.13962140525376823f;
   V tail = p * t * exp<N>(a * a * -0.5f);
-  tail = a < 14.0f ? tail : V{};
+  tail = a < kLast ? tail : V{};
   return x * (x < 0.0f ? tail : 1.0f - tail);
 }
 

@@ -6,6 +6,7 @@
 // needs, so it is full whatever the width of a block.
 #pragma once
 
+#include "cpu/finish_blocks.h"
 #include "cpu/pages.h"
 #include "cpu/pairs.h"
 #include "cpu/parallel.h"
@@ -98,7 +99,7 @@ class Sdd {
       }
     }
     if (!add) __builtin_memset(sums + begin * kBlock, 0, (end - begin) * kBlock * sizeof(A));
-    finish(begin, end, sums);
+    finish_blocks<T>(args_, index_, begin, end, sums);
   }
 
   void multiply_slice(const Left& a, int64 k, int64 begin, int64 end, bool add, const P* right, P* left,
@@ -184,25 +185,6 @@ class Sdd {
       for (int v = 0; v < V; ++v) {
         A* const to = out[v] + i * BLOCK_COLS;
         store<kL, A>(to, add ? load<kL>(to) + sum[i][v] : sum[i][v]);
-      }
-    }
-  }
-
-  // Converts finished blocks to the output, and sets to zero what lies outside the matrix: infinity
-  // times the zeros that panels hold there is not zero.
-  void finish(int64 begin, int64 end, A* sums) const {
-    for (int64 z = begin; z < end; ++z) {
-      A* const block = sums + z * kBlock;
-      const int64 rows = args_.rows - index_.row()[z] * int64(BLOCK_ROWS);
-      const int64 cols = args_.cols - index_.col()[z] * int64(BLOCK_COLS);
-      if (rows < BLOCK_ROWS || cols < BLOCK_COLS) {
-        for (int e = 0; e < kBlock; ++e) {
-          if (e / BLOCK_COLS >= rows || e % BLOCK_COLS >= cols) block[e] = 0;
-        }
-      }
-      if constexpr (!kSumInPlace) {
-        T* const out = static_cast<T*>(args_.out) + z * kBlock;
-        for (int e = 0; e < kBlock; e += kL) store<kL>(out + e, load<kL>(block + e));
       }
     }
   }

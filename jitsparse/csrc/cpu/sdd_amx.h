@@ -1,6 +1,7 @@
 // sdd in bfloat16 on AMX tiles: the blocks of A B that a pattern stores, summed over a batch, as in sdd.h.
 #pragma once
 
+#include "cpu/finish_blocks.h"
 #include "cpu/pages.h"
 #include "cpu/pairs.h"
 #include "cpu/parallel.h"
@@ -22,7 +23,7 @@ class SddAmx {
   static constexpr int kLeftTile = kM * kK / 2;   // their sizes, in pairs
   static constexpr int kRightTile = kK / 2 * kN;
   static constexpr int kTiles = BLOCK_COLS / kN;  // in a row of a block
-  // Rows of A and columns of B that are packed at a time, as in sdd.h.
+  // Rows of A and columns of B that are packed at a time: as in sdd.h, but fewer.
   static constexpr int kLines = 128;
   static constexpr int kLeftRows = LEFT_K_CONTIGUOUS ? BLOCK_ROWS : max(kLines, BLOCK_ROWS);
   static constexpr int kRightCols = RIGHT_K_CONTIGUOUS ? BLOCK_COLS : max(kLines, BLOCK_COLS);
@@ -96,7 +97,7 @@ class SddAmx {
       }
     }
     if (!add) __builtin_memset(sums + begin * kBlock, 0, (end - begin) * kBlock * sizeof(float));
-    finish(begin, end, sums);
+    finish_blocks<BFloat16>(args_, index_, begin, end, sums);
   }
 
   void multiply_slice(const Left& a, int64 k, int64 steps, int64 begin, int64 end, bool add, const Pair* right,
@@ -162,25 +163,6 @@ class SddAmx {
       float* const to = out[t % N] + t / N * kM * BLOCK_COLS;
       tile_store<Registers::sum(t / N, t % N)>(to, BLOCK_COLS * sizeof(float));
     });
-  }
-
-  // Converts finished blocks to the output, and sets to zero what lies outside the matrix: infinity
-  // times the zeros that tiles hold there is not zero.
-  void finish(int64 begin, int64 end, float* sums) const {
-    for (int64 z = begin; z < end; ++z) {
-      float* const block = sums + z * kBlock;
-      const int64 rows = args_.rows - index_.row()[z] * int64(BLOCK_ROWS);
-      const int64 cols = args_.cols - index_.col()[z] * int64(BLOCK_COLS);
-      if (rows < BLOCK_ROWS || cols < BLOCK_COLS) {
-        for (int e = 0; e < kBlock; ++e) {
-          if (e / BLOCK_COLS >= rows || e % BLOCK_COLS >= cols) block[e] = 0;
-        }
-      }
-      BFloat16* const out = static_cast<BFloat16*>(args_.out) + z * kBlock;
-      for (int e = 0; e < kBlock; e += kLanes<float>) {
-        store<kLanes<float>>(out + e, load<kLanes<float>>(block + e));
-      }
-    }
   }
 
   const SddArgs& args_;

@@ -13,7 +13,8 @@ extern "C" long sysconf(int name) noexcept;
 
 namespace jitsparse::cpu {
 
-// The same share of this machine's L2 cache, of 2 MB at most, since larger ones are shared. A kernel may have been compiled on another.
+// What kL2Bytes is of 1 MB, of the L2 cache of this machine, on which a kernel need not have been compiled: of 1 to 2 MB, since larger
+// ones are shared, and of 1 MB where it is smaller or unknown.
 inline int64 l2_bytes() {
   int64 bytes = 0;
 #ifdef __linux__

@@ -35,11 +35,10 @@ struct SddPipeline {
   static constexpr int kBytes = STAGES * kStageBytes;
 
   using Index = IndexView<BLOCK_ROWS, BLOCK_COLS>;
-  static JITSPARSE_HD int64 panels(const SddArgs& args) { return (args.rows + TILE_M - 1) / TILE_M; }
+  static JITSPARSE_HD int64 panels(const SddArgs& args) { return div_up(args.rows, TILE_M); }
   // The number of steps is known on the device only: a panel gets the CTAs that it could need, and those past its steps return.
   static JITSPARSE_HD int64 column_tiles(const SddArgs& args) {
-    const int64 columns = (args.cols + BLOCK_COLS - 1) / BLOCK_COLS;
-    return (columns + kColumns - 1) / kColumns;
+    return div_up(div_up(args.cols, BLOCK_COLS), kColumns);
   }
   static int64 grid(const SddArgs& args) { return panels(args) * column_tiles(args); }
 

@@ -53,6 +53,7 @@ struct SddTail {
 #pragma unroll
     for (int rounds = 1; rounds <= kMostRounds; ++rounds) {
       const int fitting = divided() ? rounds * known.ctas / divided() : 1, parts = fitting < known.stages ? fitting : known.stages;
+      // In stages: of the longest part in each round, and what starting costs.
       const int time = parts ? rounds * ((known.stages + parts - 1) / parts + kStagesToStart) : least;
       if (time < least) best = parts, least = time;
     }

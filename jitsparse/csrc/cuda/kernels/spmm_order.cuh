@@ -67,10 +67,10 @@ struct SpmmTile {
   // and panels change places once all four have been had. (The busiest CTA over the mean, counted as above, random rows: 1.02; not
   // shifted 1.08.)
   //
-  // And each of eight sets has its own order of pairs, the same one in both rounds, so that a panel's tiles of other columns are on
-  // other GPCs, and its blocks are read once for all. (Blocks of 64 and, in dds, of 32: 1.00 to 1.03 times as fast.)
+  // And each of eight sets has its own order of TPCs (two neighbours each), the same one in both rounds, so that a panel's tiles of
+  // other columns are on other GPCs, and its blocks are read once for all. (Blocks of 64 and, in dds, of 32: 1.00 to 1.03 times as fast.)
   static __device__ __forceinline__ unsigned moved(unsigned row, unsigned number, const SpmmOrder& order) {
-    constexpr unsigned kSet = SpmmOrder::kSet, kPairs = kSet / 2;
+    constexpr unsigned kSet = SpmmOrder::kSet, kTpcs = kSet / 2;
     const bool whole = (row | (kSet - 1)) < order.grouped.rows;
     if (!order.moving || !whole) return row;
     const unsigned first_of_set = number - row % kSet;
@@ -82,11 +82,12 @@ struct SpmmTile {
       row += (in_group + of_column * kSet) % SpmmOrder::kFourSets - in_group;
       turn = of_column / 4 * 2;  // of four turns, in which each set came from both ends: the first change has been made
     }
+    // A pair: rows r and group - 1 - r, which two rounds give a CTA; it is numbered by r.
     const unsigned last_pair = (order.group < 2 * kSet ? order.group : 2 * kSet) / 2 - 1;
 #pragma unroll
     for (int bit = 0; bit < 3; ++bit) row ^= turn >> bit & 1 ? last_pair >> bit : 0;
     const unsigned sets = order.two_rounds.value / (2 * kSet), set = in_turn / kSet;
-    return row ^ (set < sets ? set : 2 * sets - 1 - set) % kPairs * 2;
+    return row ^ (set < sets ? set : 2 * sets - 1 - set) % kTpcs * 2;
   }
 };
 

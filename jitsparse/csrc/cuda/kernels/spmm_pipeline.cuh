@@ -59,8 +59,8 @@ struct SpmmPipeline {
   using Index = IndexView<BLOCK_ROWS, BLOCK_COLS>;
   static JITSPARSE_HD int64 m(const SpmmArgs& args) { return FLIPPED ? args.cols : args.rows; }
   static JITSPARSE_HD int64 k(const SpmmArgs& args) { return FLIPPED ? args.rows : args.cols; }
-  static JITSPARSE_HD int64 panels(const SpmmArgs& args) { return (m(args) + TILE_M - 1) / TILE_M; }
-  static JITSPARSE_HD int64 column_tiles(const SpmmArgs& args) { return (args.n + TILE_N - 1) / TILE_N; }
+  static JITSPARSE_HD int64 panels(const SpmmArgs& args) { return div_up(m(args), TILE_M); }
+  static JITSPARSE_HD int64 column_tiles(const SpmmArgs& args) { return div_up(args.n, TILE_N); }
   static int64 grid(const SpmmArgs& args) { return panels(args) * column_tiles(args) * args.batch; }
 
   // The steps of one panel, or a part of them. A panel of a single block row reads the row's own index: every mask is 1.

@@ -29,8 +29,8 @@ struct SpmmSimt {
   using Index = IndexView<BLOCK_ROWS, BLOCK_COLS>;
   static JITSPARSE_HD int64 m(const SpmmArgs& args) { return FLIPPED ? args.cols : args.rows; }
   static JITSPARSE_HD int64 k(const SpmmArgs& args) { return FLIPPED ? args.rows : args.cols; }
-  static JITSPARSE_HD int64 row_tiles(const SpmmArgs& args) { return (m(args) + TILE_M - 1) / TILE_M; }
-  static JITSPARSE_HD int64 column_tiles(const SpmmArgs& args) { return (args.n + TILE_N - 1) / TILE_N; }
+  static JITSPARSE_HD int64 row_tiles(const SpmmArgs& args) { return div_up(m(args), TILE_M); }
+  static JITSPARSE_HD int64 column_tiles(const SpmmArgs& args) { return div_up(args.n, TILE_N); }
 
   static __device__ __forceinline__ void run(const SpmmArgs& args) {
     __shared__ typename Tile::Shared shared;

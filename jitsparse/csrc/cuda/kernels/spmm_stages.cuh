@@ -52,7 +52,7 @@ struct SpmmStages {
   // As many as fit, since what is on its way decides how fast L2 delivers (tiles of 128 columns, six for four: 1.15 times as fast in
   // blocks of 64, 1.05 in others, 1.00 in slabs of 32); of TF32 in blocks of 128, whose parts are four warps', fewer.
   static constexpr int kFitting = kTileN == 256 ? 4 : kTileN == 128 ? (kParts > 2 ? 4 : 6) : 8;
-  static constexpr int kStages = kTall ? 3 : kFitting * (kRowItems / SLAB);
+  static constexpr int kStages = kTall ? 3 : kFitting * (kRowItems / SLAB);  // slabs of half a line are half as large
 
   static constexpr int kConsumers = PANEL / 64;  // warpgroups
   static constexpr int kManyRounds = 8;

@@ -28,7 +28,7 @@ struct SpmmSum {
     const float* sums;  // (parts, count)
     Storage* out;       // contiguous
     const Storage* bias;
-    int64 count;      // elements, a multiple of 8 as rows are
+    int64 count;      // elements, a multiple of 4 as rows are
     Divisor columns;  // of out
     int64 parts, activation;
   };

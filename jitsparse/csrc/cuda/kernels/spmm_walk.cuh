@@ -120,7 +120,7 @@ struct SpmmWalk {
   // Goes on to the next tile, if there is one.
   __device__ __forceinline__ bool enter() {
     if (!tiles.take()) return false;
-    at = tiles.panel.x + (at - end);
+    at = tiles.panel.x + (at - end);  // as far behind the end of the tile before as every kStride-th step leads
     end = tiles.panel.y;
     return true;
   }

@@ -76,7 +76,8 @@ __device__ __forceinline__ uint64 moved(uint64 descriptor, int bytes) {
 #define JITSPARSE_C96(j) JITSPARSE_C64(j), JITSPARSE_C32(j + 64)
 #define JITSPARSE_C128(j) JITSPARSE_C64(j), JITSPARSE_C64(j + 64)
 
-// The descriptor of a is operand REGISTERS, the first after the accumulators; B, T, U: the numbers of those that follow.
+// The descriptor of a is operand REGISTERS, the first after the accumulators; B, T, U: the numbers of those that follow, the last two of
+// which say whether a and b are transposed. The three ones: the product is added to c, and the signs of a and b.
 #define JITSPARSE_WGMMA(TYPE, N, REGISTERS, B, T, U)                                                                  \
   template <int TRANSPOSE_A, int TRANSPOSE_B>                                                                         \
   __device__ __forceinline__ void wgmma_##TYPE(float (&c)[REGISTERS], uint64 a, uint64 b) {                           \
