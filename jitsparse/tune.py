@@ -108,9 +108,10 @@ def tune(
     """Time every variant that is legal for a call, and have such calls use the fastest.
 
     Variants that are not compiled yet are compiled first, in parallel. Each one's answer is held
-    against plain torch in float64; one that is wrong is never timed. The rest take turns, on
-    operands that lie in memory as those of the call; on a GPU these rotate through copies that
-    together exceed its L2 cache, if 64 do. The outcome is written to the cache, for this kind of
+    against plain torch in float64; one that is wrong is never timed. Those whose first calls take
+    at most 4 times as long as the quickest's then take turns, and others keep that estimate. The
+    operands lie in memory as those of the call; on a GPU they rotate through copies that together
+    exceed its L2 cache, if 64 do. The outcome is written to the cache, for this kind of
     machine and for all calls of nearly the same sizes on patterns that are as clustered and as
     skewed (:mod:`jitsparse.traits`). A lead of less than 1 % over the variant that calls use
     without tuning counts as none.

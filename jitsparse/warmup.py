@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from jitsparse import tracing
 from jitsparse.compilation import BackgroundWarmup, Outcome, compile_variants, raise_failures
 from jitsparse.errors import ArgumentError, PinError
-from jitsparse.kernels import dispatch, registry
+from jitsparse.kernels import dispatch, price_table, registry
 from jitsparse.kernels.choice import choose, problem_of
 from jitsparse.kernels.problem import Problem
 
@@ -120,6 +120,7 @@ def warmup(
     Raises:
         ArgumentError: a filter names something that does not exist, or nothing is left; or the
             model does not run on such inputs, or runs no kernel.
+        CacheMiss: ``JITSPARSE_JIT=off``, and not all of the kernels are cached.
         CompileError: some variants failed; all others were compiled.
         ToolchainError: there is no compiler for the device.
 
@@ -238,7 +239,7 @@ def _of_model(
     backward: bool,
 ) -> list[Variant]:
     """What dispatch would choose for the calls of a model, on each target; where no GPU of the cost
-    model is known, on each of those."""
+    model is known, on each of those, with the tuned table that there is for it and without."""
     place = tracing.place_of(model)
     targets = _targets(device or (None if arch else place.type), arch)
     converted, float32 = _model_dtype(dtype)
@@ -253,7 +254,9 @@ def _of_model(
         ]
         here = [target for target in targets if registry.device_of(target) == where]
         for target, problem, gpu in product(here, problems, registry.prices_for(where, index)):
-            variants[choose(problem, target, index, gpu).candidate.variant] = None
+            for machine in (None, price_table.machine_of(gpu)):
+                choice = choose(problem, target, index, gpu, machine)
+                variants[choice.candidate.variant] = None
     return list(variants)
 
 

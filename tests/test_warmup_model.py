@@ -22,6 +22,7 @@ import jitsparse as js
 from jitsparse import calls, tracing
 from jitsparse.jit import config, tuned
 from jitsparse.kernels import dispatch, price_table, registry
+from jitsparse.kernels.choice import problem_of
 from jitsparse.warmup import plan
 
 TESTS = Path(__file__).parent
@@ -253,6 +254,23 @@ def test_without_a_gpu_what_either_of_the_models_gpus_chooses(
     if not torch.cuda.is_available():
         both = [each.name for each in plan(layer, (8192, 8192), **asked)]
         assert both == [*chosen["H200"], *chosen["H100"]]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this GPU's own table counts")
+def test_without_a_gpu_what_was_tuned_for_one_of_them(cache_dir: Path) -> None:
+    """An H200 runs what its table says; one of another name, and one that cannot have that, what it
+    would run without."""
+    layer = js.nn.BlockSparseLinear(512, 512, 64, density=0.25, dtype=torch.bfloat16)
+    asked = {"dtype": "bf16", "arch": "9.0a", "backward": False}
+    by_default = plan(layer, (512, 512), **asked)
+    keys = tracing.keys_of_model(
+        layer, [(512, 512)], device="cuda", dtype=torch.bfloat16, backward=False
+    )
+    (problem,) = map(problem_of, keys)
+    legal = [each.variant for each in registry.candidates(problem, "sm90a") if not each.refused]
+    winner = next(each for each in legal if each not in by_default)
+    tuned.record(problem.name, "NVIDIA H200", winner.name, {})
+    assert set(plan(layer, (512, 512), **asked)) == {*by_default, winner}
 
 
 @pytest.mark.parametrize(("device", "arch"), [("cpu", "avx2"), ("cuda", "9.0a")])

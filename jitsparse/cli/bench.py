@@ -58,8 +58,8 @@ def command(
 
     Options may be repeated and may hold several values between commas; every combination is
     measured. With --suite they replace that part of the suite; with --suite hopper, whose sections
-    measure more than products, they select among its cases. That suite is one of large sizes on
-    CUDA, and one of small sizes, which only shows that it works, on a CPU.
+    measure more than products, they select among its cases. The hopper suite is one of large
+    sizes on CUDA, and one of small sizes, which only shows that it works, on a CPU.
     """
     from jitsparse.bench.cases import DTYPES, OPERATIONS
     from jitsparse.bench.first_use import SECTIONS

@@ -23,7 +23,7 @@ def export(
     dtype: list[str] = typer.Option([], help="f64, f32, tf32, f16, bf16."),
     block_size: list[str] = typer.Option([], help="32 or 32x64."),
     arch: list[str] = typer.Option([], help="Targets, e.g. 9.0a, 8.0, avx512."),
-    variant: list[str] = typer.Option([], help="Patterns of names, as in 'dsd.wgmma.*'."),
+    variant: list[str] = typer.Option([], help="Names, with * and ?, as in 'dsd.wgmma.*'."),
     as_json: bool = JSON,
 ) -> None:
     """Write entries and the tuned table, of read-only caches too, to one archive.

@@ -26,11 +26,12 @@ def command(
     no_compile: bool = typer.Option(False, "--no-compile", help="Compile no kernel to try it."),
     as_json: bool = typer.Option(False, "--json", help="Print a list of findings as JSON."),
 ) -> None:
-    """Look at compilers, torch, driver, settings and caches, and compile one kernel.
+    """Look at compilers, torch, driver, settings and caches, and compile one kernel for the CPU
+    and, if there is nvcc, one with it.
 
     Each finding that is not as it should be comes with its remedy. Exits with 1 if one of them
-    makes calls fail (x); one that costs time or may surprise (!) leaves the exit code 0. Works
-    when torch cannot be imported.
+    makes calls fail, run what others could have written, or lose what they compile (x); one that
+    costs time or may surprise (!) leaves the exit code 0. Works when torch cannot be imported.
     """
     from jitsparse.doctor import examine
 

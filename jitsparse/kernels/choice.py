@@ -94,7 +94,13 @@ def _say_once() -> None:
     )
 
 
-def choose(problem: Problem, target: str, index: int = -1, gpu: str | None = None) -> Choice:
+def choose(
+    problem: Problem,
+    target: str,
+    index: int = -1,
+    gpu: str | None = None,
+    machine: str | None = None,
+) -> Choice:
     """The variant for a problem, by pin, tuned table or the families' preference.
 
     Args:
@@ -102,6 +108,7 @@ def choose(problem: Problem, target: str, index: int = -1, gpu: str | None = Non
         target: what to compile for.
         index: of the GPU that the call runs on; by default the current one.
         gpu: whose prices decide; by default those that this one is taken for.
+        machine: whose tuned table is asked if the GPU is not here; by default no table is.
     """
     from jitsparse import jit
 
@@ -109,9 +116,10 @@ def choose(problem: Problem, target: str, index: int = -1, gpu: str | None = Non
     prices = gpu or own
     offered = registry.candidates(problem, target, prices)
     if problem.device == "cuda" and (prices != own or not torch.cuda.is_available()):
-        return jit.choose(offered)  # another machine's choice is asked for: no table is its own
-    machine = registry.machine_of(problem.device, index)
-    choice = jit.choose(offered, problem=problem.name, machine=machine)
+        # Another machine's choice is asked for: this one's table is not its own.
+        return jit.choose(offered, problem=problem.name if machine else None, machine=machine)
+    here = registry.machine_of(problem.device, index)
+    choice = jit.choose(offered, problem=problem.name, machine=here)
     chosen = choice.candidate
     if choice.source == "tuned" and not jit.obtainable(chosen.template, chosen.variant):
         # A preference must not fail where the families' choice, which warm-up compiles, is cached.

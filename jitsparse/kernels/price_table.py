@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-__all__ = ["GPUS", "TABLE", "gpu_of", "prices_of"]
+__all__ = ["GPUS", "TABLE", "gpu_of", "machine_of", "prices_of"]
 
 TABLE = Path(__file__).with_name("costs.json")
 
@@ -22,6 +22,11 @@ GPUS = ("H200", "H100")
 def gpu_of(machine: str) -> str | None:
     """The one of :data:`GPUS` that a machine of this name has, if any."""
     return next((gpu for gpu in GPUS if gpu in machine), None)
+
+
+def machine_of(gpu: str) -> str:
+    """The name of a machine that has one of :data:`GPUS`, as its driver says it."""
+    return f"NVIDIA {gpu}"
 
 
 def prices_of(kind: str, gpu: str) -> list[float] | None:
