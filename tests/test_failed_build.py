@@ -14,7 +14,7 @@ import pytest
 import toykernel
 
 from jitsparse.errors import CompileError, ConfigError, ToolchainError
-from jitsparse.jit import Template, cache, config, load
+from jitsparse.jit import Template, cache, compile_only, config, load
 
 
 @pytest.fixture
@@ -133,14 +133,16 @@ def test_a_missing_symbol_is_found_when_linking(template: Template, tmp_path: Pa
 
 
 def test_a_template_that_lacks_a_function_is_named(template: Template) -> None:
-    """Its library is cached like any, and set aside as damaged by nobody."""
+    """When it is compiled, for this process or for another."""
     text = template.source.read_text()
     template.source.write_text(text[: text.index('extern "C" const char')])
     for _ in range(2):
         message = str(failure(template))
         assert "defines no jitsparse_error" in message
         assert str(template.source) in message
-    assert len(list(cache.current().entries())) == 1
+    with pytest.raises(CompileError, match="defines no jitsparse_error"):
+        compile_only(template, toykernel.variant())
+    assert not list(cache.current().entries())
     template.source.write_text(text)
     assert toykernel.run(load(template, toykernel.variant()))
 

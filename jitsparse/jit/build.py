@@ -8,21 +8,21 @@ of a builder that was killed, and after a failure the next call in the process s
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import locale
 import os
 import re
 import signal
-import subprocess
 import threading
 import time
 from pathlib import Path
 
-from jitsparse.errors import ToolchainError
-from jitsparse.jit import extensions, files, forks, toolchain
-from jitsparse.jit.diagnostics import first_error
-from jitsparse.jit.entry import LIBRARY, LOG
+from jitsparse.errors import CompileError, ToolchainError
+from jitsparse.jit import extensions, files, forks, ninja, toolchain
+from jitsparse.jit.diagnostics import first_error, incomplete
+from jitsparse.jit.entry import FUNCTIONS, LIBRARY, LOG
 from jitsparse.jit.targets import compile_flags, link_flags
-from jitsparse.jit.template import Template, render
+from jitsparse.jit.template import Template, own_headers, render, roots_of
 from jitsparse.jit.variant import Variant
 
 __all__ = ["BuildFailure", "build", "check_backend", "interrupt", "is_interrupted", "unusable_name"]
@@ -70,7 +70,8 @@ def build(
         Seconds that compiling took.
 
     Raises:
-        CompileError: the template cannot be rendered.
+        CompileError: the template cannot be rendered, includes what its text does not name, or
+            defines less than it has to.
         BuildFailure: the compiler refused the source. Source and log are in the directory.
         ToolchainError: ninja or the compiler cannot be run, or a path cannot be given to them.
         OSError: something cannot be written.
@@ -84,16 +85,54 @@ def build(
     module = "jitsparse_" + re.sub(r"\W", "_", name)
     output, failed = _load(template, variant, module, tools, staging, source)
     seconds = time.perf_counter() - started
-    commands = _commands(staging, source.name)
+    commands = ninja.commands(staging, source.name)
     log = staging / LOG
     log.write_text("\n".join([*commands, "", output]).rstrip() + "\n", encoding="utf-8")
     library = staging / f"{module}.so"
     if failed:
         _sweep(staging, keep=(source.name, LOG))
         raise BuildFailure(output, " && ".join(commands))
+    _require_known_headers(template, variant, staging)
+    _require_functions(template, variant, library)
     os.rename(library, staging / LIBRARY)
     _sweep(staging, keep=(source.name, LOG, LIBRARY))
     return seconds
+
+
+def _require_known_headers(template: Template, variant: Variant, staging: Path) -> None:
+    """The compiler itself says what it has included, which the key has to know.
+
+    Raises:
+        CompileError: it includes what cannot be seen in the text of the template and its headers.
+    """
+    known = {os.path.realpath(path) for path in own_headers(template, template.context(variant))}
+    roots = tuple(root + os.sep for root in roots_of(template))
+    read = ninja.dependencies(staging)
+    unknown = sorted(path for path in read - known if path.startswith(roots))
+    if unknown:
+        raise CompileError(
+            f"template {template.name!r} cannot be compiled\n"
+            f"  it includes {', '.join(unknown)} by a macro, or in a line with something else: "
+            'write #include with the name in "" or <> on a line of its own. A header that is not '
+            "known would not be part of the cache key, and what it was before an edit would run",
+            variant=variant.name,
+            source_path=str(template.source),
+        )
+
+
+def _require_functions(template: Template, variant: Variant, library: Path) -> None:
+    """What will be looked for when the kernel is loaded, maybe on another machine.
+
+    Raises:
+        CompileError: the template does not define it.
+    """
+    try:
+        mapped = ctypes.CDLL(str(library))
+    except OSError:
+        return  # it may have been built for another machine
+    for name in FUNCTIONS:
+        if not hasattr(mapped, name):
+            raise incomplete(variant.name, template.source, name)
 
 
 def unusable_name(path: Path, forbidden: str = "$:\n") -> str:
@@ -221,26 +260,6 @@ def _compiler_output(message: str, staging: Path) -> str:
     """What the compiler printed, out of ``load``'s message, with relative paths."""
     _, _, output = message.partition(": ")
     return (output or message).replace(f"{staging}/", "")
-
-
-def _commands(staging: Path, source: str) -> list[str]:
-    """The command lines of the build, written so that they work in any copy of the directory."""
-    try:
-        answer = forks.programs().run(
-            [_ninja(), "-t", "commands"], cwd=staging, capture_output=True, text=True, timeout=60
-        )
-    except (OSError, subprocess.SubprocessError):
-        return []
-    path = f"{staging}/{source}"
-    # ninja's way to quote for the shell, where it has to.
-    quoted = "'" + path.replace("'", "'\\''") + "'"
-    text = answer.stdout.replace(quoted, source).replace(path, source).replace(f"{staging}/", "")
-    return [line for line in text.splitlines() if line]
-
-
-def _ninja() -> str:
-    directory = toolchain.ninja_directory()
-    return str(directory / "ninja") if directory else "ninja"
 
 
 def _cudart(tools: toolchain.Toolchain, staging: Path) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jitsparse.errors import CompileError
 
-__all__ = ["compile_error", "first_error"]
+__all__ = ["compile_error", "first_error", "incomplete"]
 
 # gcc and clang: file:line:column: error: text      nvcc: file(line): error: text
 _LOCATED = re.compile(
@@ -40,6 +40,16 @@ def first_error(output: str) -> str:
                     excerpt.append(follower)
                 return "\n".join(excerpt).rstrip()
     return ""
+
+
+def incomplete(variant: str, template: Path, function: str) -> CompileError:
+    """Of a template without one of the two functions that every template has to define."""
+    return CompileError(
+        f"{variant} was compiled, but its template {template} defines no {function}: a template "
+        "defines jitsparse_launch and jitsparse_error",
+        variant=variant,
+        source_path=str(template),
+    )
 
 
 def compile_error(variant: str, output: str, source: Path, log: Path, command: str) -> CompileError:

@@ -24,6 +24,7 @@ __all__ = ["LIBRARY", "LOG", "META", "SOURCES", "Entry", "examine", "read_meta",
 
 LIBRARY, LOG, META = "kernel.so", "build.log", "meta.json"
 SOURCES = ("kernel.cpp", "kernel.cu")
+FUNCTIONS = ("jitsparse_launch", "jitsparse_error")
 
 META_LIMIT = 1 << 20
 YEAR_3000 = 32503680000

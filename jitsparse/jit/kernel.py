@@ -11,9 +11,10 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from jitsparse.errors import CompileError, LaunchError, ToolchainError
+from jitsparse.errors import LaunchError, ToolchainError
 from jitsparse.jit import cache as caches
 from jitsparse.jit import config, private, progress, toolchain
+from jitsparse.jit.diagnostics import incomplete
 from jitsparse.jit.entry import Entry
 from jitsparse.jit.resolve import Permission, Sought, resolve
 from jitsparse.jit.template import Template
@@ -114,7 +115,8 @@ def load(
             kernel = _mapped.get(known)
             if kernel is None:
                 kernel = _map(sought, Permission(allow_build, why_not, hint), position)
-                _mapped[known] = kernel
+                # By what was compiled: the key is another if an edit came between.
+                _mapped[sought.key, template.arguments] = kernel
     # What is mapped may have been mapped where nothing was recorded, as by js.tune.
     _record(template, variant)
     return kernel
@@ -195,7 +197,8 @@ def _kernel_of(sought: Sought, entry: Entry) -> Kernel:
     try:
         kernel = Kernel(sought.variant, entry, sought.template.arguments)
     except AttributeError as error:
-        raise _incomplete(sought, entry, error) from error
+        symbol = str(error).rpartition(": ")[2]
+        raise incomplete(sought.variant.name, sought.template.source, symbol) from error
     caches.current().used(entry)
     return kernel
 
@@ -208,18 +211,6 @@ def _open(entry: Entry) -> ctypes.CDLL:
         if not private.is_forbidden(entry.library):
             raise
         return ctypes.CDLL(str(private.executable_copy(entry.library)))
-
-
-def _incomplete(sought: Sought, entry: Entry, error: AttributeError) -> CompileError:
-    """Of a template without one of the two functions that every template has to define."""
-    symbol = str(error).rpartition(": ")[2]
-    source = str(entry.path / f"kernel{sought.template.suffix}")
-    return CompileError(
-        f"{sought.variant.name} was compiled, but its template {sought.template.source} defines no "
-        f"{symbol}: a template defines jitsparse_launch and jitsparse_error",
-        variant=sought.variant.name,
-        source_path=source,
-    )
 
 
 def _unusable(sought: Sought, error: Exception) -> ToolchainError:

@@ -49,6 +49,7 @@ class Sought:
     machine that has one and runs where there is none.
 
     Attributes:
+        version: of the compilers, as part of the key.
         fields: the labelled fields of the key.
         key: their digest.
         tools: the compilers, or None if nothing can be compiled here.
@@ -60,16 +61,28 @@ class Sought:
         self.variant = variant
         self.tools: toolchain.Toolchain | None = None
         self.missing: ToolchainError | None = None
-        version = ""
+        self.version = ""
         if config.get().jit:
             try:
                 self.tools = toolchain.find(template.language)
-                version = self.tools.version(toolchain.Memo(caches.current().compiler_memos))
+                self.version = self.tools.version(toolchain.Memo(caches.current().compiler_memos))
             except ToolchainError as error:
                 self.tools, self.missing = None, error
-        self.fields: dict[str, Any] = key.fields_of(template, variant, version)
-        self.key = key.digest(self.fields)
-        self.name = f"{variant.name}-{self.key[:16]}"
+        self.fields: dict[str, Any] = {}
+        self.read()
+
+    def read(self) -> bool:
+        """Take the key from the template and its headers as they are now.
+
+        Returns:
+            Whether it is another than before.
+        """
+        fields = key.fields_of(self.template, self.variant, self.version)
+        changed = fields != self.fields
+        self.fields = fields
+        self.key = key.digest(fields)
+        self.name = f"{self.variant.name}-{self.key[:16]}"
+        return changed
 
     def path(self, cache: Cache) -> Path:
         """Where the entry is or would be."""
@@ -133,22 +146,38 @@ def resolve(
     def waiting(holder: str) -> contextlib.AbstractContextManager[None]:
         return progress.waiting(name, holder, asked, show=show)
 
-    with cache.locked(sought.name, waiting):
-        cache.repair(sought.name)
-        entry = sought.find(cache)
-        if entry is not None:
-            return entry
-        last = cache.last_seconds(name)
-        with progress.compiling(name, cache.root, last_seconds=last, position=position, show=show):
-            return _build(sought, sought.tools, cache)
+    for _ in range(_TRIES):
+        with cache.locked(sought.name, waiting):
+            cache.repair(sought.name)
+            entry = sought.find(cache)
+            if entry is not None:
+                return entry
+            last = cache.last_seconds(name)
+            with progress.compiling(
+                name, cache.root, last_seconds=last, position=position, show=show
+            ):
+                entry = _build(sought, sought.tools, cache)
+            if entry is not None:
+                return entry
+        progress.say("debug", f"{name}: its sources were edited meanwhile, once more")
+    raise ToolchainError(
+        f"{name} was compiled {_TRIES} times, and each time its template or a header was edited "
+        "meanwhile: load it again when they rest"
+    )
 
 
-def _build(sought: Sought, tools: toolchain.Toolchain, cache: Cache) -> Entry:
+_TRIES = 3
+
+
+def _build(sought: Sought, tools: toolchain.Toolchain, cache: Cache) -> Entry | None:
+    """The new entry; None if the sources are not those of the key any more."""
     staging = cache.staging_path(sought.name)
     progress.say("debug", f"building {sought.variant.name} (key {sought.key}) in {staging}")
     try:
         cache.make_staging(staging)
         seconds = build(sought.template, sought.variant, sought.name, tools, staging)
+        if sought.read():
+            return None
         meta = {"key": sought.key, "fields": sought.fields, "compile_seconds": seconds}
         entry = cache.publish(staging, sought.name, meta)
         if entry.fresh:

@@ -163,8 +163,8 @@ def _opened(tag: re.Match[str]) -> int:
 def headers(template: Template, context: Context) -> dict[str, str]:
     """Own headers that a template includes, directly or through other headers.
 
-    An include names an own header if it is found beside the including file or in one of the
-    template's ``include_dirs``; all others belong to the compiler and are identified by its
+    An include names an own header if it is found beside the including file, beside the template or
+    in one of its ``include_dirs``; all others belong to the compiler and are identified by its
     version. Includes under a false ``#if`` count too: a superset is safe, a subset is not.
 
     Returns:
@@ -172,13 +172,26 @@ def headers(template: Template, context: Context) -> dict[str, str]:
         which bytes that are not UTF-8 are escaped (``surrogateescape``); sorted.
 
     Raises:
-        CompileError: an include does not say which file it means: its name is computed, by a macro
-            or by anything but a plain ``{{ name }}``, or stands on another line.
+        CompileError: an include of the template does not say which file it means: its name is
+            computed, by a macro or by anything but a plain ``{{ name }}``, or stands on another
+            line. (What a header so includes is asked of the compiler when there is a build.)
     """
+    return dict(sorted(own_headers(template, context).values()))
+
+
+def roots_of(template: Template) -> list[str]:
+    """Real paths of the directories in which the compiler looks for own headers, in its order."""
     # Paths are plain strings here: Path.resolve alone was a fifth of a warm first use.
-    found: dict[str, str] = {}
-    roots = [os.path.realpath(directory) for directory in template.include_dirs]
-    source = os.path.realpath(template.source)
+    beside = os.path.dirname(os.path.abspath(template.source))
+    return [os.path.realpath(str(directory)) for directory in (beside, *template.include_dirs)]
+
+
+def own_headers(template: Template, context: Context) -> dict[str, tuple[str, str]]:
+    """What :func:`headers` finds, by path: the name and the text of each."""
+    found: dict[str, tuple[str, str]] = {}
+    labels: set[str] = set()
+    roots = roots_of(template)
+    source = os.path.join(roots[0], os.path.basename(template.source))
     queue, seen = [(source, template.text())], {source}
     while queue:
         including, text = queue.pop()
@@ -187,22 +200,31 @@ def headers(template: Template, context: Context) -> dict[str, str]:
             name = match[2] or match[3] or ""
             if is_template:
                 name = _PLACEHOLDER.sub(lambda m: str(context.get(m[1], m[0])), name)
-            if not name or (is_template and ("{{" in name or "{%" in name)):
+            if is_template and (not name or "{{" in name or "{%" in name):
                 line = text.count("\n", 0, match.start()) + 1
                 raise _unknown_include(template, including, line, match[1], name)
+            if is_template and name == f"kernel{template.suffix}":
+                raise CompileError(
+                    f"template {template.name!r} includes {name!r}, which is what its rendered "
+                    "source is called: call the header something else",
+                    source_path=including,
+                )
             beside = (os.path.dirname(including),) if match[2] else ()
             for directory in (*beside, *roots):
                 path = os.path.normpath(os.path.join(directory, name))
                 if path not in seen and os.path.isfile(path):
                     with open(path, encoding="utf-8", errors="surrogateescape") as file:
                         content = file.read()
-                    found[_unused(_relative(path, roots, name), found)] = content
+                    # An include directory may lie below that of the template.
+                    label = _unused(_relative(path, [*roots[1:], roots[0]], name), labels)
+                    labels.add(label)
+                    found[path] = label, content
                     queue.append((path, content))
                     seen.add(path)
                 # The next one of the name lies further on.
                 if path in seen and match[1] != "include_next":
                     break
-    return dict(sorted(found.items()))
+    return found
 
 
 def _includes(text: str) -> Iterable[re.Match[str]]:
@@ -216,11 +238,11 @@ def _includes(text: str) -> Iterable[re.Match[str]]:
     return found.values()
 
 
-def _unused(label: str, found: Mapping[str, str]) -> str:
+def _unused(label: str, taken: set[str]) -> str:
     """A header's label, or with a number: several directories may have one of the name."""
     numbers = itertools.count(2)
     name = label
-    while name in found:
+    while name in taken:
         name = f"{label} ({next(numbers)})"
     return name
 
