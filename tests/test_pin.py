@@ -244,7 +244,7 @@ def test_a_block_may_be_named_twice_in_two_ways() -> None:
 def test_a_filter_that_nothing_could_pass_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """A misspelt block would pin nothing, in silence."""
     monkeypatch.setattr(selection, "_values", {})
-    declare_values("b", ("32", "32x32"))
+    declare_values("b", ("32", "32x32"), ["mul"])
     with pytest.raises(PinError, match=r"no b is 31\. Legal: 32, 32x32"):
         chosen("mul:b31=simt")
     assert chosen("mul:b32=simt") == (SIMPLE, "environment")

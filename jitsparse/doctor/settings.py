@@ -81,17 +81,22 @@ def _check_pin(settings: Config, torch: Torch) -> Iterator[Finding]:
     try:
         pins = selection.parse_pins(settings.pin, "JITSPARSE_PIN: ")
         for pinned in pins if torch.usable else ():
-            _check_obeyable(pinned, settings, torch)
+            yield from _check_obeyable(pinned, settings, torch)
     except PinError as error:
         remedy = "jitsparse explain prints the variants that a pin may name for a call."
         yield Finding("variable.JITSPARSE_PIN", "fail", str(error), remedy)
 
 
-def _check_obeyable(pinned: selection.Pin, settings: Config, torch: Torch) -> None:
+def _check_obeyable(pinned: selection.Pin, settings: Config, torch: Torch) -> Iterator[Finding]:
     # These import torch; the registry says what operations there are.
     from jitsparse.checks import BLOCK_SIZES
     from jitsparse.kernels import registry
 
+    if selection.is_of_others(pinned):
+        text = f"{pinned.text!r} pins an operation that jitsparse does not have"
+        remedy = f"If no program of yours has {pinned.op!r}, take the pin away."
+        yield Finding("variable.JITSPARSE_PIN", "warn", text, remedy)
+        return
     selection.check_pin(pinned, "JITSPARSE_PIN")
     targets = [*settings.cuda_arch]
     with contextlib.suppress(JitsparseError):  # which check_targets reports

@@ -15,8 +15,10 @@ from collections import deque
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from jitsparse.errors import JitsparseError
 from jitsparse.jit import build, config, extensions, progress
 from jitsparse.jit.kernel import Kernel, load
+from jitsparse.jit.resolve import Sought
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +42,7 @@ class _Builds:
 
     def reset(self) -> None:
         self.guard = threading.Lock()
-        self.known: dict[tuple[str, str], Future[Kernel]] = {}
+        self.known: dict[str, Future[Kernel]] = {}
         self.waiting: deque[tuple[Future[Any], Callable[[tuple[int, int]], Any]]] = deque()
         self.asked = self.begun = 0
         self.threads: set[threading.Thread] = set()
@@ -68,18 +70,21 @@ def start(
     Returns:
         What :func:`~jitsparse.jit.kernel.load` will return or raise.
     """
-    name = template.name, variant.name
+    try:
+        key = Sought(template, variant).key
+    except JitsparseError:  # which load will raise
+        key = variant.name
     with _builds.guard:
         if _builds.generation != config.generation:
             _builds.generation = config.generation
-            _builds.known = {n: each for n, each in _builds.known.items() if not each.done()}
-        future = _builds.known.get(name)
+            _builds.known = {k: each for k, each in _builds.known.items() if not each.done()}
+        future = _builds.known.get(key)
         if future is None:
             future = _enter(
                 lambda position: load(template, variant, hint=hint, position=position),
                 config.get().jobs,
             )
-            _builds.known[name] = future
+            _builds.known[key] = future
     return future
 
 

@@ -105,7 +105,9 @@ def _require_known_headers(template: Template, variant: Variant, staging: Path) 
     Raises:
         CompileError: it includes what cannot be seen in the text of the template and its headers.
     """
-    known = {os.path.realpath(path) for path in own_headers(template, template.context(variant))}
+    own = own_headers(template, template.context(variant))
+    # nvcc counts what a #line names among what it has read.
+    known = {os.path.realpath(path) for path in (str(template.source), *own)}
     roots = tuple(root + os.sep for root in roots_of(template))
     read = ninja.dependencies(staging)
     unknown = sorted(path for path in read - known if path.startswith(roots))

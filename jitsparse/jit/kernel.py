@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from jitsparse.errors import LaunchError, ToolchainError
+from jitsparse.errors import ArgumentError, LaunchError, ToolchainError
 from jitsparse.jit import cache as caches
 from jitsparse.jit import config, private, progress, toolchain
 from jitsparse.jit.diagnostics import incomplete
@@ -32,16 +32,18 @@ class Kernel:
     Attributes:
         variant: which kernel it is.
         entry: where it came from.
+        arguments: how many words it reads.
         launch: takes the packed words as bytes; returns 0 or an error code.
         pack: takes the words, signed 64-bit integers; returns bytes.
         note: whatever a caller wants to find again in its next call; None until then.
     """
 
-    __slots__ = ("_error", "_library", "entry", "launch", "note", "pack", "variant")
+    __slots__ = ("_error", "_library", "arguments", "entry", "launch", "note", "pack", "variant")
 
     def __init__(self, variant: Variant, entry: Entry, arguments: int) -> None:
         self.variant = variant
         self.entry = entry
+        self.arguments = arguments
         self._library = _open(entry)
         launch = self._library.jitsparse_launch
         launch.argtypes = [ctypes.c_char_p]
@@ -57,9 +59,17 @@ class Kernel:
         """Launch with the words the template's launcher reads.
 
         Raises:
+            ArgumentError: these are other words than it reads.
             LaunchError: the launcher returned a code other than 0.
         """
-        code = self.launch(self.pack(*words))
+        try:
+            packed = self.pack(*words)
+        except (struct.error, TypeError) as error:
+            raise ArgumentError(
+                f"{self.variant.name} takes {self.arguments} signed 64-bit integers, got {words}: "
+                f"{error}"
+            ) from error
+        code = self.launch(packed)
         if code:
             self.fail(code)
 

@@ -42,6 +42,10 @@ def fields_of(template: Template, variant: Variant, compiler: str) -> dict[str, 
         CompileError: the template, or a header of it, includes what it does not name.
     """
     context = template.context(variant)
+    if not isinstance(context, Mapping) or not all(isinstance(name, str) for name in context):
+        raise ConfigError(
+            f"template {template.name!r}: a context maps names to values, got {context!r}."
+        )
     for name, value in context.items():
         if not isinstance(value, (str, int)):  # a bool is an int
             raise ConfigError(

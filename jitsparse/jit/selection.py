@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from jitsparse.errors import PinError, UnsupportedProblem
-from jitsparse.jit import config, tuned
+from jitsparse.jit import config, progress, tuned
 from jitsparse.jit.environment import CPU_TARGETS
 from jitsparse.jit.targets import cpu_name
 from jitsparse.jit.template import Template
@@ -35,17 +36,21 @@ __all__ = [
     "choose",
     "declare_ops",
     "declare_values",
+    "is_of_others",
     "parse_pins",
     "pin",
 ]
 
+ENVIRONMENT = "JITSPARSE_PIN"
 DTYPES = ("f64", "f32", "tf32", "f16", "bf16")
 _TARGET = re.compile(r"sm\d+[af]?")
 _KNOB = re.compile(r"[a-z][a-z0-9]+")
 _BLOCK = re.compile(r"[a-z]\d+(x\d+)*")
 
 _ops: set[str] = set()
-_values: dict[str, tuple[str, ...]] = {}
+_dtypes: set[str] = set()
+_values: dict[tuple[str, str], tuple[str, ...]] = {}
+"""By operation and knob."""
 _pinned: list[Sequence[Pin]] = []
 """Pins of the ``with`` blocks in force, the innermost last."""
 
@@ -122,14 +127,24 @@ class Pin:
         return None
 
 
-def declare_ops(*ops: str) -> None:
-    """Name the operations that pins may name; any other in a pin is then an error."""
+def declare_ops(*ops: str, dtypes: Sequence[str] = ()) -> None:
+    """Name the operations that pins may name, when a package that has them is imported.
+
+    Any other in a pin of the program is then an error; one in ``JITSPARSE_PIN``, which all programs
+    read, if it looks like a misspelt one of these.
+
+    Args:
+        ops: names of operations.
+        dtypes: of theirs, that pins may name as filters beside those that there are already.
+    """
     _ops.update(ops)
+    _dtypes.update(dtypes)
 
 
-def declare_values(knob: str, values: Sequence[str]) -> None:
-    """Name the values that a knob may have in a pin's filter; any other is then an error."""
-    _values[knob] = tuple(values)
+def declare_values(knob: str, values: Sequence[str], ops: Sequence[str]) -> None:
+    """Name the values that a knob of some operations may have in a pin's filter; any other is then
+    an error."""
+    _values.update({(op, knob): tuple(values) for op in ops})
 
 
 @contextlib.contextmanager
@@ -191,10 +206,10 @@ def choose(
         wanted = Pin(explicit, op, (), tuple(explicit.strip().split(".")))
         candidate = _obey(wanted, everything, "the argument")
         return Choice(candidate, "argument", f"asked for as {explicit!r}", everything)
-    asked = parse_pins(config.get().pin, "JITSPARSE_PIN: ")
+    asked = parse_pins(config.get().pin, f"{ENVIRONMENT}: ")
     sources = [
         *(("context", "with pin(...)", pins) for pins in reversed(_pinned)),
-        ("environment", "JITSPARSE_PIN", asked),
+        ("environment", ENVIRONMENT, asked),
     ]
     for source, origin, pins in sources:
         applying = _applying(pins, everything, origin)
@@ -259,7 +274,7 @@ def parse_pins(text: str, origin: str = "") -> tuple[Pin, ...]:
 
 def _kind(text: str) -> str | None:
     """What a filter speaks of, or None if it is no filter."""
-    if text in DTYPES:
+    if text in DTYPES or text in _dtypes:
         return "dtype"
     if text in CPU_TARGETS or _TARGET.fullmatch(text):
         return "target"
@@ -277,11 +292,28 @@ def _applying(pins: Sequence[Pin], candidates: tuple[Candidate, ...], origin: st
     """The pin that applies to these candidates: the one with most filters, of equals the last."""
     best: Pin | None = None
     for each in pins:
+        if origin == ENVIRONMENT and is_of_others(each):
+            _warn_once(each.text, each.op)
+            continue
         check_pin(each, origin)
         if any(each.applies_to(candidate.variant) for candidate in candidates):
             if best is None or len(each.filters) >= len(best.filters):
                 best = each
     return best
+
+
+def is_of_others(pinned: Pin) -> bool:
+    """Whether a pin names an operation that nothing here has, and that is no misspelt one of ours:
+    in the environment it may be for another program, or for a package that is imported later."""
+    return pinned.op not in _ops and not difflib.get_close_matches(pinned.op, _ops, 1)
+
+
+@functools.cache
+def _warn_once(text: str, op: str) -> None:
+    progress.warn(
+        f"jitsparse: {ENVIRONMENT}: {text!r} pins the operation {op!r}, which this program does "
+        "not have so far"
+    )
 
 
 def check_pin(pinned: Pin, origin: str) -> None:
@@ -298,7 +330,7 @@ def check_pin(pinned: Pin, origin: str) -> None:
             + (f" Did you mean {near[0]}?" if near else "")
         )
     for filtered in pinned.filters:
-        legal = _values.get(filtered[0]) if _BLOCK.fullmatch(filtered) else None
+        legal = _values.get((pinned.op, filtered[0])) if _BLOCK.fullmatch(filtered) else None
         if legal is not None and filtered[1:] not in legal:
             raise PinError(
                 f"{origin}: {pinned.text!r} would never apply, since no {filtered[0]} is "
@@ -326,11 +358,19 @@ def check_obeyable(pinned: Pin, candidates: Iterable[Candidate], origin: str) ->
 
 
 def _obey(wanted: Pin, candidates: tuple[Candidate, ...], origin: str) -> Candidate:
-    """The first legal candidate that satisfies a pin."""
-    for candidate in candidates:
-        if candidate.refused is None and wanted.applies_to(candidate.variant):
-            if wanted.mismatch(candidate.variant) is None:
-                return candidate
+    """The first legal candidate that satisfies a pin; before those of a knob that it spells short
+    (``v8`` for ``v8x8``) one that has just that."""
+    found = [
+        each
+        for each in candidates
+        if each.refused is None
+        and wanted.applies_to(each.variant)
+        and wanted.mismatch(each.variant) is None
+    ]
+    if found:
+        return max(
+            found, key=lambda each: sum(word in each.variant.words for word in wanted.wanted)
+        )
     raise PinError(
         f"{origin} asks for {wanted.text!r}, and no variant that is legal here is that. "
         f"{_suspicion(wanted, candidates)}Variants for this problem:\n"

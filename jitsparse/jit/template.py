@@ -73,6 +73,19 @@ class Template:
             raise ConfigError(
                 f"template {self.name!r}: language {self.language!r} is neither 'c++' nor 'cuda'."
             )
+        if isinstance(self.include_dirs, (str, os.PathLike)):
+            raise ConfigError(
+                f"template {self.name!r}: include_dirs is a tuple of directories, got "
+                f"{self.include_dirs!r}."
+            )
+        if type(self.arguments) is not int or self.arguments < 0:
+            raise ConfigError(
+                f"template {self.name!r}: arguments is how many words the launcher reads, got "
+                f"{self.arguments!r}."
+            )
+        # Texts will do for paths.
+        object.__setattr__(self, "source", Path(self.source))
+        object.__setattr__(self, "include_dirs", tuple(map(Path, self.include_dirs)))
 
     @property
     def suffix(self) -> str:
@@ -86,7 +99,7 @@ class Template:
             ConfigError: the file cannot be read.
         """
         try:
-            return self.source.read_text(encoding="utf-8")
+            return self.source.read_text(encoding="utf-8-sig")  # a mark of bytes is no text
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
                 f"template {self.name!r} cannot be read from {self.source}: {error}."
@@ -115,9 +128,10 @@ def render(template: Template, context: Context) -> str:
     except jinja2.TemplateSyntaxError as error:
         line = lines[min(error.lineno, len(lines)) - 1]
         raise _render_error(template, context, line, str(error.message)) from error
-    except (jinja2.UndefinedError, TypeError, ValueError, ArithmeticError) as error:
+    except Exception as error:  # whatever the template's expressions raise
         line = lines[min(_stopped_at(template, error), len(lines)) - 1]
-        raise _render_error(template, context, line, str(error)) from error
+        reason = str(error) if isinstance(error, jinja2.TemplateError) else _named(error)
+        raise _render_error(template, context, line, reason) from error
     return PROLOGUE.format(source=_quoted(template.source)) + body
 
 
@@ -265,6 +279,10 @@ def _relative(path: str, roots: list[str], fallback: str) -> str:
         if path.startswith(root + os.sep):
             return path[len(root) + 1 :]
     return fallback
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _quoted(path: Path) -> str:

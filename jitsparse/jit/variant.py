@@ -16,6 +16,7 @@ __all__ = ["Variant"]
 _WORD = re.compile(r"[a-z][a-z0-9_]*")
 _LETTER = re.compile(r"[a-z]")
 _VALUE = re.compile(r"[a-z0-9]+")
+_LONGEST = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +54,22 @@ class Variant:
     def __post_init__(self) -> None:
         for label in ("op", "family", "target", "dtype"):
             word = getattr(self, label)
-            if not _WORD.fullmatch(word):
+            if not isinstance(word, str) or not _WORD.fullmatch(word):
                 raise ArgumentError(
                     f"{label}={word!r} cannot be part of a variant's name: use lower-case letters, "
                     "digits and underscores, a letter first."
                 )
+        pairs = isinstance(self.knobs, tuple) and all(
+            isinstance(knob, tuple)
+            and len(knob) == 2
+            and all(isinstance(part, str) for part in knob)
+            for knob in self.knobs
+        )
+        if not pairs:
+            raise ArgumentError(
+                "knobs are a tuple of pairs of texts, as (('b', '64x64'), ('s', '4')); got "
+                f"{self.knobs!r}."
+            )
         letters = [letter for letter, _ in self.knobs]
         for letter, value in self.knobs:
             if not _LETTER.fullmatch(letter) or not _VALUE.fullmatch(value):
@@ -67,12 +79,22 @@ class Variant:
                 )
             if letters.count(letter) > 1:
                 raise ArgumentError(f"knob {letter!r} occurs more than once in {self.knobs}.")
+        if len(self.name) > _LONGEST:
+            raise ArgumentError(
+                f"the name of a variant has at most {_LONGEST} characters, as it is part of file "
+                f"names: {self.name} has {len(self.name)}."
+            )
 
     @property
     def name(self) -> str:
         """The readable name, ``op.family.target.dtype.knob.knob...``."""
-        knobs = [letter + value for letter, value in self.knobs]
-        return ".".join([self.op, self.family, self.target, self.dtype, *knobs])
+        return ".".join(self.words)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The parts of the name."""
+        knobs = (letter + value for letter, value in self.knobs)
+        return (self.op, self.family, self.target, self.dtype, *knobs)
 
     @classmethod
     def parse(cls, name: str) -> Variant:

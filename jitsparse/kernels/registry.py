@@ -47,6 +47,7 @@ declare_values(
         *map(str, BLOCK_SIZES),
         *(f"{rows}x{cols}" for rows, cols in itertools.product(BLOCK_SIZES, repeat=2)),
     ],
+    OPS,
 )
 
 DTYPES = ("f64", "f32", "tf32", "f16", "bf16")
