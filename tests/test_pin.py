@@ -248,3 +248,30 @@ def test_a_filter_that_nothing_could_pass_is_an_error(monkeypatch: pytest.Monkey
     with pytest.raises(PinError, match=r"no b is 31\. Legal: 32, 32x32"):
         chosen("mul:b31=simt")
     assert chosen("mul:b32=simt") == (SIMPLE, "environment")
+    declare_values("b", ("7",), ["add"])
+    assert chosen("mul:b32=simt; add:b7=simt") == (SIMPLE, "environment")
+
+
+def test_a_pin_in_the_environment_may_be_another_programs() -> None:
+    """Or of a package that is imported later; it is said once, and one in the program is wrong."""
+    with pytest.warns(RuntimeWarning, match="'softmax', which this program does not have"):
+        assert chosen("mul=simt; softmax:b7=v8") == (SIMPLE, "environment")
+    assert chosen("mul=simt; softmax:b7=v8") == (SIMPLE, "environment")
+    with pytest.raises(PinError, match="'softmax', which does not exist"), pin("softmax=v8"):
+        choose(candidates())
+
+
+def test_dtypes_of_own_operations_are_filters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "_dtypes", set())
+    with pytest.raises(PinError, match=r"'e4m3' in pin .* is not a filter"):
+        chosen("mul:e4m3=simt", dtype="e4m3")
+    declare_ops("mul", dtypes=["e4m3"])
+    assert chosen("mul:e4m3=simt", dtype="e4m3")[1] == "environment"
+    assert chosen("mul:e4m3=simt")[1] == "heuristic"
+
+
+def test_what_is_spelt_out_comes_before_what_is_short_for_more() -> None:
+    names = ["mul.vec.generic.f32.v8x8", "mul.vec.generic.f32.v8", "mul.vec.generic.f32.v4x4"]
+    offered = [Candidate(Variant.parse(name), TEMPLATE) for name in names]
+    assert choose(offered, explicit="v8").candidate.variant.name == names[1]
+    assert choose(offered, explicit="v4").candidate.variant.name == names[2]

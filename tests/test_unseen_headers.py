@@ -10,7 +10,17 @@ from typing import Any
 import pytest
 
 from jitsparse.errors import CompileError, ToolchainError
-from jitsparse.jit import Template, Variant, cache, compile_only, load, resolve, targets
+from jitsparse.jit import (
+    Template,
+    Variant,
+    background,
+    cache,
+    compile_only,
+    load,
+    ninja,
+    resolve,
+    targets,
+)
 
 BODY = """
 extern "C" int jitsparse_launch(const void*) { return VALUE; }
@@ -106,6 +116,13 @@ def test_a_macro_may_name_what_belongs_to_the_compiler(folder: Path) -> None:
     assert value(template(folder, '#include "v.h"')) == 8
 
 
+def test_what_a_line_mark_names_is_no_header(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """nvcc says that it has read the template."""
+    mine, read = template(folder, "#define VALUE 3"), ninja.dependencies
+    monkeypatch.setattr(ninja, "dependencies", lambda at: {*read(at), str(mine.source)})
+    assert value(mine) == 3
+
+
 def test_the_rendered_source_includes_no_header_of_its_own_name(folder: Path) -> None:
     (folder / "inc" / "kernel.cpp").write_text("#define VALUE 1\n")
     with pytest.raises(CompileError, match="which is what its rendered source is called"):
@@ -127,6 +144,15 @@ def test_an_edit_while_it_is_compiled(folder: Path, monkeypatch: pytest.MonkeyPa
     header.write_text("#define VALUE 1\n")
     assert value(mine) == 1, "and that is undone"
     assert len(list(cache.current().entries())) == 2
+
+
+def test_two_templates_of_one_name_in_the_background(folder: Path) -> None:
+    kernels = []
+    for name in ("one", "two"):
+        (folder / name / "templates").mkdir(parents=True)
+        text = f"#define VALUE {len(name + str(len(kernels)))}{len(kernels)}"
+        kernels.append(background.start(template(folder / name, text), VARIANT))
+    assert [kernel.result().launch(b"") for kernel in kernels] == [40, 41]
 
 
 def test_edits_without_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,6 +197,15 @@ def test_a_pin_of_what_is_no_operation(
     assert "'dsx', which does not exist" in findings["variable.JITSPARSE_PIN"]["found"]
 
 
+def test_a_pin_of_another_programs_operation(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("JITSPARSE_PIN", "rowsoftmax=v8")
+    _, findings = said_here(capsys)
+    assert findings["variable.JITSPARSE_PIN"]["status"] == "warn"
+    assert "'rowsoftmax=v8' pins an operation" in findings["variable.JITSPARSE_PIN"]["found"]
+
+
 @pytest.mark.parametrize("pin", ["dsd=vec", "dsd:f32:b32=vec.b32x32", "sdd:sm90a=wgmma.ksplit"])
 def test_pins_that_calls_can_obey(
     pin: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

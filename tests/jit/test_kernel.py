@@ -20,7 +20,7 @@ import pytest
 import toykernel
 from torch.utils import cpp_extension
 
-from jitsparse.errors import LaunchError
+from jitsparse.errors import ArgumentError, LaunchError
 from jitsparse.jit import Template, compile_only, config, describe, load
 from jitsparse.jit import kernel as kernels
 from jitsparse.jit.entry import Entry
@@ -42,6 +42,13 @@ def test_a_nonzero_code_is_an_error_with_the_templates_words(template: Template)
     with pytest.raises(LaunchError, match=r"axpy\.omp\.generic\.f32\.s2.*code 7: n is negative"):
         kernel(0, 0, -1)
     assert kernel.launch(kernel.pack(0, 0, -1)) == 7
+
+
+@pytest.mark.parametrize("words", [(), (1, 2, 3, 4), (1.5, 2, 3), (2**63, 2, 3), ("a", 2, 3)])
+def test_other_words_than_a_launcher_reads(words: tuple[Any, ...], template: Template) -> None:
+    kernel = load(template, toykernel.variant())
+    with pytest.raises(ArgumentError, match=r"s2 takes 3 signed 64-bit integers, got \("):
+        kernel(*words)
 
 
 def test_the_same_kernel_is_mapped_once(template: Template) -> None:

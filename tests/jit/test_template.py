@@ -178,6 +178,14 @@ def test_templates_that_are_none(tmp_path: Path) -> None:
         headers(template, {})
     with pytest.raises(ConfigError, match="'C\\+\\+' is neither 'c\\+\\+' nor 'cuda'"):
         replace(template, language="C++")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="include_dirs is a tuple of directories, got '/tmp'"):
+        replace(template, include_dirs="/tmp")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="how many words the launcher reads, got -1"):
+        replace(template, arguments=-1)
+    with pytest.raises(ConfigError, match="a context maps names to values, got None"):
+        fields_of(replace(written(tmp_path, ""), context=lambda v: None), VARIANT, "")  # type: ignore[arg-type, return-value]
+    texts = replace(template, source=str(template.source), include_dirs=["inc"])  # type: ignore[arg-type]
+    assert (texts.source, texts.include_dirs) == (template.source, (Path("inc"),))
     with pytest.raises(ConfigError, match=r"'where' is .*, of type"):
         fields_of(replace(template, context=lambda v: {"where": tmp_path}), VARIANT, "")  # type: ignore[dict-item]
 
@@ -213,3 +221,48 @@ def test_names_do_not_depend_on_the_place(tmp_path: Path) -> None:
     one = Template("t", tmp_path / "one/t.jinja", "c++", (tmp_path / "one/inc",), 0, lambda v: {})
     two = replace(one, source=tmp_path / "two/t.jinja", include_dirs=(tmp_path / "two/inc",))
     assert headers(one, {}) == headers(two, {}) == {"sub/b.h": ""}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{# a licence\nof two lines #}\nx\n",
+        "{% set a =\n 3 %}\nx\n",
+        "{{ 1\n + 2 }}\nx\n",
+        "a\n{%- if yes %}\nb\n{% endif %}\nx\n",
+        "{% if yes -%}\n\n\nb\n{% endif %}\nx\n",
+        "a {{ n -}}\n\nb\nx\n",
+        "/* a\n{% if no %}\nb\n{% endif %}\n*/\nx\n",
+        "a {% if no %}b\nc{% endif %}\nx\n",
+        "a {% if no %}\nb\n{% endif %} c\nx\n",
+        "{% raw %}\n{% if %}\n{{ a }}\n{% endraw %}\nx\n",
+        'auto s = R"q(\n{% if yes %}\n"\n{% endif %}\n)q";\nx\n',
+        "\ufeff{% if yes %}\na\n{% endif %}\nx\n",
+        "a\r\n{% if no %}\r\nb\r\n{% endif %}\r\nx\r\n",
+    ],
+)
+def test_lines_after_what_jinja_reads(text: str, tmp_path: Path) -> None:
+    template = written(tmp_path, text)
+    template.source.write_bytes(text.encode())
+    rendered = render(template, {"yes": True, "no": False, "n": 5})
+    expected = re.split(r"\r\n|\n", text).index("x") + 1
+    assert (expected, "x") in compiler_lines(rendered), rendered
+
+
+def test_what_is_rendered_is_the_authors_text(tmp_path: Path) -> None:
+    text = "// a form\x0cfeed, \x85 and \u2028\n{% raw %}\n{% if %}\n{% endraw %}\n"
+    text += 'R"(\n{% if yes %}\nin\n{% endif %}\n)"\n'
+    rendered = render(written(tmp_path, text), {"yes": True})
+    assert "// a form\x0cfeed, \x85 and \u2028\n" in rendered
+    assert "{% if %}\n" in rendered
+    assert 'R"(\nin\n)"' in rendered
+
+
+def test_what_a_template_raises_has_its_line(tmp_path: Path) -> None:
+    for text, name in (
+        ("a\n{{ '{b}'.format() }}\n", "KeyError"),
+        ("a\n{{ [].pop() }}\n", "IndexError"),
+        ("a\n{{ 1 / 0 }}\n", "ZeroDivisionError"),
+    ):
+        with pytest.raises(CompileError, match=rf"t\.jinja:2: {name}: "):
+            render(written(tmp_path, text), {})

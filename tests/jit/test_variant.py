@@ -64,3 +64,16 @@ def test_what_is_not_a_name(name: str) -> None:
 def test_parts_that_could_not_be_read_back(parts: tuple[object, ...]) -> None:
     with pytest.raises(ArgumentError):
         Variant(*parts)  # type: ignore[arg-type]
+
+
+def test_a_name_fits_into_file_names() -> None:
+    longest = "o" * (128 - len(".b.c.d"))
+    assert len(Variant(longest, "b", "c", "d").name) == 128
+    with pytest.raises(ArgumentError, match="at most 128 characters"):
+        Variant(longest + "o", "b", "c", "d")
+
+
+@pytest.mark.parametrize("knobs", [[("b", "8")], {"b": "8"}, (("b", 8),), ("b8",), (("b",),)])
+def test_knobs_are_pairs_of_texts(knobs: object) -> None:
+    with pytest.raises(ArgumentError, match="knobs are a tuple of pairs of texts"):
+        Variant("a", "b", "c", "d", knobs)  # type: ignore[arg-type]
