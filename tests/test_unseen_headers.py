@@ -18,9 +18,9 @@ from jitsparse.jit import (
     compile_only,
     load,
     ninja,
-    resolve,
     targets,
 )
+from jitsparse.jit import build as building
 
 BODY = """
 extern "C" int jitsparse_launch(const void*) { return VALUE; }
@@ -130,14 +130,14 @@ def test_the_rendered_source_includes_no_header_of_its_own_name(folder: Path) ->
 
 
 def test_an_edit_while_it_is_compiled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    header, build, edits = folder / "inc" / "v.h", resolve.build, [2]
+    header, build, edits = folder / "inc" / "v.h", building.build, [2]
 
     def edit_and_build(*arguments: Any) -> float:
         if edits:
             header.write_text(f"#define VALUE {edits.pop()}\n")
         return build(*arguments)
 
-    monkeypatch.setattr(resolve, "build", edit_and_build)
+    monkeypatch.setattr(building, "build", edit_and_build)
     mine = template(folder, '#include "v.h"')
     header.write_text("#define VALUE 1\n")
     assert value(mine) == 2, "what it was edited to"
@@ -156,14 +156,14 @@ def test_two_templates_of_one_name_in_the_background(folder: Path) -> None:
 
 
 def test_edits_without_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    header, build = folder / "inc" / "v.h", resolve.build
+    header, build = folder / "inc" / "v.h", building.build
     header.write_text("#define VALUE 0\n")
 
     def edit_and_build(*arguments: Any) -> float:
         header.write_text(header.read_text() + "\n")
         return build(*arguments)
 
-    monkeypatch.setattr(resolve, "build", edit_and_build)
+    monkeypatch.setattr(building, "build", edit_and_build)
     with pytest.raises(ToolchainError, match="was compiled 3 times, and each time"):
         value(template(folder, '#include "v.h"'))
     assert not list(cache.current().entries())

@@ -77,7 +77,7 @@ def build(
         OSError: something cannot be written.
     """
     _check_names(template, variant, staging)
-    forks.ready("jinja2")
+    forks.ready("jinja2", "jitsparse.jit.line_marks")
     extensions.ready()
     source = staging / f"kernel{template.suffix}"
     source.write_text(render(template, template.context(variant)), encoding="utf-8")

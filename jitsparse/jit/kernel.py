@@ -14,7 +14,6 @@ from pathlib import Path
 from jitsparse.errors import ArgumentError, LaunchError, ToolchainError
 from jitsparse.jit import cache as caches
 from jitsparse.jit import config, private, progress, toolchain
-from jitsparse.jit.diagnostics import incomplete
 from jitsparse.jit.entry import Entry
 from jitsparse.jit.resolve import Permission, Sought, resolve
 from jitsparse.jit.template import Template
@@ -207,6 +206,8 @@ def _kernel_of(sought: Sought, entry: Entry) -> Kernel:
     try:
         kernel = Kernel(sought.variant, entry, sought.template.arguments)
     except AttributeError as error:
+        from jitsparse.jit.diagnostics import incomplete
+
         symbol = str(error).rpartition(": ")[2]
         raise incomplete(sought.variant.name, sought.template.source, symbol) from error
     caches.current().used(entry)

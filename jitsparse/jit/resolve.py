@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Any
 from jitsparse.errors import CacheMiss, ToolchainError, UnwritableCache
 from jitsparse.jit import cache as caches
 from jitsparse.jit import config, forks, key, progress, toolchain
-from jitsparse.jit.build import BuildFailure, build, check_backend
 from jitsparse.jit.cache import Cache
-from jitsparse.jit.diagnostics import compile_error
 from jitsparse.jit.entry import LOG, Entry
 from jitsparse.jit.template import Template
 from jitsparse.jit.variant import Variant
@@ -135,6 +133,10 @@ def resolve(
         return entry
     if not (permission.granted and config.get().jit):
         raise _miss(sought, cache, permission)
+    # Imported here: a hit has no need of them, and they take a tenth of its time.
+    forks.ready("jitsparse.jit.build")
+    from jitsparse.jit.build import check_backend
+
     check_backend(sought.template, sought.variant)
     if sought.tools is None:
         raise sought.missing or _miss(sought, cache, permission)
@@ -171,11 +173,14 @@ _TRIES = 3
 
 def _build(sought: Sought, tools: toolchain.Toolchain, cache: Cache) -> Entry | None:
     """The new entry; None if the sources are not those of the key any more."""
+    from jitsparse.jit import build
+    from jitsparse.jit.diagnostics import compile_error
+
     staging = cache.staging_path(sought.name)
     progress.say("debug", f"building {sought.variant.name} (key {sought.key}) in {staging}")
     try:
         cache.make_staging(staging)
-        seconds = build(sought.template, sought.variant, sought.name, tools, staging)
+        seconds = build.build(sought.template, sought.variant, sought.name, tools, staging)
         if sought.read():
             return None
         meta = {"key": sought.key, "fields": sought.fields, "compile_seconds": seconds}
@@ -186,7 +191,7 @@ def _build(sought: Sought, tools: toolchain.Toolchain, cache: Cache) -> Entry | 
 
             prune.enforce(cache, config.get().cache_max_size)
         return entry
-    except BuildFailure as failure:
+    except build.BuildFailure as failure:
         kept = cache.keep_failure(staging, sought.name)
         raise compile_error(
             sought.variant.name,

@@ -59,24 +59,22 @@ class Variant:
                     f"{label}={word!r} cannot be part of a variant's name: use lower-case letters, "
                     "digits and underscores, a letter first."
                 )
-        pairs = isinstance(self.knobs, tuple) and all(
-            isinstance(knob, tuple)
-            and len(knob) == 2
-            and all(isinstance(part, str) for part in knob)
-            for knob in self.knobs
-        )
-        if not pairs:
-            raise ArgumentError(
-                "knobs are a tuple of pairs of texts, as (('b', '64x64'), ('s', '4')); got "
-                f"{self.knobs!r}."
-            )
-        letters = [letter for letter, _ in self.knobs]
-        for letter, value in self.knobs:
-            if not _LETTER.fullmatch(letter) or not _VALUE.fullmatch(value):
+        letters = []
+        for knob in self.knobs if type(self.knobs) is tuple else (None,):
+            if type(knob) is not tuple or len(knob) != 2:
+                raise ArgumentError(
+                    "knobs are a tuple of pairs of texts, as (('b', '64x64'), ('s', '4')); got "
+                    f"{self.knobs!r}."
+                )
+            letter, value = knob
+            if not (isinstance(letter, str) and _LETTER.fullmatch(letter)) or not (
+                isinstance(value, str) and _VALUE.fullmatch(value)
+            ):
                 raise ArgumentError(
                     f"knob {letter}={value!r} cannot be part of a variant's name: a knob is one "
                     "lower-case letter with a value of lower-case letters and digits."
                 )
+            letters.append(letter)
             if letters.count(letter) > 1:
                 raise ArgumentError(f"knob {letter!r} occurs more than once in {self.knobs}.")
         if len(self.name) > _LONGEST:

@@ -73,7 +73,9 @@ def test_a_name_fits_into_file_names() -> None:
         Variant(longest + "o", "b", "c", "d")
 
 
-@pytest.mark.parametrize("knobs", [[("b", "8")], {"b": "8"}, (("b", 8),), ("b8",), (("b",),)])
+@pytest.mark.parametrize("knobs", [[("b", "8")], {"b": "8"}, ("b8",), (("b",),), (["b", "8"],)])
 def test_knobs_are_pairs_of_texts(knobs: object) -> None:
     with pytest.raises(ArgumentError, match="knobs are a tuple of pairs of texts"):
         Variant("a", "b", "c", "d", knobs)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="knob b=8 cannot be part"):
+        Variant("a", "b", "c", "d", (("b", 8),))  # type: ignore[arg-type]
