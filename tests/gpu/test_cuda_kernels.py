@@ -181,13 +181,16 @@ def test_ctas_that_take_tile_after_tile(op: str, dtype: str, block: tuple[int, i
     stored = js.BlockSparse(values.to("cuda", DTYPES[dtype]), pattern)
     make = dict(strided="packed", dtype=DTYPES[dtype], device="cuda", generator=generator)
     products = 2**-9 if dtype == "tf32" else None
+    wanted = []
+    for layout in LAYOUTS:
+        found = legal(op, dtype, block, layout)
+        persistent = [variant for variant in found if variant.family == "wgmma"]
+        wanted += [(layout, variant) for variant in dict.fromkeys((found[0], *persistent))]
+    compile_variants(dict.fromkeys(variant for _, variant in wanted))
     with float32_as(dtype):
-        for layout in LAYOUTS:
-            found = legal(op, dtype, block, layout)
-            persistent = [variant for variant in found if variant.family == "wgmma"]
-            for variant in dict.fromkeys((found[0], *persistent)):
-                with js.pin(f"{op}={variant.name}"):
-                    many_tiles(op, layout, stored, products, make)
+        for layout, variant in wanted:
+            with js.pin(f"{op}={variant.name}"):
+                many_tiles(op, layout, stored, products, make)
 
 
 def many_tiles(
@@ -227,7 +230,9 @@ def test_relu_keeps_nan(block: int, dtype: str) -> None:
     x[3] = float("nan")
     first = js.BlockSparse.from_dense(torch.eye(ROWS, COLS, device="cuda", dtype=x.dtype), block)
     exact = x[:, :ROWS].relu().nan_to_num(7)
-    for variant in legal("dds", dtype, (block, block), "nt"):
+    wanted = legal("dds", dtype, (block, block), "nt")
+    compile_variants(wanted)
+    for variant in wanted:
         with js.pin(f"dds={variant.name}"):
             got = js.linear(x, first, activation="relu")
         assert torch.equal(got.nan_to_num(7), exact), variant.name

@@ -8,6 +8,7 @@ import torch
 
 import jitsparse as js
 from jitsparse.bench.cases import DTYPES
+from jitsparse.compilation import compile_variants
 from jitsparse.jit import Variant
 from jitsparse.kernels.float32 import float32_as
 from jitsparse.kernels.problem import Problem
@@ -21,7 +22,10 @@ ROWS, COLS, EXTENT, BATCH = 296, 424, 2600, 2
 
 
 def divided(problem: Problem) -> list[str]:
-    return [each.variant.name for each in contestants(problem) if splits(each.variant)]
+    """Names of what divides sums or steps, compiled."""
+    found = [each.variant for each in contestants(problem) if splits(each.variant)]
+    compile_variants(found)
+    return [variant.name for variant in found]
 
 
 def variants(dtype: str, block: int, layout: str) -> list[str]:
