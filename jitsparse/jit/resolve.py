@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Permission", "Sought", "resolve"]
 
+_TRIES = 3
+"""Builds of a variant whose sources are edited meanwhile."""
+
 
 @dataclass(frozen=True)
 class Permission:
@@ -166,9 +169,6 @@ def resolve(
         f"{name} was compiled {_TRIES} times, and each time its template or a header was edited "
         "meanwhile: load it again when they rest"
     )
-
-
-_TRIES = 3
 
 
 def _build(sought: Sought, tools: toolchain.Toolchain, cache: Cache) -> Entry | None:
