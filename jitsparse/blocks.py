@@ -38,7 +38,7 @@ def _tiles(dense: Tensor, block: tuple[int, int]) -> Tensor:
     grid = div_up(rows, block[0]), div_up(cols, block[1])
     pad = (0, grid[1] * block[1] - cols, 0, grid[0] * block[0] - rows)
     if dense.numel() == 0:  # which torch 2.9 cannot pad; zeros that autograd knows to be made of it
-        padded = dense.sum().expand(grid[0] * block[0], grid[1] * block[1])
+        padded = dense.sum(dtype=dense.dtype).expand(grid[0] * block[0], grid[1] * block[1])
     else:
         padded = torch.nn.functional.pad(dense, pad) if any(pad) else dense
     return padded.reshape(grid[0], block[0], grid[1], block[1]).transpose(1, 2)

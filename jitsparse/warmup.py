@@ -254,7 +254,8 @@ def _of_model(
         ]
         here = [target for target in targets if registry.device_of(target) == where]
         for target, problem, gpu in product(here, problems, registry.prices_for(where, index)):
-            for machine in (None, price_table.machine_of(gpu)):
+            # Of what is not here; what is here has one choice.
+            for machine in (None, *price_table.machines_of(gpu)):
                 choice = choose(problem, target, index, gpu, machine)
                 variants[choice.candidate.variant] = None
     return list(variants)

@@ -284,6 +284,19 @@ def test_a_state_dict_of_another_shape_is_reported(
             model.load_state_dict(each)
 
 
+def test_entries_of_a_state_dict_may_be_renamed() -> None:
+    """Which leaves the metadata where they were."""
+    old = nn.Sequential(
+        BlockSparseLinear(32, 48, 16, density=0.5), BlockSparseLinear(64, 32, 16, density=0.5)
+    )
+    new = nn.Sequential(nn.ReLU(), *(copy.deepcopy(each) for each in old))
+    state = old.state_dict()
+    for name in reversed(list(state)):
+        state[f"{int(name[0]) + 1}{name[1:]}"] = state.pop(name)
+    new.load_state_dict(state)
+    assert torch.equal(new[2].values, old[1].values)
+
+
 def test_state_dict_files_load_with_weights_only(tmp_path: Path) -> None:
     source, target = layer(), layer(0.7)
     torch.save(source.state_dict(), tmp_path / "state.pt")

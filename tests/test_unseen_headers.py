@@ -19,6 +19,7 @@ from jitsparse.jit import (
     load,
     ninja,
     targets,
+    toolchain,
 )
 from jitsparse.jit import build as building
 
@@ -90,7 +91,6 @@ UNSEEN: dict[str, tuple[str, dict[str, Any]]] = {
     "out of the context": ("{{ first }}", {"first": '#include "v.h"'}),
     "a digraph": ('%:include "v.h"', {}),
     "a spliced line": ('#\\\ninclude "v.h"', {}),
-    "a macro in a header": ('#include "macro.h"', {}),
     "a mark of bytes before it": ('#include "bom.h"', {}),
 }
 
@@ -98,22 +98,57 @@ UNSEEN: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("way", UNSEEN)
 def test_what_the_text_does_not_show_is_refused(way: str, folder: Path) -> None:
     (folder / "inc" / "v.h").write_text("#define VALUE 1\n")
-    (folder / "inc" / "macro.h").write_text('#define NAME "v.h"\n#include NAME\n')
     (folder / "inc" / "bom.h").write_text('\ufeff#include "v.h"\n')
     text, context = UNSEEN[way]
     for load_it in (load, compile_only):
-        with pytest.raises(CompileError, match=r"inc/v\.h by a macro, or in a line with"):
+        with pytest.raises(CompileError, match=r"inc/v\.h, which the text does not show"):
             load_it(template(folder, text, **context), VARIANT)
     assert not list(cache.current().entries())
 
 
-def test_a_macro_may_name_what_belongs_to_the_compiler(folder: Path) -> None:
-    """Or nothing, where it is left out."""
-    (folder / "inc" / "v.h").write_text(
-        "#if 0\n#include NOTHING\n#endif\n#define LIMITS <limits.h>\n#include LIMITS\n"
-        "#define VALUE (CHAR_BIT)\n"
+@pytest.mark.parametrize("name", ['"../b.h"', "<limits.h>"])
+def test_a_macro_that_names_a_header_is_refused(name: str, folder: Path) -> None:
+    """Wherever that lies: the compiler's account may leave it out."""
+    (folder / "b.h").write_text("")
+    text = f"#pragma GCC system_header\n#define NAME {name}\n#include NAME\n#define VALUE 1\n"
+    (folder / "inc" / "v.h").write_text(text)
+    with pytest.raises(CompileError, match=r"inc/v\.h:3: #include: write a name"):
+        value(template(folder, '#include "v.h"'))
+
+
+def test_what_belongs_to_the_compilers_may_lie_in_an_include_directory(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nvcc names its own headers and those of the system."""
+    (folder / "inc" / "theirs").mkdir()
+    (folder / "inc" / "theirs" / "a.h").write_text("")
+    read, found = ninja.dependencies, toolchain.Compiler.header_directories
+    monkeypatch.setattr(
+        ninja, "dependencies", lambda at: {*read(at), str(folder / "inc" / "theirs" / "a.h")}
     )
-    assert value(template(folder, '#include "v.h"')) == 8
+    mine = template(folder, "#define VALUE 3")
+    with pytest.raises(CompileError, match=r"theirs/a\.h, which the text does not show"):
+        value(mine)
+    monkeypatch.setattr(
+        toolchain.Compiler,
+        "header_directories",
+        lambda self: [*found(self), folder / "inc" / "theirs"],
+    )
+    assert value(mine) == 3
+
+
+def test_a_compiler_says_where_its_headers_lie() -> None:
+    assert any((path / "stdlib.h").exists() for path in toolchain.find("c++").header_directories())
+
+
+def test_a_header_above_a_linked_directory(folder: Path) -> None:
+    (folder / "else" / "sub").mkdir(parents=True)
+    (folder / "inc" / "linked").symlink_to(folder / "else" / "sub")
+    (folder / "else" / "sub" / "a.h").write_text('#include "../b.h"\n')
+    mine = template(folder, '#include "linked/a.h"')
+    for expected in (1, 2):
+        (folder / "else" / "b.h").write_text(f"#define VALUE {expected}\n")
+        assert value(mine) == expected
 
 
 def test_what_a_line_mark_names_is_no_header(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,12 +182,31 @@ def test_an_edit_while_it_is_compiled(folder: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_two_templates_of_one_name_in_the_background(folder: Path) -> None:
-    kernels = []
-    for name in ("one", "two"):
-        (folder / name / "templates").mkdir(parents=True)
-        text = f"#define VALUE {len(name + str(len(kernels)))}{len(kernels)}"
-        kernels.append(background.start(template(folder / name, text), VARIANT))
-    assert [kernel.result().launch(b"") for kernel in kernels] == [40, 41]
+    builds = []
+    for number in ("1", "2"):
+        (folder / number / "templates").mkdir(parents=True)
+        mine = template(folder / number, f"#define VALUE {number}")
+        builds.append(background.start(mine, VARIANT))
+    assert [build.result().launch(b"") for build in builds] == [1, 2]
+
+
+def test_an_edit_that_takes_a_header_away(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or mends what did not compile: neither is held against the kernel that there is now."""
+    header, build = folder / "inc" / "v.h", building.build
+    (folder / "inc" / "w.h").write_text("")
+    for before in ('#include "w.h"\n#define VALUE 1\n', "#error half saved\n"):
+        header.write_text(before)
+        edits = ["#define VALUE 7\n"]
+
+        def build_and_edit(*arguments: Any, edits: list[str] = edits) -> float:
+            try:
+                return build(*arguments)
+            finally:
+                if edits:
+                    header.write_text(edits.pop())
+
+        monkeypatch.setattr(building, "build", build_and_edit)
+        assert value(template(folder, f'#include "v.h"\n// {len(before)}')) == 7
 
 
 def test_edits_without_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

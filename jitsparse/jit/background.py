@@ -15,7 +15,6 @@ from collections import deque
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from jitsparse.errors import JitsparseError
 from jitsparse.jit import build, config, extensions, progress
 from jitsparse.jit.kernel import Kernel, load
 from jitsparse.jit.resolve import Sought
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["start", "submit"]
 
 T = TypeVar("T")
+Key = tuple[object, ...]
+"""The key of what is built and its words, or what else tells builds apart."""
 
 EXIT_PATIENCE = 2.0
 """Seconds that the end of a program may take to clear away the builds that it interrupts."""
@@ -42,7 +43,7 @@ class _Builds:
 
     def reset(self) -> None:
         self.guard = threading.Lock()
-        self.known: dict[str, Future[Kernel]] = {}
+        self.known: dict[Key, Future[Kernel]] = {}
         self.waiting: deque[tuple[Future[Any], Callable[[tuple[int, int]], Any]]] = deque()
         self.asked = self.begun = 0
         self.threads: set[threading.Thread] = set()
@@ -71,9 +72,9 @@ def start(
         What :func:`~jitsparse.jit.kernel.load` will return or raise.
     """
     try:
-        key = Sought(template, variant).key
-    except JitsparseError:  # which load will raise
-        key = variant.name
+        key: Key = Sought(template, variant).key, template.arguments
+    except Exception:  # which load will raise
+        key = template.source, variant.name
     with _builds.guard:
         if _builds.generation != config.generation:
             _builds.generation = config.generation

@@ -92,31 +92,38 @@ def build(
     if failed:
         _sweep(staging, keep=(source.name, LOG))
         raise BuildFailure(output, " && ".join(commands))
-    _require_known_headers(template, variant, staging)
+    _require_known_headers(template, variant, tools, staging)
     _require_functions(template, variant, library)
     os.rename(library, staging / LIBRARY)
     _sweep(staging, keep=(source.name, LOG, LIBRARY))
     return seconds
 
 
-def _require_known_headers(template: Template, variant: Variant, staging: Path) -> None:
-    """The compiler itself says what it has included, which the key has to know.
+def _require_known_headers(
+    template: Template, variant: Variant, tools: toolchain.Toolchain, staging: Path
+) -> None:
+    """The compiler itself says what it has included of the directories of own headers, which the
+    key has to know: a second look at what the text says.
 
     Raises:
-        CompileError: it includes what cannot be seen in the text of the template and its headers.
+        CompileError: it includes what the text of the template and its headers does not show.
     """
     own = own_headers(template, template.context(variant))
     # nvcc counts what a #line names among what it has read.
     known = {os.path.realpath(path) for path in (str(template.source), *own)}
     roots = tuple(root + os.sep for root in roots_of(template))
-    read = ninja.dependencies(staging)
-    unknown = sorted(path for path in read - known if path.startswith(roots))
+    unknown = [path for path in ninja.dependencies(staging) - known if path.startswith(roots)]
     if unknown:
+        # nvcc names what belongs to it, too, which may lie there.
+        theirs = tuple(os.path.realpath(each) + os.sep for each in tools.header_directories())
+        unknown = sorted(path for path in unknown if not path.startswith(theirs))
+    if unknown:
+        others = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         raise CompileError(
             f"template {template.name!r} cannot be compiled\n"
-            f"  it includes {', '.join(unknown)} by a macro, or in a line with something else: "
-            'write #include with the name in "" or <> on a line of its own. A header that is not '
-            "known would not be part of the cache key, and what it was before an edit would run",
+            f"  it includes {unknown[0]}{others}, which the text does not show: write #include "
+            'with the name in "" or <> on a line of its own. A header that is not known would not '
+            "be part of the cache key, and what it was before an edit would run",
             variant=variant.name,
             source_path=str(template.source),
         )

@@ -20,7 +20,18 @@ from jitsparse.jit.key import digest
 from jitsparse.jit.trust import objection, open_plain
 from jitsparse.jit.variant import Variant
 
-__all__ = ["LIBRARY", "LOG", "META", "SOURCES", "Entry", "examine", "read_meta", "sha256", "sync"]
+__all__ = [
+    "FUNCTIONS",
+    "LIBRARY",
+    "LOG",
+    "META",
+    "SOURCES",
+    "Entry",
+    "examine",
+    "read_meta",
+    "sha256",
+    "sync",
+]
 
 LIBRARY, LOG, META = "kernel.so", "build.log", "meta.json"
 SOURCES = ("kernel.cpp", "kernel.cu")

@@ -3,42 +3,68 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 __all__ = ["with_line_marks"]
 
 _OWN_LINE_TAG = re.compile(r"[ \t]*\{%(?![-+])(?:(?!%\}).)*(?<![-+])%\}[ \t]*")
-_READ_BY_JINJA = re.compile(r"\{#.*?#\}|\{%.*?%\}|\{\{.*?\}\}", re.DOTALL)
-_RAW = re.compile(r"\{%[-+]?\s*(raw|endraw)\b")
 _NEWLINE = re.compile(r"\r\n|\r|\n")  # as Jinja has it
-_OPENING = re.compile(r'R"([^()\\\s]{0,16})\(|"(?:\\.|[^"\\])*"|//|/\*')
-_TAG = re.compile(r"\{%[-+]?\s*(\w+)([^%]*)")
-_ASSIGNMENT = re.compile(r"[\w.,\s]+=(?!=)")
 _CAPTURING = ("call", "filter", "macro", "set")
 """Jinja's blocks whose text goes elsewhere."""
+_OPENING = (*_CAPTURING, "autoescape", "block", "for", "if", "trans", "with")
+# What may hide the beginning of a comment or a raw string in a line of C++, and these.
+_TOKEN = re.compile(
+    r'(?<!\w)(?:u8|[uUL])?R"(?:(?P<delimiter>[^()\\\s"]{0,16})\()?'
+    r"|\"(?:[^\"\\]|\\.)*(?:\"|$)|'(?:[^'\\]|\\.)'|<[^<>\s]*>|//|/\*"
+)
+_NEVER = "\0"
 
 
-def with_line_marks(text: str) -> tuple[str, list[int]]:
-    """The template with a ``#line`` after every block tag, and where each of its lines was.
+@dataclass
+class _Survey:
+    """What Jinja's lexer finds in a template, by number of the line.
+
+    Attributes:
+        joined: lines after which Jinja sees no new line: it is within what Jinja reads, or stripped
+            beside it.
+        begins: lines in which a block tag begins.
+        opened: blocks that are opened there and not closed.
+        captured: of these, such whose text goes elsewhere.
+        visible: the text that is left of a line.
+    """
+
+    joined: set[int] = field(default_factory=set)
+    begins: set[int] = field(default_factory=set)
+    opened: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    captured: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    visible: dict[int, str] = field(default_factory=lambda: defaultdict(str))
+
+
+def with_line_marks(text: str, environment: Environment) -> tuple[str, list[int]]:
+    """The template with a ``#line`` after every block, and where each of its lines was.
 
     A block tag on a line of its own shall leave no line behind, a false branch leaves out all its
     lines and a loop repeats them, and what Jinja reads may itself be several lines long: after each
     of them the compiler must be told where it is. Inside a preprocessor's macro of several lines, a
-    comment, a raw string or a tag, and inside a block whose text Jinja puts elsewhere or leaves
-    alone, it is told when that has ended.
+    comment, a raw string or a tag, and inside a block whose text Jinja puts elsewhere, it is told
+    when that has ended.
     """
     lines = _NEWLINE.split(text)
     last = len(lines) - (not lines[-1])
+    survey = _survey(text, environment)
     marked: list[str] = []
     origin: list[int] = []
     tags = ""
     captured = 0
     closing: str | None = None
-    inside_macro = due = raw = False
-    joined = _joined(text)
+    inside_macro = due = unfinished = False
     for number, line in enumerate(lines[:last], start=1):
-        raw_tags = _RAW.findall(line)
-        verbatim = raw and not raw_tags
-        if not verbatim and _OWN_LINE_TAG.fullmatch(line):
+        if number in survey.begins and _OWN_LINE_TAG.fullmatch(line):
             tags += line.strip()
             due = True
         else:
@@ -46,38 +72,56 @@ def with_line_marks(text: str) -> tuple[str, list[int]]:
             origin.append(number)
             tags = ""
             inside_macro = line.endswith("\\")
-            closing = _left_open(line, closing)
-            due = due or number - 1 in joined or (not verbatim and _TAG.search(line) is not None)
-        if not verbatim:
-            captured = max(0, captured + sum(map(_opened, _TAG.finditer(line))))
-        raw = raw_tags[-1] == "raw" if raw_tags else raw
-        if due and not (inside_macro or captured or raw or closing or number in joined):
+            closing = _left_open(survey.visible[number], closing)
+            unfinished = number in survey.joined
+            due = due or number - 1 in survey.joined or survey.opened[number] != 0
+        captured = max(0, captured + survey.captured[number])
+        if due and not (inside_macro or captured or closing or unfinished):
             marked.append(f"{tags}#line {number + 1}")
             origin.append(number)
             tags, due = "", False
     return "\n".join([*marked, tags]), [*origin, last or 1]
 
 
-def _joined(text: str) -> set[int]:
-    """Numbers of lines after which Jinja sees no new line: it is within what Jinja reads, or
-    stripped beside it."""
-    joined: set[int] = set()
-    for match in _READ_BY_JINJA.finditer(text):
-        begin, end = match.span()
-        if match[0][2] == "-":
-            begin = len(text[:begin].rstrip())
-        if match[0][-3] == "-":
-            end = len(text) - len(text[end:].lstrip())
-        first = len(_NEWLINE.findall(text, 0, begin)) + 1
-        joined.update(range(first, first + len(_NEWLINE.findall(text, begin, end))))
-    return joined
+def _survey(text: str, environment: Environment) -> _Survey:
+    from jinja2 import TemplateSyntaxError
+
+    found = _Survey()
+    try:
+        tokens = list(environment.lexer.tokeniter(text, None))
+    except TemplateSyntaxError:  # which rendering says better
+        return found
+    block: list[str] | None = None  # its words so far
+    for i, (line, kind, value) in enumerate(tokens):
+        breaks = value.count("\n")
+        if kind == "data":
+            for below, part in enumerate(value.split("\n")):
+                found.visible[line + below] += part
+            after = tokens[i + 1][0] if i + 1 < len(tokens) else line + breaks
+            found.joined.update(range(line + breaks, after))
+            continue
+        found.joined.update(range(line, line + breaks))
+        if kind in ("block_begin", "raw_begin", "raw_end"):
+            found.begins.add(line)
+            block = []
+        elif kind == "block_end" and block:
+            name, *rest = block
+            change = 1 if name in _OPENING else -1 if name.startswith("end") else 0
+            if name == "set" and "=" in rest:
+                change = 0
+            found.opened[line] += change
+            found.captured[line] += change if name.removeprefix("end") in _CAPTURING else 0
+            block = None
+        elif block is not None and kind in ("name", "operator"):
+            block.append(value)
+    return found
 
 
 def _left_open(line: str, closing: str | None) -> str | None:
     """What will end the comment or the raw string that a line is in when it ends, if it is.
 
     Args:
-        line: of C++, with tags.
+        line: of C++.
         closing: the same of the line before.
     """
     at = 0
@@ -87,20 +131,13 @@ def _left_open(line: str, closing: str | None) -> str | None:
             if end < 0:
                 return closing
             at, closing = end + len(closing), None
-        match = _OPENING.search(line, at)
+        match = _TOKEN.search(line, at)
         if match is None or match[0] == "//":
             return None
         at = match.end()
         if match[0] == "/*":
             closing = "*/"
-        elif match[1] is not None:
-            closing = f'){match[1]}"'
-
-
-def _opened(tag: re.Match[str]) -> int:
-    """1 of a tag that begins a block whose text goes elsewhere, -1 of one that ends it."""
-    name, rest = tag.groups()
-    if name.startswith("end") and name[3:] in _CAPTURING:
-        return -1
-    # What is set to a value has no block.
-    return int(name in _CAPTURING and not (name == "set" and _ASSIGNMENT.match(rest)))
+        elif match["delimiter"] is not None:
+            closing = f'){match["delimiter"]}"'
+        elif match[0].endswith('R"'):
+            return _NEVER  # a tag computes the delimiter: rather no marks than some in the string

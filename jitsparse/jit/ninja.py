@@ -22,12 +22,14 @@ def commands(staging: Path, source: str) -> list[str]:
 
 
 def dependencies(staging: Path) -> set[str]:
-    """Real paths of the files elsewhere that the compiler read, by its own account."""
+    """Real paths of the files elsewhere that the compiler read, by its own account; of those that
+    belong to a C++ compiler it keeps none. Empty where a wrapper keeps the account back."""
     lines = _ask("deps", staging).splitlines()
     named = (line.strip() for line in lines if line.startswith(" "))
     here = os.path.realpath(staging)
     paths = {os.path.realpath(os.path.join(here, name)) for name in named}
-    return {path for path in paths if not path.startswith(here + os.sep)}
+    # ninja takes ".." behind a link for the directory before it, where there may be nothing.
+    return {path for path in paths if not path.startswith(here + os.sep) and os.path.isfile(path)}
 
 
 def _ask(what: str, staging: Path) -> str:
@@ -36,8 +38,8 @@ def _ask(what: str, staging: Path) -> str:
     program = str(directory / "ninja") if directory else "ninja"
     try:
         answer = forks.programs().run(
-            [program, "-t", what], cwd=staging, capture_output=True, text=True, timeout=60
+            [program, "-t", what], cwd=staging, capture_output=True, timeout=60
         )
     except (OSError, subprocess.SubprocessError):
         return ""
-    return str(answer.stdout)
+    return str(os.fsdecode(answer.stdout))

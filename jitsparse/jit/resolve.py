@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jitsparse.errors import CacheMiss, ToolchainError, UnwritableCache
+from jitsparse.errors import CacheMiss, CompileError, ToolchainError, UnwritableCache
 from jitsparse.jit import cache as caches
 from jitsparse.jit import config, forks, key, progress, toolchain
 from jitsparse.jit.cache import Cache
@@ -180,7 +180,12 @@ def _build(sought: Sought, tools: toolchain.Toolchain, cache: Cache) -> Entry | 
     progress.say("debug", f"building {sought.variant.name} (key {sought.key}) in {staging}")
     try:
         cache.make_staging(staging)
-        seconds = build.build(sought.template, sought.variant, sought.name, tools, staging)
+        try:
+            seconds = build.build(sought.template, sought.variant, sought.name, tools, staging)
+        except (build.BuildFailure, CompileError):
+            if sought.read():
+                return None
+            raise
         if sought.read():
             return None
         meta = {"key": sought.key, "fields": sought.fields, "compile_seconds": seconds}

@@ -258,6 +258,8 @@ def parse_pins(text: str, origin: str = "") -> tuple[Pin, ...]:
         kinds: dict[str, str] = {}
         for each in filters:
             kind = _kind(each)
+            if kind is None and _is_of_others(op):
+                continue  # it may be one of theirs; what the pin is not for says its operation
             if kind is None:
                 raise PinError(
                     f"{origin}{each!r} in pin {part!r} is not a filter: use a dtype "
@@ -305,7 +307,11 @@ def _applying(pins: Sequence[Pin], candidates: tuple[Candidate, ...], origin: st
 def is_of_others(pinned: Pin) -> bool:
     """Whether a pin names an operation that nothing here has, and that is no misspelt one of ours:
     in the environment it may be for another program, or for a package that is imported later."""
-    return pinned.op not in _ops and not difflib.get_close_matches(pinned.op, _ops, 1)
+    return _is_of_others(pinned.op)
+
+
+def _is_of_others(op: str) -> bool:
+    return op not in _ops and not difflib.get_close_matches(op.lower(), _ops, 1)
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from typing import Literal
 from jitsparse.errors import CompileError, ConfigError
 from jitsparse.jit.variant import Variant
 
-__all__ = ["Context", "Template", "headers", "render"]
+__all__ = ["Context", "Template", "headers", "own_headers", "render", "roots_of"]
 
 Context = Mapping[str, "str | int | bool"]
 
@@ -114,12 +114,12 @@ def render(template: Template, context: Context) -> str:
 
     from jitsparse.jit.line_marks import with_line_marks
 
-    text, lines = with_line_marks(template.text())
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
         autoescape=False,
     )
+    text, lines = with_line_marks(template.text(), environment)
     try:
         code = environment.compile(text, filename=str(template.source))
         compiled = jinja2.Template.from_code(environment, code, environment.make_globals(None))
@@ -146,9 +146,8 @@ def headers(template: Template, context: Context) -> dict[str, str]:
         which bytes that are not UTF-8 are escaped (``surrogateescape``); sorted.
 
     Raises:
-        CompileError: an include of the template does not say which file it means: its name is
-            computed, by a macro or by anything but a plain ``{{ name }}``, or stands on another
-            line. (What a header so includes is asked of the compiler when there is a build.)
+        CompileError: an include does not say which file it means: its name is computed, by a macro
+            or by anything but a plain ``{{ name }}``, or stands on another line.
     """
     return dict(sorted(own_headers(template, context).values()))
 
@@ -174,7 +173,7 @@ def own_headers(template: Template, context: Context) -> dict[str, tuple[str, st
             name = match[2] or match[3] or ""
             if is_template:
                 name = _PLACEHOLDER.sub(lambda m: str(context.get(m[1], m[0])), name)
-            if is_template and (not name or "{{" in name or "{%" in name):
+            if not name or (is_template and ("{{" in name or "{%" in name)):
                 line = text.count("\n", 0, match.start()) + 1
                 raise _unknown_include(template, including, line, match[1], name)
             if is_template and name == f"kernel{template.suffix}":
@@ -185,7 +184,7 @@ def own_headers(template: Template, context: Context) -> dict[str, tuple[str, st
                 )
             beside = (os.path.dirname(including),) if match[2] else ()
             for directory in (*beside, *roots):
-                path = os.path.normpath(os.path.join(directory, name))
+                path = _as_opened(os.path.join(directory, name))
                 if path not in seen and os.path.isfile(path):
                     with open(path, encoding="utf-8", errors="surrogateescape") as file:
                         content = file.read()
@@ -210,6 +209,14 @@ def _includes(text: str) -> Iterable[re.Match[str]]:
         bare = _COMMENT.sub(lambda comment: re.sub(r"[^\n]", " ", comment[0]), text)
         found |= {match.start(): match for match in _INCLUDE.finditer(bare)}
     return found.values()
+
+
+def _as_opened(path: str) -> str:
+    """The path without what does not lead elsewhere; `..` behind a link does."""
+    plain = os.path.normpath(path)
+    if ".." in path and os.path.realpath(plain) != os.path.realpath(path):
+        return os.path.realpath(path)
+    return plain
 
 
 def _unused(label: str, taken: set[str]) -> str:

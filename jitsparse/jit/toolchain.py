@@ -97,6 +97,16 @@ class Compiler:
             memo.write(identity, version)
         return version
 
+    def header_directories(self) -> list[Path]:
+        """Where it looks for headers without being told; none where it does not say."""
+        command = [str(self.path), "-E", "-v", "-x", "c++", os.devnull]
+        try:
+            answer = forks.programs().run(command, capture_output=True, timeout=60)
+        except (OSError, subprocess.SubprocessError):
+            return []
+        lines = os.fsdecode(answer.stderr).splitlines()
+        return [Path(line.strip()) for line in lines if line.startswith(" /")]
+
     def ask(self) -> str:
         """The same, from the compiler itself, whatever it said before.
 
@@ -146,6 +156,13 @@ class Toolchain:
         parts = (("nvcc", self.nvcc), ("ccbin", self.ccbin), ("c++", self.cxx))
         versions = [f"{name}: {each.version(memo)}" for name, each in parts if each]
         return "\n".join([*versions, *self.nvcc_settings])
+
+    def header_directories(self) -> list[Path]:
+        """Where headers lie that belong to the compilers, by their own account."""
+        found = [] if self.cuda_home is None else [self.cuda_home]
+        for each in filter(None, (self.cxx, self.ccbin)):
+            found += each.header_directories()
+        return found
 
 
 def find(language: Literal["c++", "cuda"]) -> Toolchain:

@@ -11,12 +11,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-__all__ = ["GPUS", "TABLE", "gpu_of", "machine_of", "prices_of"]
+__all__ = ["GPUS", "TABLE", "gpu_of", "machines_of", "prices_of"]
 
 TABLE = Path(__file__).with_name("costs.json")
 
 GPUS = ("H200", "H100")
 """GPUs whose times there are; the first stands for those that are not here."""
+
+_MACHINES = {
+    "H200": ("NVIDIA H200", "NVIDIA H200 NVL", "NVIDIA GH200 480GB"),
+    "H100": ("NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "NVIDIA H100 NVL"),
+}
 
 
 def gpu_of(machine: str) -> str | None:
@@ -24,9 +29,9 @@ def gpu_of(machine: str) -> str | None:
     return next((gpu for gpu in GPUS if gpu in machine), None)
 
 
-def machine_of(gpu: str) -> str:
-    """The name of a machine that has one of :data:`GPUS`, as its driver says it."""
-    return f"NVIDIA {gpu}"
+def machines_of(gpu: str) -> tuple[str, ...]:
+    """Names of machines that have one of :data:`GPUS`, as their drivers say them."""
+    return _MACHINES[gpu]
 
 
 def prices_of(kind: str, gpu: str) -> list[float] | None:

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from jitsparse.blocks import places_of, require_like, taken
 from jitsparse.checks import check_indices
 from jitsparse.errors import ArgumentError
+from jitsparse.layout import div_up
 from jitsparse.nn.moving import moves_of, require_trained
 from jitsparse.pattern import Pattern
 
@@ -219,9 +220,15 @@ class PatternBuffers(nn.Module):
         return self
 
     @property
-    def _facts(self) -> dict[str, tuple[int, int]]:
-        """What the indices of a state dict do not say: how many columns the matrix has, for one."""
-        return {"shape": self._pattern.shape, "block_size": self._pattern.block_size}
+    def _facts(self) -> dict[str, Any]:
+        """What the indices of a state dict do not say, how many columns the matrix has for one; and
+        something by which to know these indices."""
+        pattern = self._pattern
+        return {
+            "shape": pattern.shape,
+            "block_size": pattern.block_size,
+            "nnz_blocks": pattern.nnz_blocks,
+        }
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
@@ -271,12 +278,18 @@ class PatternBuffers(nn.Module):
     ) -> str | None:
         """Take over the pattern of a state dict, and make room for its values; what is wrong with
         it, or None."""
-        for name, mine in self._facts.items():
-            theirs = tuple(local_metadata.get(name, mine))
-            if theirs != mine:
-                return f" has {name} {theirs} in the state dict, and {mine} here"
         crow, col = (state_dict[prefix + name] for name in _INDICES)
         old = self._pattern
+        facts = {name: local_metadata.get(name, mine) for name, mine in self._facts.items()}
+        # Where entries were renamed, the metadata are those of others.
+        if _are_of(facts, crow, col):
+            for name in ("shape", "block_size"):
+                theirs, mine = tuple(facts[name]), self._facts[name]
+                if theirs != mine:
+                    return (
+                        f" has {name} {theirs} in the state dict, and {mine} here (if its entries "
+                        "were renamed: del state_dict._metadata)"
+                    )
         try:
             assign = local_metadata.get("assign_to_params_buffers", False)
             device = crow.device if assign else self.values.device
@@ -325,6 +338,17 @@ class PatternBuffers(nn.Module):
             self._emptied = _marks(self.crow_indices, self.col_indices)
         # After a copy or a load the buffers are new tensors, maybe on another device.
         self._follow_buffers()
+
+
+def _are_of(facts: dict[str, Any], crow: Any, col: Any) -> bool:
+    """Whether metadata may be of these indices."""
+    rows, block_rows = facts["shape"][0], facts["block_size"][0]
+    return (
+        isinstance(crow, Tensor)
+        and isinstance(col, Tensor)
+        and crow.numel() == div_up(rows, block_rows) + 1
+        and col.numel() == facts["nnz_blocks"]
+    )
 
 
 def _judged(indices: Tensor) -> Tensor:

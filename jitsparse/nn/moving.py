@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -82,7 +83,7 @@ def _is_of_no_block(kept: object) -> bool:
         return all(map(_is_of_no_block, kept.values()))
     if isinstance(kept, Tensor):
         return kept.numel() <= 1
-    return kept is None or isinstance(kept, (bool, int, float, complex, str))
+    return kept is None or isinstance(kept, (numbers.Number, str, torch.dtype, torch.device))
 
 
 def _holder(values: nn.Parameter, optimizer: torch.optim.Optimizer) -> Tensor:

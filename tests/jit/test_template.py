@@ -137,11 +137,11 @@ def test_an_include_may_be_a_name_of_the_context(tmp_path: Path) -> None:
     "include", ["#include CONFIG", "#include /* it */ IT", '#include \\\n"a.h"', "# import NAME"]
 )
 def test_an_include_has_to_name_its_file(include: str, tmp_path: Path) -> None:
-    """In a template; what a header includes the compiler tells."""
+    tree(tmp_path, {"inc/a.h": f"// first\n{include}\n"})
+    with pytest.raises(CompileError, match=r'inc/a\.h:2: #i.*: write a name in "" or <>'):
+        headers(written(tmp_path, '#include "a.h"\n'), {})
     with pytest.raises(CompileError, match=r't\.jinja:2: #i.*: write a name in "" or <>'):
         headers(written(tmp_path, f"// first\n{include}\n"), {})
-    tree(tmp_path, {"inc/a.h": f"// first\n{include}\n"})
-    assert list(headers(written(tmp_path, '#include "a.h"\n'), {})) == ["a.h"]
 
 
 def test_what_is_in_a_comment_includes_nothing(tmp_path: Path) -> None:
@@ -238,6 +238,17 @@ def test_names_do_not_depend_on_the_place(tmp_path: Path) -> None:
         "{% raw %}\n{% if %}\n{{ a }}\n{% endraw %}\nx\n",
         'auto s = R"q(\n{% if yes %}\n"\n{% endif %}\n)q";\nx\n',
         "\ufeff{% if yes %}\na\n{% endif %}\nx\n",
+        "int a = {{ n -}}\n{% if yes %}\n;\n{% endif %}\nx\n",
+        "{% set s = '%}' ~\n 'b' %}\nx\n",
+        "{{ {'a':\n {'b': 1}}\n['a']['b'] }}\nx\n",
+        '{% if no %}\nb\n{% endif %}\nputs(FMT_R"(%d)");\n{% if no %}\nb\n{% endif %}\nx\n',
+        "{# {% raw %} #}\n{% if no %}\nb\n{% endif %}\nx\n",
+        "{% raw %}\n{#\n{% endraw %}\n{% if no %}\nb\n{% endif %}\nx\n",
+        'char a = \'"\'; auto z = "/*";\n{% if no %}\nb\n{% endif %}\nx\n',
+        "#include <a/*.h>\n{% if no %}\nb\n{% endif %}\nx\n",
+        "{% set\n a = 3 %}\nx\n",
+        "{# {% set x %} #}\n{% if no %}\nb\n{% endif %}\nx\n",
+        "{% set (a, b) = (1, 2) %}\nx\n",
         "a\r\n{% if no %}\r\nb\r\n{% endif %}\r\nx\r\n",
     ],
 )
@@ -256,6 +267,20 @@ def test_what_is_rendered_is_the_authors_text(tmp_path: Path) -> None:
     assert "// a form\x0cfeed, \x85 and \u2028\n" in rendered
     assert "{% if %}\n" in rendered
     assert 'R"(\nin\n)"' in rendered
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('f(\'"\', R"({% if yes %}\nin{% endif %}\n)")\n', 'R"(\nin\n)"'),
+        ('R"{{ d }}({% if yes %}\nin{% endif %}\n)q"\n', 'R"q(\nin\n)q"'),
+        ("#define A(x) {% if yes %}(x) + \\{% endif %}\n  1\n", "#define A(x) (x) + \\\n  1\n"),
+        ("#define A(x) (x) + {{ back }}\n  1\n", "#define A(x) (x) + \\\n  1\n"),
+    ],
+)
+def test_no_mark_is_where_it_would_be_text(text: str, expected: str, tmp_path: Path) -> None:
+    context = {"yes": True, "d": "q", "back": "\\"}
+    assert expected in render(written(tmp_path, text), context)
 
 
 def test_what_a_template_raises_has_its_line(tmp_path: Path) -> None:
