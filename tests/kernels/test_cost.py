@@ -248,6 +248,8 @@ def test_gpus_have_prices_of_their_own() -> None:
     """What any of them chooses is in the default tables."""
     names = ("NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "NVIDIA GH200 480GB")
     assert [price_table.gpu_of(name) for name in names] == ["H200", "H100", "H100", "H200"]
+    for gpu in price_table.GPUS:
+        assert {price_table.gpu_of(name) for name in price_table.machines_of(gpu)} == {gpu}
     assert price_table.gpu_of("NVIDIA A100-SXM4-80GB") is None
     # Measured: panels of 192 rows 470 us on an H100, of 128 rows 514; 437 and 444 on an H200.
     problem = product_problem("dds", "cuda", "bf16", (64, 64), "nn", (8192, 8192, 8192), 0.25)
