@@ -33,15 +33,18 @@ class _Survey:
         joined: lines after which Jinja sees no new line: it is within what Jinja reads, or stripped
             beside it.
         begins: lines in which a block tag begins.
-        opened: blocks that are opened there and not closed.
-        captured: of these, such whose text goes elsewhere.
+        tags: of a line's blocks: 1 that opens one, -1 that closes one, 0 that divides it (else).
+        captured: blocks that are opened there and not closed, whose text goes elsewhere.
+        glued: lines in which a loop begins whose text ends within a line, which goes on with the
+            beginning when it is repeated.
         visible: the text that is left of a line.
     """
 
     joined: set[int] = field(default_factory=set)
     begins: set[int] = field(default_factory=set)
-    opened: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    tags: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     captured: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    glued: set[int] = field(default_factory=set)
     visible: dict[int, str] = field(default_factory=lambda: defaultdict(str))
 
 
@@ -63,8 +66,25 @@ def with_line_marks(text: str, environment: Environment) -> tuple[str, list[int]
     captured = 0
     closing: str | None = None
     inside_macro = due = unfinished = False
+    # Of the blocks that are open: whether the text before them ends within a line; whether that of
+    # a branch does.
+    blocks: list[tuple[bool, bool]] = []
     for number, line in enumerate(lines[:last], start=1):
-        if number in survey.begins and _OWN_LINE_TAG.fullmatch(line):
+        found = survey.tags[number]
+        own_line = number in survey.begins and _OWN_LINE_TAG.fullmatch(line) is not None
+        if own_line and found and found[0] < 1 and blocks and (unfinished or any(blocks[-1])):
+            own_line = False  # its new line ends that text
+        for change in found:
+            if change == 1:
+                blocks.append((unfinished or not own_line, False))
+            elif blocks:
+                before, ended = blocks.pop()
+                ended = ended or unfinished
+                unfinished = before if change == 0 else before or ended
+                if change == 0:
+                    blocks.append((before, ended))
+        captured = max(0, captured + survey.captured[number])
+        if own_line:
             tags += line.strip()
             due = True
         else:
@@ -73,10 +93,11 @@ def with_line_marks(text: str, environment: Environment) -> tuple[str, list[int]
             tags = ""
             inside_macro = line.endswith("\\")
             closing = _left_open(survey.visible[number], closing)
-            unfinished = number in survey.joined
-            due = due or number - 1 in survey.joined or survey.opened[number] != 0
-        captured = max(0, captured + survey.captured[number])
-        if due and not (inside_macro or captured or closing or unfinished):
+            unfinished = unfinished if captured else number in survey.joined
+            due = due or number - 1 in survey.joined or sum(found) != 0 or 0 in found
+        unfinished = unfinished or number in survey.glued
+        stands_alone = not (unfinished or number in survey.joined)
+        if due and stands_alone and not (inside_macro or captured or closing):
             marked.append(f"{tags}#line {number + 1}")
             origin.append(number)
             tags, due = "", False
@@ -92,25 +113,35 @@ def _survey(text: str, environment: Environment) -> _Survey:
     except TemplateSyntaxError:  # which rendering says better
         return found
     block: list[str] | None = None  # its words so far
+    begun: list[tuple[str, int]] = []  # the blocks that are open, and lines in which they begin
     for i, (line, kind, value) in enumerate(tokens):
         breaks = value.count("\n")
         if kind == "data":
             for below, part in enumerate(value.split("\n")):
                 found.visible[line + below] += part
-            after = tokens[i + 1][0] if i + 1 < len(tokens) else line + breaks
-            found.joined.update(range(line + breaks, after))
-            continue
-        found.joined.update(range(line, line + breaks))
+        else:
+            found.joined.update(range(line, line + breaks))
+        # What is stripped beside a tag is in no token.
+        after = tokens[i + 1][0] if i + 1 < len(tokens) else line + breaks
+        found.joined.update(range(line + breaks, after))
         if kind in ("block_begin", "raw_begin", "raw_end"):
             found.begins.add(line)
             block = []
         elif kind == "block_end" and block:
             name, *rest = block
-            change = 1 if name in _OPENING else -1 if name.startswith("end") else 0
-            if name == "set" and "=" in rest:
-                change = 0
-            found.opened[line] += change
-            found.captured[line] += change if name.removeprefix("end") in _CAPTURING else 0
+            opens = name in _OPENING and not (name == "set" and "=" in rest)
+            change = 1 if opens else -1 if name.startswith("end") else 0
+            if change or name in ("else", "elif"):
+                found.tags[line].append(change)
+            if change < 1 and begun and begun[-1][0] == "for" and name in ("else", "endfor"):
+                if found.visible[line].strip() or line - 1 in found.joined:
+                    found.glued.add(begun[-1][1])
+            if opens:
+                begun.append((name, line))
+            elif change < 0 and begun:
+                begun.pop()
+            if name.removeprefix("end") in _CAPTURING:
+                found.captured[line] += change
             block = None
         elif block is not None and kind in ("name", "operator"):
             block.append(value)

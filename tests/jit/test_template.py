@@ -6,11 +6,15 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import jinja2
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jitsparse.errors import CompileError, ConfigError
 from jitsparse.jit import Template, Variant
 from jitsparse.jit.key import fields_of
+from jitsparse.jit.line_marks import with_line_marks
 from jitsparse.jit.template import headers, render
 
 VARIANT = Variant("a", "b", "c", "d")
@@ -291,3 +295,53 @@ def test_what_a_template_raises_has_its_line(tmp_path: Path) -> None:
     ):
         with pytest.raises(CompileError, match=rf"t\.jinja:2: {name}: "):
             render(written(tmp_path, text), {})
+
+
+OF_JINJA = (
+    *("a\n", "b {{ n }}\n", "\n", "{{ n -}}\n", "{{- n }}\n", "{# c #}\n", "{# c\nd #}\n"),
+    *("{% if yes %}\n", "{% if no %}\n", "  {% if yes %}\n", "{%- if yes %}\n", "{% if no -%}\n"),
+    *("{% else %}\n", "{% else -%}\n", "{%- else %}\n", "{% elif yes %}\n", "{% endif %}\n"),
+    *("{% endif -%}\n", "x {% if no %}y{% endif %}\n", "x {% if no %}\ny\n", "z {% endif %} w\n"),
+    *("{% for i in r %}\n", "{% endfor %}\n", "v {% endfor %}\n", "{%- endfor %}\n"),
+    *("{% set q = 1 %}\n", "{% set w %}\n", "{% endset %}\n", "{% raw %}\n", "{% endraw %}\n"),
+    *("{% macro m() %}\n", "{% endmacro %}\n", "{% if no %}{% if yes %}\n"),
+    *("/* q\n", "*/\n", 'R"(\n', ')"\n', '"s"\n', "#define A \\\n", "// it's\n", "'\"'\n"),
+)
+CONTEXT = {"n": 5, "yes": True, "no": False, "r": range(2)}
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.sampled_from(OF_JINJA), max_size=9).map("".join))
+def test_marks_are_lines_of_their_own_and_nothing_else_changes(text: str) -> None:
+    environment = jinja2.Environment(keep_trailing_newline=True)
+    try:
+        plain = environment.from_string(text).render(CONTEXT)
+    except jinja2.TemplateError:
+        return
+    marked, _ = with_line_marks(text, environment)
+    rendered = environment.from_string(marked).render(CONTEXT)
+    rest = re.sub(r"(?m)^#line \d+(\n|\Z)", "", rendered)
+    assert "".join(rest.split()) == "".join(plain.split())
+    assert "#line" not in rest
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from([each for each in OF_JINJA[:24] if not set("v-") & set(each)]), max_size=9
+    )
+)
+def test_text_has_its_own_number(pieces: list[str]) -> None:
+    """Of lines that stand alone wherever a branch was left out, a loop repeated or a tag long."""
+    text = ""
+    for piece in pieces:
+        text += f"<{text.count(chr(10)) + 1}>\n" + piece
+    environment = jinja2.Environment(keep_trailing_newline=True)
+    marked, _ = with_line_marks(text, environment)
+    try:
+        rendered = environment.from_string(marked).render(CONTEXT)
+    except jinja2.TemplateError:
+        return
+    for number, line in compiler_lines("#line 1\n" + rendered):
+        if re.fullmatch(r"<\d+>", line):
+            assert line == f"<{number}>", rendered
