@@ -253,9 +253,11 @@ def _of_model(
             )
         ]
         here = [target for target in targets if registry.device_of(target) == where]
-        for target, problem, gpu in product(here, problems, registry.prices_for(where, index)):
-            # Of what is not here; what is here has one choice.
-            for machine in (None, *price_table.machines_of(gpu)):
+        gpus = registry.prices_for(where, index)
+        for target, problem, gpu in product(here, problems, gpus):
+            # What is here has one choice.
+            elsewhere = price_table.machines_of(gpu) if len(gpus) > 1 else ()
+            for machine in (None, *elsewhere):
                 choice = choose(problem, target, index, gpu, machine)
                 variants[choice.candidate.variant] = None
     return list(variants)

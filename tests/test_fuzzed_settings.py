@@ -27,7 +27,7 @@ from jitsparse.doctor.software import Torch
 from jitsparse.errors import ConfigError, PinError
 from jitsparse.jit import config
 from jitsparse.jit.environment import VARIABLES, Config, legal_part
-from jitsparse.jit.selection import parse_pins
+from jitsparse.jit.pins import parse_pins
 
 # What has broken parsers before. None is an absolute path at which anything could be created.
 NUMBERS = ("0", "-1", "1e999", "nan", "inf", "1_000", "0x10", "+5", "1.5", "9" * 30, "9" * 5000)

@@ -17,6 +17,7 @@ from jitsparse.jit import (
     declare_ops,
     declare_values,
     pin,
+    pins,
     selection,
     tuned,
 )
@@ -234,16 +235,16 @@ def test_blocks_of_threads_end_in_any_order(cache_dir: Path) -> None:
 @pytest.mark.parametrize("filters", ["f32:bf16", "sm90a:bf16:sm80", "b32:b64x32", "avx2:avx512"])
 def test_filters_that_contradict_each_other_are_an_error(filters: str) -> None:
     with pytest.raises(PinError, match="would never apply, since no kernel has both"):
-        selection.parse_pins(f"mul:{filters}=simt")
+        pins.parse_pins(f"mul:{filters}=simt")
 
 
 def test_a_block_may_be_named_twice_in_two_ways() -> None:
-    assert len(selection.parse_pins("mul:b32:b32x32:s4:bf16=simt")) == 1
+    assert len(pins.parse_pins("mul:b32:b32x32:s4:bf16=simt")) == 1
 
 
 def test_a_filter_that_nothing_could_pass_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """A misspelt block would pin nothing, in silence."""
-    monkeypatch.setattr(selection, "_values", {})
+    monkeypatch.setattr(pins, "_values", {})
     declare_values("b", ("32", "32x32"), ["mul"])
     with pytest.raises(PinError, match=r"no b is 31\. Legal: 32, 32x32"):
         chosen("mul:b31=simt")
@@ -265,7 +266,7 @@ def test_a_pin_in_the_environment_may_be_another_programs() -> None:
 
 
 def test_dtypes_of_own_operations_are_filters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection, "_dtypes", set())
+    monkeypatch.setattr(pins, "_dtypes", set())
     with pytest.raises(PinError, match=r"'e4m3' in pin .* is not a filter"):
         chosen("mul:e4m3=simt", dtype="e4m3")
     declare_ops("mul", dtypes=["e4m3"])

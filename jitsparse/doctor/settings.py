@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from jitsparse.doctor.finding import Finding
 from jitsparse.doctor.software import Torch
 from jitsparse.errors import ConfigError, JitsparseError, PinError
-from jitsparse.jit import selection
+from jitsparse.jit import pins, selection
 from jitsparse.jit.cache import Cache
 from jitsparse.jit.environment import VARIABLES, Config
 
@@ -79,25 +79,25 @@ def check_rank(settings: Config) -> Iterator[Finding]:
 def _check_pin(settings: Config, torch: Torch) -> Iterator[Finding]:
     """Pins that cannot be read, and those that the calls which they are for cannot obey here."""
     try:
-        pins = selection.parse_pins(settings.pin, "JITSPARSE_PIN: ")
-        for pinned in pins if torch.usable else ():
+        asked = pins.parse_pins(settings.pin, "JITSPARSE_PIN: ")
+        for pinned in asked if torch.usable else ():
             yield from _check_obeyable(pinned, settings, torch)
     except PinError as error:
         remedy = "jitsparse explain prints the variants that a pin may name for a call."
         yield Finding("variable.JITSPARSE_PIN", "fail", str(error), remedy)
 
 
-def _check_obeyable(pinned: selection.Pin, settings: Config, torch: Torch) -> Iterator[Finding]:
+def _check_obeyable(pinned: pins.Pin, settings: Config, torch: Torch) -> Iterator[Finding]:
     # These import torch; the registry says what operations there are.
     from jitsparse.checks import BLOCK_SIZES
     from jitsparse.kernels import registry
 
-    if selection.is_of_others(pinned):
+    if pins.is_of_others(pinned.op):
         text = f"{pinned.text!r} pins an operation that jitsparse does not have"
         remedy = f"If no program of yours has {pinned.op!r}, take the pin away."
         yield Finding("variable.JITSPARSE_PIN", "warn", text, remedy)
         return
-    selection.check_pin(pinned, "JITSPARSE_PIN")
+    pins.check_pin(pinned, "JITSPARSE_PIN")
     targets = [*settings.cuda_arch]
     with contextlib.suppress(JitsparseError):  # which check_targets reports
         targets.append(registry.target_of("cpu"))

@@ -47,7 +47,8 @@ from jitsparse.jit.config import first_use
 from jitsparse.jit.describe import Description, describe, explain_miss
 from jitsparse.jit.entry import Entry
 from jitsparse.jit.kernel import Kernel, compile_only, is_cached, load, obtainable
-from jitsparse.jit.selection import Candidate, Choice, choose, declare_ops, declare_values, pin
+from jitsparse.jit.pins import declare_ops, declare_values, pin
+from jitsparse.jit.selection import Candidate, Choice, choose
 from jitsparse.jit.targets import cpu_target, cuda_target
 from jitsparse.jit.template import Template
 from jitsparse.jit.variant import Variant

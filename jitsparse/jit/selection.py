@@ -1,58 +1,36 @@
 """Which variant runs: candidates in a family's order of preference, and the user's say in it.
 
 Precedence: explicit argument > ``with pin(...)`` > ``JITSPARSE_PIN`` > tuned table > first legal
-candidate. A pin is ``op[:filter]*=[family.]knob[.knob]*``, several of them separated by ``;``.
-Before the ``=`` stands what it applies to: an operation, then filters (a dtype ``bf16``, a knob
-``b32`` or ``b32x64``, a target ``sm90a``). After it stands what the variant must be: a family,
-knobs, or both, or a whole variant name. Example::
-
-    JITSPARSE_PIN="dsd=t64x256x64.s2; sdd:bf16:b16=mma"
-
-A pin is an order: what no legal candidate satisfies raises, and nothing falls back.
+candidate. A pin (:mod:`jitsparse.jit.pins`) is an order: what no legal candidate satisfies raises,
+and nothing falls back.
 """
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import functools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from jitsparse.errors import PinError, UnsupportedProblem
-from jitsparse.jit import config, progress, tuned
-from jitsparse.jit.environment import CPU_TARGETS
+from jitsparse.jit import progress, tuned
+from jitsparse.jit.pins import (
+    ENVIRONMENT,
+    Pin,
+    check_pin,
+    declare_ops,
+    has_knob,
+    in_force,
+    is_of_others,
+)
 from jitsparse.jit.targets import cpu_name
 from jitsparse.jit.template import Template
 from jitsparse.jit.variant import Variant
 
-__all__ = [
-    "Candidate",
-    "Choice",
-    "Pin",
-    "check_obeyable",
-    "check_pin",
-    "choose",
-    "declare_ops",
-    "declare_values",
-    "is_of_others",
-    "parse_pins",
-    "pin",
-]
+__all__ = ["Candidate", "Choice", "check_obeyable", "choose"]
 
-ENVIRONMENT = "JITSPARSE_PIN"
-DTYPES = ("f64", "f32", "tf32", "f16", "bf16")
-_TARGET = re.compile(r"sm\d+[af]?")
 _KNOB = re.compile(r"[a-z][a-z0-9]+")
-_BLOCK = re.compile(r"[a-z]\d+(x\d+)*")
-
-_ops: set[str] = set()
-_dtypes: set[str] = set()
-_values: dict[tuple[str, str], tuple[str, ...]] = {}
-"""By operation and knob."""
-_pinned: list[Sequence[Pin]] = []
-"""Pins of the ``with`` blocks in force, the innermost last."""
 
 
 @dataclass(frozen=True)
@@ -93,89 +71,6 @@ class Choice:
     not_tuned: str | None = None
 
 
-@dataclass(frozen=True)
-class Pin:
-    """One parsed pin.
-
-    Attributes:
-        text: as written.
-        op: the operation it applies to.
-        filters: further conditions on the variant, for it to apply.
-        wanted: the right side, split at its dots: a family and knobs that the variant must have,
-            or its whole name.
-    """
-
-    text: str
-    op: str
-    filters: tuple[str, ...]
-    wanted: tuple[str, ...]
-
-    def applies_to(self, variant: Variant) -> bool:
-        """Whether the variant passes the filters."""
-        return variant.op == self.op and all(_passes(variant, each) for each in self.filters)
-
-    def mismatch(self, variant: Variant) -> str | None:
-        """In what the variant is not what the pin wants, or None if it is."""
-        if ".".join(self.wanted) == variant.name:
-            return None
-        knobs = list(self.wanted)
-        if knobs and knobs[0] == variant.family:
-            knobs.pop(0)
-        for knob in knobs:
-            if not _has_knob(variant, knob):
-                return f"not {knob}"
-        return None
-
-
-def declare_ops(*ops: str, dtypes: Sequence[str] = ()) -> None:
-    """Name the operations that pins may name, when a package that has them is imported.
-
-    Any other in a pin of the program is then an error; one in ``JITSPARSE_PIN``, which all programs
-    read, if it looks like a misspelt one of these.
-
-    Args:
-        ops: names of operations.
-        dtypes: of theirs, that pins may name as filters beside those that there are already.
-    """
-    _ops.update(ops)
-    _dtypes.update(dtypes)
-
-
-def declare_values(knob: str, values: Sequence[str], ops: Sequence[str]) -> None:
-    """Name the values that a knob of some operations may have in a pin's filter; any other is then
-    an error."""
-    _values.update({(op, knob): tuple(values) for op in ops})
-
-
-@contextlib.contextmanager
-def pin(text: str) -> Iterator[None]:
-    """Pin variants, for the whole process, inside a ``with`` block.
-
-    Args:
-        text: as in ``JITSPARSE_PIN``. Where blocks are nested, the inner one decides for the
-            operations that it names.
-
-    Example:
-        >>> import jitsparse as js
-        >>> with js.pin("dsd=t64x256x64"):
-        ...     pass
-
-    Raises:
-        PinError: the text is not a pin.
-    """
-    if not isinstance(text, str):
-        raise PinError(f"a pin is a text as in JITSPARSE_PIN, got {type(text).__name__}")
-    # A list of its own: blocks of several threads may end in another order than they began.
-    mine = [*parse_pins(text)]
-    _pinned.append(mine)
-    config.bump()
-    try:
-        yield
-    finally:
-        _pinned[:] = [each for each in _pinned if each is not mine]
-        config.bump()
-
-
 def choose(
     candidates: Sequence[Candidate],
     *,
@@ -206,12 +101,7 @@ def choose(
         wanted = Pin(explicit, op, (), tuple(explicit.strip().split(".")))
         candidate = _obey(wanted, everything, "the argument")
         return Choice(candidate, "argument", f"asked for as {explicit!r}", everything)
-    asked = parse_pins(config.get().pin, f"{ENVIRONMENT}: ")
-    sources = [
-        *(("context", "with pin(...)", pins) for pins in reversed(_pinned)),
-        ("environment", ENVIRONMENT, asked),
-    ]
-    for source, origin, pins in sources:
+    for source, origin, pins in in_force():
         applying = _applying(pins, everything, origin)
         if applying is not None:
             candidate = _obey(applying, everything, origin)
@@ -234,67 +124,11 @@ def choose(
     return Choice(legal[0], "heuristic", why, everything, entry, gone)
 
 
-def parse_pins(text: str, origin: str = "") -> tuple[Pin, ...]:
-    """Pins of a text.
-
-    Args:
-        text: as in ``JITSPARSE_PIN``.
-        origin: what an error message begins with.
-
-    Raises:
-        PinError: a part is not of the form ``op[:filter]*=[family.]knob[.knob]*``, or has words
-            that are no filters, or filters that contradict each other.
-    """
-    pins = []
-    for part in filter(None, (part.strip() for part in text.split(";"))):
-        left, separator, right = (piece.strip() for piece in part.partition("="))
-        op, *filters = left.split(":")
-        wanted = right.split(".")
-        if not separator or not op or not all(wanted) or not all(filters):
-            raise PinError(
-                f"{origin}{part!r} is not a pin. Write op[:filter]*=[family.]knob[.knob]*, as in "
-                "dsd:bf16:b64=mma.t64x128x64.s4."
-            )
-        kinds: dict[str, str] = {}
-        for each in filters:
-            kind = _kind(each)
-            if kind is None and _is_of_others(op):
-                continue  # it may be one of theirs; what the pin is not for says its operation
-            if kind is None:
-                raise PinError(
-                    f"{origin}{each!r} in pin {part!r} is not a filter: use a dtype "
-                    f"({', '.join(DTYPES)}), a target (sm90a, avx512) or a block (b32, b32x64)."
-                )
-            if _spelt_out(kinds.setdefault(kind, each)) != _spelt_out(each):
-                raise PinError(
-                    f"{origin}pin {part!r} would never apply, since no kernel has both "
-                    f"{kinds[kind]} and {each} as its {kind}. Write a pin for each of them."
-                )
-        pins.append(Pin(part, op, tuple(filters), tuple(wanted)))
-    return tuple(pins)
-
-
-def _kind(text: str) -> str | None:
-    """What a filter speaks of, or None if it is no filter."""
-    if text in DTYPES or text in _dtypes:
-        return "dtype"
-    if text in CPU_TARGETS or _TARGET.fullmatch(text):
-        return "target"
-    if not _BLOCK.fullmatch(text):
-        return None
-    return "block" if text[0] == "b" else f"knob {text[0]}"
-
-
-def _spelt_out(word: str) -> str:
-    """A knob as a variant's name has it: ``b32`` is short for ``b32x32``."""
-    return f"{word}x{word[1:]}" if word[1:].isdigit() else word
-
-
 def _applying(pins: Sequence[Pin], candidates: tuple[Candidate, ...], origin: str) -> Pin | None:
     """The pin that applies to these candidates: the one with most filters, of equals the last."""
     best: Pin | None = None
     for each in pins:
-        if origin == ENVIRONMENT and is_of_others(each):
+        if origin == ENVIRONMENT and is_of_others(each.op):
             _warn_once(each.text, each.op)
             continue
         check_pin(each, origin)
@@ -302,16 +136,6 @@ def _applying(pins: Sequence[Pin], candidates: tuple[Candidate, ...], origin: st
             if best is None or len(each.filters) >= len(best.filters):
                 best = each
     return best
-
-
-def is_of_others(pinned: Pin) -> bool:
-    """Whether a pin names an operation that nothing here has, and that is no misspelt one of ours:
-    in the environment it may be for another program, or for a package that is imported later."""
-    return _is_of_others(pinned.op)
-
-
-def _is_of_others(op: str) -> bool:
-    return op not in _ops and not difflib.get_close_matches(op.lower(), _ops, 1)
 
 
 @functools.cache
@@ -322,33 +146,11 @@ def _warn_once(text: str, op: str) -> None:
     )
 
 
-def check_pin(pinned: Pin, origin: str) -> None:
-    """Refuse a pin that can apply to no call at all.
-
-    Raises:
-        PinError: there is no operation of that name, or a filter names a value that no kernel has.
-    """
-    if pinned.op not in _ops:
-        near = difflib.get_close_matches(pinned.op, _ops, 1)
-        raise PinError(
-            f"{origin}: {pinned.text!r} pins the operation {pinned.op!r}, which does not exist. "
-            f"Operations: {', '.join(sorted(_ops))}."
-            + (f" Did you mean {near[0]}?" if near else "")
-        )
-    for filtered in pinned.filters:
-        legal = _values.get((pinned.op, filtered[0])) if _BLOCK.fullmatch(filtered) else None
-        if legal is not None and filtered[1:] not in legal:
-            raise PinError(
-                f"{origin}: {pinned.text!r} would never apply, since no {filtered[0]} is "
-                f"{filtered[1:]}. Legal: {', '.join(legal)}."
-            )
-
-
 def check_obeyable(pinned: Pin, candidates: Iterable[Candidate], origin: str) -> None:
     """Refuse a pin that applies to some of these candidates and asks for what none of them is.
 
     Args:
-        pinned: which :func:`check_pin` has nothing against.
+        pinned: which :func:`~jitsparse.jit.pins.check_pin` has nothing against.
         candidates: of many problems. What is refused for one may be legal for another.
         origin: what the message begins with.
 
@@ -392,7 +194,7 @@ def _suspicion(wanted: Pin, candidates: tuple[Candidate, ...]) -> str:
     if ".".join(wanted.wanted) in {each.variant.name for each in candidates}:
         return ""
     for word in wanted.wanted:
-        if word in families or any(_has_knob(each.variant, word) for each in candidates):
+        if word in families or any(has_knob(each.variant, word) for each in candidates):
             continue
         near = difflib.get_close_matches(word, known, 1)
         letters = sorted({knob[0] for knob in knobs})
@@ -415,12 +217,3 @@ def _listing(candidates: tuple[Candidate, ...], wanted: Pin | None) -> str:
             verdict = f"legal, but {mismatch}" if mismatch else "legal"
         lines.append(f"  {each.variant.name}  {verdict}")
     return "\n".join(lines)
-
-
-def _passes(variant: Variant, word: str) -> bool:
-    return word in (variant.dtype, variant.target) or _has_knob(variant, word)
-
-
-def _has_knob(variant: Variant, word: str) -> bool:
-    """Whether the variant has a knob as a pin writes it."""
-    return any(letter + value in (word, _spelt_out(word)) for letter, value in variant.knobs)

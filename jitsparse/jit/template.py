@@ -129,8 +129,8 @@ def render(template: Template, context: Context) -> str:
         raise _render_error(template, context, line, str(error.message)) from error
     except Exception as error:  # whatever the template's expressions raise
         line = lines[min(_stopped_at(template, error), len(lines)) - 1]
-        reason = str(error) if isinstance(error, jinja2.TemplateError) else _named(error)
-        raise _render_error(template, context, line, reason) from error
+        kind = "" if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: "
+        raise _render_error(template, context, line, f"{kind}{error}") from error
     return PROLOGUE.format(source=_quoted(template.source)) + body
 
 
@@ -246,10 +246,6 @@ def _relative(path: str, roots: list[str], fallback: str) -> str:
         if path.startswith(root + os.sep):
             return path[len(root) + 1 :]
     return fallback
-
-
-def _named(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 def _quoted(path: Path) -> str:

@@ -13,7 +13,7 @@ from jitsparse.checks import BLOCK_SIZES, as_block_size
 from jitsparse.errors import ArgumentError, PatternError, UnsupportedProblem
 from jitsparse.jit import Variant, config
 from jitsparse.jit.environment import CPU_TARGETS, parse_arch
-from jitsparse.jit.selection import declare_ops, declare_values
+from jitsparse.jit.pins import declare_ops, declare_values
 from jitsparse.kernels import cost, cpu, fma, mma, price_table, simt, thin, wgmma
 
 if TYPE_CHECKING:

@@ -280,11 +280,12 @@ class PatternBuffers(nn.Module):
         it, or None."""
         crow, col = (state_dict[prefix + name] for name in _INDICES)
         old = self._pattern
-        facts = {name: local_metadata.get(name, mine) for name, mine in self._facts.items()}
+        own = self._facts
+        facts = {name: local_metadata.get(name, mine) for name, mine in own.items()}
         # Where entries were renamed, the metadata are those of others.
         if _are_of(facts, crow, col):
             for name in ("shape", "block_size"):
-                theirs, mine = tuple(facts[name]), self._facts[name]
+                theirs, mine = tuple(facts[name]), own[name]
                 if theirs != mine:
                     return (
                         f" has {name} {theirs} in the state dict, and {mine} here (if its entries "

@@ -12,7 +12,7 @@ from jitsparse.jit import background
 
 @pytest.mark.parametrize(
     "name",
-    ["jitsparse.jit", "jitsparse.jit.config", "jitsparse.jit.selection", "jitsparse.jit.variant"],
+    ["jitsparse.jit", "jitsparse.jit.config", "jitsparse.jit.pins", "jitsparse.jit.variant"],
 )
 def test_examples(name: str) -> None:
     result = doctest.testmod(importlib.import_module(name), globs={})
