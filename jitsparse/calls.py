@@ -267,10 +267,10 @@ def _copy(tensor: Tensor) -> Tensor:
     """A copy with the same strides, that is as far from a multiple of 16 bytes."""
     length = span(tensor)
     shift = tensor.data_ptr() % 16 // tensor.itemsize
-    room = tensor.new_empty(shift + length)[shift:]
+    storage = tensor.new_empty(shift + length)[shift:]
     # All that lies between: an expanded tensor cannot be written entry by entry.
-    room.copy_(tensor.as_strided((length,), (1,)))
-    return room.as_strided(tensor.shape, tensor.stride())
+    storage.copy_(tensor.as_strided((length,), (1,)))
+    return storage.as_strided(tensor.shape, tensor.stride())
 
 
 class _Watch(TorchDispatchMode):

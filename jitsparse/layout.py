@@ -63,21 +63,26 @@ col_tall_steps       4 min(Z,.)
 row_tall_blocks      Z
 col_tall_blocks      Z
 (padding to a multiple of 4)
-row_picked_panels    24 P        as the slab parts, where a step is the next s block columns that
-col_picked_panels    24 Q        any row of the panel stores, see below. Absent, with the other
-row_picked_steps     4 min(Z,.)  picked parts, where blocks are 32 or deeper.
-col_picked_steps     4 min(Z,.)
-row_picked_columns   s min(Z,.)  the block columns of each step, -1 where there are no more
-col_picked_columns   s min(Z,.)
-row_picked_blocks    Z
-col_picked_blocks    Z
 ===================  ==========  ===========================================================
+
+Where blocks are less than 32 deep, the condensed parts follow:
+
+======================  ==========  ========================================================
+row_condensed_panels    24 P        as the slab parts, where a step is the next s block
+col_condensed_panels    24 Q        columns that any row of the panel stores, see below
+row_condensed_steps     4 min(Z,.)
+col_condensed_steps     4 min(Z,.)
+row_condensed_columns   s min(Z,.)  the block columns of each step, -1 where there are no more
+col_condensed_columns   s min(Z,.)
+row_condensed_blocks    Z
+col_condensed_blocks    Z
+======================  ==========  ========================================================
 
 A panel's 24 words are its first step, the end of its steps, two zeros; where each 64 of its rows
 begin, counted in 64s, of at most three, and a zero; and its first four steps once more.
 
-Bit g * s + c of a picked step's mask says that row g stores the c-th of the step's block columns.
-In place of a slab the step says its own number, by which these are found.
+Bit g * s + c of a condensed step's mask says that row g stores the c-th of the step's block
+columns. In place of a slab the step says its own number, by which these are found.
 
 :mod:`jitsparse.schedule` computes it.
 """
@@ -94,7 +99,7 @@ from jitsparse.panels import (
     SHALLOWEST,
     SLAB,
     TALL_PANEL,
-    has_picked,
+    has_condensed,
     has_tall,
 )
 
@@ -190,8 +195,8 @@ class IndexLayout:
 
     def slabs(self, kind: str) -> dict[str, Slabs]:
         """Panels whose steps are slabs, by side: of kind ``"slab"`` :data:`PANEL` rows high, where
-        blocks are less deep than a slab; ``"picked"`` likewise, see :func:`has_picked`; ``"tall"``
-        :data:`TALL_PANEL`, see :func:`has_tall`."""
+        blocks are less deep than a slab; ``"condensed"`` likewise, see :func:`has_condensed`;
+        ``"tall"`` :data:`TALL_PANEL`, see :func:`has_tall`."""
         (rows, cols), height = self.block_size, TALL_PANEL if kind == "tall" else PANEL
         sides = {
             "row": (self.rows, rows, self.cols, cols),
@@ -201,7 +206,7 @@ class IndexLayout:
         for side, (majors, extent, minors, depth) in sides.items():
             has = {
                 "slab": depth < SLAB,
-                "picked": has_picked(depth),
+                "condensed": has_condensed(depth),
                 "tall": has_tall(extent, depth),
             }
             if has[kind]:
@@ -264,11 +269,13 @@ class IndexLayout:
                 lengths[f"{side}_wide_tiles"] = 8 + 8 * gather.tiles(most[side], gather.most)
             lengths |= self._panels_and_steps("tall")
             lengths |= {f"{side}_tall_blocks": z for side in self.slabs("tall")}
-            lengths["picked_padding"] = -sum(lengths.values()) % 4
-            lengths |= self._panels_and_steps("picked")
-            picked = self.slabs("picked")
-            lengths |= {f"{side}_picked_columns": s.across * s.most for side, s in picked.items()}
-            lengths |= {f"{side}_picked_blocks": z for side in picked}
+            lengths["condensed_padding"] = -sum(lengths.values()) % 4
+            lengths |= self._panels_and_steps("condensed")
+            condensed = self.slabs("condensed")
+            lengths |= {
+                f"{side}_condensed_columns": s.across * s.most for side, s in condensed.items()
+            }
+            lengths |= {f"{side}_condensed_blocks": z for side in condensed}
         parts, offset = {}, 0
         for name, length in lengths.items():
             parts[name] = (offset, length)

@@ -16,7 +16,7 @@ __all__ = [
     "SMS",
     "TALL_PANEL",
     "TRIPLED_AMONG",
-    "has_picked",
+    "has_condensed",
     "has_tall",
 ]
 
@@ -55,8 +55,8 @@ def has_tall(extent: int, depth: int) -> bool:
     return extent == 64 and HOPPER_BLOCK <= depth <= SLAB
 
 
-def has_picked(depth: int) -> bool:
+def has_condensed(depth: int) -> bool:
     """Whether the block columns of a slab may be any: where blocks are less deep than the
     shallowest slab, so that every slab has several. (A slab of 32 is one block column of 32, and as
-    fast as one of two that are picked.)"""
+    fast as one of two that are condensed.)"""
     return HOPPER_BLOCK <= depth < SHALLOWEST

@@ -37,7 +37,7 @@ from jitsparse.drawing import draw
 from jitsparse.errors import PatternError
 from jitsparse.layout import IndexLayout, div_up
 from jitsparse.recorded import index_of
-from jitsparse.traits import measure, pack, ride, turned
+from jitsparse.traits import measure, pack, ride, transposed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -283,7 +283,7 @@ class Pattern:
             (self.block_size[1], self.block_size[0]),
             self._part("ccol_indices").clone(),
             self._part("row_indices_t").clone(),
-            turned(self.traits),
+            transposed(self.traits),
         )
 
     def to(self, device: torch.device | str) -> Pattern:

@@ -113,21 +113,21 @@ def build_index(
             put(f"{side}_{kind}_blocks", blocks)
             name, facts = f"{side}_{kind}", (starting, minors, slabs.across, extent)
             walked[f"{name}_panels"] = walk(f"{name}_steps", pointers, *facts)
-        picked = layout.slabs("picked").get(side)
-        if picked is not None:
+        condensed = layout.slabs("condensed").get(side)
+        if condensed is not None:
             rank = _ranks_in_panels(*by_column, placed // group)
-            steps, pointers, blocks = _panels(placed, rank, majors, group, picked.across)
-            column = (pointers[placed // group] * picked.across + rank,)
-            columns = torch.full((picked.most * picked.across,), -1, device=device)
-            put(f"{side}_picked_columns", columns.index_put_(column, minor))
+            steps, pointers, blocks = _panels(placed, rank, majors, group, condensed.across)
+            column = (pointers[placed // group] * condensed.across + rank,)
+            columns = torch.full((condensed.most * condensed.across,), -1, device=device)
+            put(f"{side}_condensed_columns", columns.index_put_(column, minor))
             steps[:, 0] = torch.arange(nnz, device=device)
-            put_prefix(f"{side}_picked_steps", steps)
-            put(f"{side}_picked_blocks", blocks)
-            # They keep no pace: what is picked is no slab that others pick too. (With the columns
-            # in an order that sets share: 0.98 to 1.01 times as fast.)
-            facts = starts, minors, picked.across, extent
-            found = walk(f"{side}_picked_steps", pointers, *facts)
-            put(f"{side}_picked_panels", _rows_of_panels(found).flatten())
+            put_prefix(f"{side}_condensed_steps", steps)
+            put(f"{side}_condensed_blocks", blocks)
+            # In no common order: no two panels have a slab. (With the columns in an order that sets
+            # share: 0.98 to 1.01 times as fast.)
+            facts = starts, minors, condensed.across, extent
+            found = walk(f"{side}_condensed_steps", pointers, *facts)
+            put(f"{side}_condensed_panels", _rows_of_panels(found).flatten())
         gather = layout.gathers()[side]
         pieces = minor[:, None] * gather.pieces + torch.arange(gather.pieces, device=device)
         of_pieces = major.repeat_interleave(gather.pieces), pieces.flatten()

@@ -175,8 +175,8 @@ class _Fakes(TorchFunctionMode):
         # What is allocated anew begins at a multiple of 16 bytes.
         shift = tensor.data_ptr() % 16 // tensor.itemsize if stays else 0
         with self.mode:
-            room = torch.empty(shift + calls.span(tensor), dtype=dtype, device=self.device)
-            return ride(room.as_strided(tensor.shape, tensor.stride(), shift), riding(tensor))
+            storage = torch.empty(shift + calls.span(tensor), dtype=dtype, device=self.device)
+            return ride(storage.as_strided(tensor.shape, tensor.stride(), shift), riding(tensor))
 
     def _once(self, tensor: Tensor, memo: dict[int, Any]) -> Tensor:
         if id(tensor) not in memo:
@@ -198,8 +198,8 @@ class _Place(NamedTuple):
     def stand_in(self) -> Tensor:
         """A tensor on the meta device that lies so. Its address is its distance from the start."""
         alike = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
-        room = alike.new_empty(self.offset + calls.span(alike))
-        return ride(room.as_strided(self.shape, self.strides, self.offset), self.traits)
+        storage = alike.new_empty(self.offset + calls.span(alike))
+        return ride(storage.as_strided(self.shape, self.strides, self.offset), self.traits)
 
 
 class _Listener(TorchDispatchMode):

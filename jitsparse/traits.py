@@ -66,7 +66,7 @@ __all__ = [
     "size_class",
     "sizes_of",
     "slab_columns",
-    "turned",
+    "transposed",
     "without_profile",
 ]
 
@@ -167,7 +167,7 @@ def without_profile(traits: int) -> int:
     return traits & ~0xFFFF
 
 
-def turned(traits: int) -> int:
+def transposed(traits: int) -> int:
     """The traits of the transposed pattern."""
     rows, cols = traits >> 33, traits >> 24 & 511
     sizes = cols << 33 | rows << 24 | traits & 255 << 16

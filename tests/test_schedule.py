@@ -58,7 +58,7 @@ def naive_panels(
     return steps, pointers, order
 
 
-def picked_by(blocks: Blocks, down: int, across: int) -> tuple[Blocks, list[list[int]]]:
+def condensed_by(blocks: Blocks, down: int, across: int) -> tuple[Blocks, list[list[int]]]:
     """The blocks with the rank of their column in their panel in its place, and the columns that
     stand behind the ranks of each step."""
     of_panels: dict[int, set[int]] = {}
@@ -274,18 +274,18 @@ def check(mask: torch.Tensor, block_size: tuple[int, int]) -> None:
         slabs = {"slab": PANEL} if depth < SLAB else {}
         columns: list[list[int]] = []
         if depth == 16:
-            slabs["picked"] = PANEL
-            ranked, columns = picked_by(placed, down, SLAB // depth)
+            slabs["condensed"] = PANEL
+            ranked, columns = condensed_by(placed, down, SLAB // depth)
         if (extent, depth) in TALL_BLOCKS:
             slabs["tall"] = TALL_PANEL
         for kind, height in slabs.items():
             down, across = max(1, height // extent), max(1, SLAB // depth)
-            of_kind = ranked if kind == "picked" else placed
+            of_kind = ranked if kind == "condensed" else placed
             if kind == "tall":
                 of_kind, starts = chosen_rows(triple_rows, 3, pairs, majors, minors)
             steps, pointers, order = naive_panels(of_kind, majors, down, across)
             name = f"{side}_{kind}"
-            if kind == "picked":
+            if kind == "condensed":
                 steps = [[at, *step[1:]] for at, step in enumerate(steps)]
                 found = layout.view(index, f"{name}_columns").view(-1, across)
                 assert found[: len(columns)].tolist() == columns
@@ -293,7 +293,7 @@ def check(mask: torch.Tensor, block_size: tuple[int, int]) -> None:
             names = f"{name}_panels", f"{name}_steps"
             check_walked(layout, index, names, steps, pointers, starts)
             assert layout.view(index, f"{name}_blocks").tolist() == order, name
-        for kind in ("tall", "picked"):
+        for kind in ("tall", "condensed"):
             assert (f"{side}_{kind}_panels" in layout.parts()) == (kind in slabs)
     for part, major, count in (("rows_sorted", 0, rows), ("cols_sorted", 1, cols)):
         stored = [sum(block[major] == at for block in blocks) for at in range(count)]
@@ -389,7 +389,7 @@ def test_parts_lie_where_the_header_says() -> None:
         "wide_padding": (668, 0),
         "row_wide_tiles": (668, 32),
         "col_wide_tiles": (700, 48),
-        "picked_padding": (748, 0),
+        "condensed_padding": (748, 0),
     }
     assert layout.size == 748
 

@@ -62,9 +62,11 @@ def test_what_is_packed_is_found(rows: int, cols: int, nnz: int, digits: int) ->
     ]
     assert [*traits.sizes_of(packed), traits.profile_of(packed)] == [*classes, digits]
     assert packed < 2**42
-    assert traits.turned(traits.turned(packed)) == packed
-    assert traits.sizes_of(traits.turned(packed)) == (classes[1], classes[0], classes[2])
-    sides = [traits.side_of(traits.profile_of(traits.turned(packed)), s) for s in ("rows", "cols")]
+    assert traits.transposed(traits.transposed(packed)) == packed
+    assert traits.sizes_of(traits.transposed(packed)) == (classes[1], classes[0], classes[2])
+    sides = [
+        traits.side_of(traits.profile_of(traits.transposed(packed)), s) for s in ("rows", "cols")
+    ]
     assert sides == [traits.side_of(digits, s) for s in ("cols", "rows")]
 
 
@@ -110,17 +112,17 @@ def test_patterns_that_programs_have(block: int) -> None:
     clustering, skew, turned_clustering, turned_skew = profile(made("powerlaw", shape, block))
     assert skew > "0"
     assert clustering + turned_clustering + turned_skew == "000"
-    clustering, skew, *turned = profile(made("banded", shape, block))
+    clustering, skew, *transposed = profile(made("banded", shape, block))
     # A block of 128 is a panel: no others lie beside it.
     assert (clustering > "0") == (block < 128)
     assert skew == "0"
-    assert turned == [clustering, skew]
+    assert transposed == [clustering, skew]
 
 
 def test_they_go_where_the_pattern_goes() -> None:
     pattern = made("powerlaw", (2000, 1000), 64)
     assert profile(pattern) != "0000"
-    assert pattern.T.traits == traits.turned(pattern.traits)
+    assert pattern.T.traits == traits.transposed(pattern.traits)
     assert pattern.T.T.traits == pattern.traits
     for same in (pattern.to("meta"), copy.deepcopy(pattern), pickle.loads(pickle.dumps(pattern))):
         assert same.traits == pattern.traits

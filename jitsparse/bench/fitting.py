@@ -111,12 +111,12 @@ def fit(rows: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
 def _alike(kind: str) -> str:
     """What kinds that differ little share: those of ``thin`` in the height of a block and in
     whether an SM has two CTAs at most, others in how the dense operand lies and in whether block
-    columns are picked, those of ``mma`` in the width of a tile, too."""
+    columns are condensed, those of ``mma`` in the width of a tile, too."""
     family, *others = kind.split(".")
     if family == "thin":
         kept = [each for each in others[1:] if each != "two"]
     else:
-        kept = [each for each in others if each not in ("along", "across", "picked")]
+        kept = [each for each in others if each not in ("along", "across", "condensed")]
     if family == "mma":
         kept = [each for each in kept if not each.startswith("n")]
     return ".".join((family, *kept))

@@ -118,8 +118,8 @@ def explain_miss(
     """Print why a kernel would be compiled: in what the nearest entry of its name differs."""
     from jitsparse.kernels import registry
 
-    sought = one(variant, registry.variant_named, "VARIANT")
-    found = jit.explain_miss(registry.template_of(sought), sought)
+    parsed = one(variant, registry.variant_named, "VARIANT")
+    found = jit.explain_miss(registry.template_of(parsed), parsed)
     if as_json:
         print_json(asdict(found))
     elif found.path is not None:

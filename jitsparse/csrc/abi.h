@@ -162,17 +162,23 @@ struct IndexView {
   JITSPARSE_HD const int32* col_tall_blocks() const { return row_tall_blocks() + (kRowTall ? Z : 0); }      // Z or none
 
   // panels of 128 rows whose steps are the next block columns that they need (only where blocks are less than 32 deep)
-  static constexpr int64 kRowPicked = BLOCK_COLS < 32 ? kRowSlab : 0, kColPicked = BLOCK_ROWS < 32 ? kColSlab : 0;  // of a step
-  JITSPARSE_HD int64 row_picked_capacity() const { return kRowPicked ? row_slab_capacity() : 0; }
-  JITSPARSE_HD int64 col_picked_capacity() const { return kColPicked ? col_slab_capacity() : 0; }
-  JITSPARSE_HD const int32* row_picked_panels() const { return base + align4(col_tall_blocks() + (kColTall ? Z : 0) - base); }
-  JITSPARSE_HD const int32* col_picked_panels() const { return row_picked_panels() + (kRowPicked ? kPanelWords * row_panels() : 0); }
-  JITSPARSE_HD const int32* row_picked_steps() const { return col_picked_panels() + (kColPicked ? kPanelWords * col_panels() : 0); }
-  JITSPARSE_HD const int32* col_picked_steps() const { return row_picked_steps() + 4 * row_picked_capacity(); }
-  JITSPARSE_HD const int32* row_picked_columns() const { return col_picked_steps() + 4 * col_picked_capacity(); }
-  JITSPARSE_HD const int32* col_picked_columns() const { return row_picked_columns() + kRowPicked * row_picked_capacity(); }
-  JITSPARSE_HD const int32* row_picked_blocks() const { return col_picked_columns() + kColPicked * col_picked_capacity(); }  // Z or none
-  JITSPARSE_HD const int32* col_picked_blocks() const { return row_picked_blocks() + (kRowPicked ? Z : 0); }                 // Z or none
+  static constexpr int64 kRowCondensed = BLOCK_COLS < 32 ? kRowSlab : 0, kColCondensed = BLOCK_ROWS < 32 ? kColSlab : 0;  // of a step
+  JITSPARSE_HD int64 row_condensed_capacity() const { return kRowCondensed ? row_slab_capacity() : 0; }
+  JITSPARSE_HD int64 col_condensed_capacity() const { return kColCondensed ? col_slab_capacity() : 0; }
+  JITSPARSE_HD const int32* row_condensed_panels() const { return base + align4(col_tall_blocks() + (kColTall ? Z : 0) - base); }
+  JITSPARSE_HD const int32* col_condensed_panels() const {
+    return row_condensed_panels() + (kRowCondensed ? kPanelWords * row_panels() : 0);
+  }
+  JITSPARSE_HD const int32* row_condensed_steps() const {
+    return col_condensed_panels() + (kColCondensed ? kPanelWords * col_panels() : 0);
+  }
+  JITSPARSE_HD const int32* col_condensed_steps() const { return row_condensed_steps() + 4 * row_condensed_capacity(); }
+  JITSPARSE_HD const int32* row_condensed_columns() const { return col_condensed_steps() + 4 * col_condensed_capacity(); }
+  JITSPARSE_HD const int32* col_condensed_columns() const { return row_condensed_columns() + kRowCondensed * row_condensed_capacity(); }
+  JITSPARSE_HD const int32* row_condensed_blocks() const {  // Z or none
+    return col_condensed_columns() + kColCondensed * col_condensed_capacity();
+  }
+  JITSPARSE_HD const int32* col_condensed_blocks() const { return row_condensed_blocks() + (kRowCondensed ? Z : 0); }  // Z or none
 
  private:
   static constexpr JITSPARSE_HD int64 at_least_1(int64 a) { return a < 1 ? 1 : a; }

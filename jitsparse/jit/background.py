@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from jitsparse.jit import build, config, extensions, progress
 from jitsparse.jit.kernel import Kernel, load
-from jitsparse.jit.resolve import Sought
+from jitsparse.jit.resolve import Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,7 +72,7 @@ def start(
         What :func:`~jitsparse.jit.kernel.load` will return or raise.
     """
     try:
-        key: Key = Sought(template, variant).key, template.arguments
+        key: Key = Request(template, variant).key, template.arguments
     except Exception:  # which load will raise
         key = template.source, variant.name
     with _builds.guard:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jitsparse.jit import cache as caches
-from jitsparse.jit.resolve import Sought
+from jitsparse.jit.resolve import Request
 from jitsparse.jit.template import Template
 from jitsparse.jit.variant import Variant
 
@@ -49,17 +49,19 @@ def describe(template: Template, variant: Variant, *, why: bool = True) -> Descr
         variant: which one.
         why: whether to look for what changed, among all entries.
     """
-    sought = Sought(template, variant)
+    request = Request(template, variant)
     cache = caches.current()
-    entry = sought.find(cache)
+    entry = request.find(cache)
     return Description(
         variant=variant.name,
-        key=entry.key if entry else sought.key,
-        path=entry.path if entry else sought.path(cache),
+        key=entry.key if entry else request.key,
+        path=entry.path if entry else request.path(cache),
         cached=entry is not None,
         compile_seconds=entry.compile_seconds if entry else cache.last_seconds(variant.name),
         library_bytes=entry.library_bytes if entry else None,
-        changed=tuple(each.field for each in sought.nearest(cache)[1]) if why and not entry else (),
+        changed=tuple(each.field for each in request.nearest(cache)[1])
+        if why and not entry
+        else (),
     )
 
 
@@ -67,16 +69,16 @@ def explain_miss(template: Template, variant: Variant) -> Miss:
     """Why a variant would be compiled: what the nearest entry of its name has that it has not."""
     from jitsparse.jit.miss import Miss
 
-    sought = Sought(template, variant)
+    request = Request(template, variant)
     cache = caches.current()
-    entry = sought.find(cache)
+    entry = request.find(cache)
     if entry is not None:
         return Miss(variant.name, entry.key, entry.path, None, (), ())
-    near, changed = sought.nearest(cache)
+    near, changed = request.nearest(cache)
     damaged = tuple(
         (path, defect)
         for path in cache.paths_of(variant.name)
         for _, defect in [cache.examine(path)]
         if defect
     )
-    return Miss(variant.name, sought.key, None, near.path if near else None, changed, damaged)
+    return Miss(variant.name, request.key, None, near.path if near else None, changed, damaged)

@@ -15,7 +15,7 @@ from jitsparse.errors import ArgumentError, LaunchError, ToolchainError
 from jitsparse.jit import cache as caches
 from jitsparse.jit import config, private, progress, toolchain
 from jitsparse.jit.entry import Entry
-from jitsparse.jit.resolve import Permission, Sought, resolve
+from jitsparse.jit.resolve import Permission, Request, resolve
 from jitsparse.jit.template import Template
 from jitsparse.jit.variant import Variant
 
@@ -115,17 +115,17 @@ def load(
         CompileError: the template cannot be rendered, does not compile, or lacks a function.
         UnwritableCache: there is no directory to compile in.
     """
-    sought = Sought(template, variant)
+    request = Request(template, variant)
     # How many words are packed is no part of what is compiled.
-    known = sought.key, template.arguments
+    known = request.key, template.arguments
     kernel = _mapped.get(known)
     if kernel is None:
-        with _one_at_a_time(sought.key):
+        with _one_at_a_time(request.key):
             kernel = _mapped.get(known)
             if kernel is None:
-                kernel = _map(sought, Permission(allow_build, why_not, hint), position)
+                kernel = _map(request, Permission(allow_build, why_not, hint), position)
                 # By what was compiled: the key is another if an edit came between.
-                _mapped[sought.key, template.arguments] = kernel
+                _mapped[request.key, template.arguments] = kernel
     # What is mapped may have been mapped where nothing was recorded, as by js.tune.
     _record(template, variant)
     return kernel
@@ -156,9 +156,9 @@ def compile_only(
         ToolchainError: a compiler is missing.
         CompileError: the template cannot be rendered or does not compile.
     """
-    sought = Sought(template, variant)
-    with _one_at_a_time(sought.key):
-        return resolve(sought, Permission(hint=hint), position=position, show=show_progress)
+    request = Request(template, variant)
+    with _one_at_a_time(request.key):
+        return resolve(request, Permission(hint=hint), position=position, show=show_progress)
 
 
 def obtainable(template: Template, variant: Variant) -> bool:
@@ -172,8 +172,10 @@ def obtainable(template: Template, variant: Variant) -> bool:
 
 def is_cached(template: Template, variant: Variant) -> bool:
     """Whether this process has mapped a variant, or a cache has a valid entry of it."""
-    sought = Sought(template, variant)
-    return (sought.key, template.arguments) in _mapped or sought.find(caches.current()) is not None
+    request = Request(template, variant)
+    return (request.key, template.arguments) in _mapped or request.find(
+        caches.current()
+    ) is not None
 
 
 _mapped: dict[tuple[str, int], Kernel] = {}
@@ -184,32 +186,32 @@ _locks: dict[str, threading.Lock] = {}
 _recorded: set[tuple[Path, str]] = set()
 
 
-def _map(sought: Sought, permission: Permission, position: tuple[int, int] | None) -> Kernel:
-    entry = resolve(sought, permission, position=position)
+def _map(request: Request, permission: Permission, position: tuple[int, int] | None) -> Kernel:
+    entry = resolve(request, permission, position=position)
     try:
-        return _kernel_of(sought, entry)
+        return _kernel_of(request, entry)
     except OSError as error:
         if entry.library.exists():
             if entry.fresh:
-                raise _unusable(sought, error) from error
+                raise _unusable(request, error) from error
             # Intact as published, and yet it does not map: made on another system.
             caches.current().set_aside(entry.path, f"it cannot be mapped ({error})")
     # What was cleared away since it was found or made is neither damaged nor unfit.
-    entry = resolve(sought, permission, position=position)
+    entry = resolve(request, permission, position=position)
     try:
-        return _kernel_of(sought, entry)
+        return _kernel_of(request, entry)
     except OSError as error:
-        raise _unusable(sought, error) from error
+        raise _unusable(request, error) from error
 
 
-def _kernel_of(sought: Sought, entry: Entry) -> Kernel:
+def _kernel_of(request: Request, entry: Entry) -> Kernel:
     try:
-        kernel = Kernel(sought.variant, entry, sought.template.arguments)
+        kernel = Kernel(request.variant, entry, request.template.arguments)
     except AttributeError as error:
         from jitsparse.jit.diagnostics import incomplete
 
         symbol = str(error).rpartition(": ")[2]
-        raise incomplete(sought.variant.name, sought.template.source, symbol) from error
+        raise incomplete(request.variant.name, request.template.source, symbol) from error
     caches.current().used(entry)
     return kernel
 
@@ -224,9 +226,9 @@ def _open(entry: Entry) -> ctypes.CDLL:
         return ctypes.CDLL(str(private.executable_copy(entry.library)))
 
 
-def _unusable(sought: Sought, error: Exception) -> ToolchainError:
+def _unusable(request: Request, error: Exception) -> ToolchainError:
     return ToolchainError(
-        f"{sought.variant.name} was compiled, but the library cannot be used here: {error}. "
+        f"{request.variant.name} was compiled, but the library cannot be used here: {error}. "
         "Its target, or a library that it links, does not fit this machine."
     )
 

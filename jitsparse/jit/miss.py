@@ -21,7 +21,7 @@ class Difference:
 
     Attributes:
         field: its label.
-        sentence: what changed, from the entry to what is sought.
+        sentence: what changed, from the entry to what is looked for.
     """
 
     field: str
@@ -59,24 +59,24 @@ def nearest(fields: Fields, entries: Iterable[Entry]) -> Entry | None:
     )
 
 
-def differences(there: Fields, sought: Fields) -> tuple[Difference, ...]:
+def differences(there: Fields, wanted: Fields) -> tuple[Difference, ...]:
     """What changed from one key to another.
 
     Args:
         there: the fields of an entry. Whatever they hold, the sentences can be printed.
-        sought: the fields of what is not in the cache.
+        wanted: the fields of what is not in the cache.
     """
     return tuple(
-        Difference(label, _printable(_sentence(label, there.get(label), sought.get(label))))
-        for label in _changed(there, sought)
+        Difference(label, _printable(_sentence(label, there.get(label), wanted.get(label))))
+        for label in _changed(there, wanted)
     )
 
 
-def _changed(there: Fields, sought: Fields) -> list[str]:
+def _changed(there: Fields, wanted: Fields) -> list[str]:
     return [
         label
-        for label in dict.fromkeys([*sought, *there])
-        if label not in there or label not in sought or there[label] != sought[label]
+        for label in dict.fromkeys([*wanted, *there])
+        if label not in there or label not in wanted or there[label] != wanted[label]
     ]
 
 

@@ -21,7 +21,7 @@ from jitsparse.jit.variant import Variant
 if TYPE_CHECKING:
     from jitsparse.jit.miss import Difference
 
-__all__ = ["Permission", "Sought", "resolve"]
+__all__ = ["Permission", "Request", "resolve"]
 
 _TRIES = 3
 """Builds of a variant whose sources are edited meanwhile."""
@@ -42,7 +42,7 @@ class Permission:
     hint: Callable[[], str] | None = None
 
 
-class Sought:
+class Request:
     """A variant with its key and the compilers that would build it.
 
     Without a compiler, or with ``JITSPARSE_JIT=off``, nothing here could rebuild an entry whose
@@ -108,7 +108,7 @@ class Sought:
 
 
 def resolve(
-    sought: Sought,
+    request: Request,
     permission: Permission,
     *,
     position: tuple[int, int] | None = None,
@@ -117,7 +117,7 @@ def resolve(
     """The valid entry of a variant, built if no cache has it.
 
     Args:
-        sought: the variant.
+        request: the variant, with its key.
         permission: whether a miss may compile.
         position: ``(n, m)`` if this is the n-th of m that the caller needs.
         show: whether to announce a compilation that lasts.
@@ -129,20 +129,20 @@ def resolve(
         UnwritableCache: there is no directory to compile in.
     """
     cache = caches.current()
-    name = sought.variant.name
-    entry = sought.find(cache)
+    name = request.variant.name
+    entry = request.find(cache)
     if entry is not None:
         progress.say("debug", f"{name} found in {entry.path}")
         return entry
     if not (permission.granted and config.get().jit):
-        raise _miss(sought, cache, permission)
+        raise _miss(request, cache, permission)
     # Imported here: a hit has no need of them, and they take a tenth of its time.
     forks.ready("jitsparse.jit.build")
     from jitsparse.jit.build import check_backend
 
-    check_backend(sought.template, sought.variant)
-    if sought.tools is None:
-        raise sought.missing or _miss(sought, cache, permission)
+    check_backend(request.template, request.variant)
+    if request.tools is None:
+        raise request.missing or _miss(request, cache, permission)
     if not cache.writable():
         cache = caches.private_instead(cache)
 
@@ -152,16 +152,16 @@ def resolve(
         return progress.waiting(name, holder, asked, show=show)
 
     for _ in range(_TRIES):
-        with cache.locked(sought.name, waiting):
-            cache.repair(sought.name)
-            entry = sought.find(cache)
+        with cache.locked(request.name, waiting):
+            cache.repair(request.name)
+            entry = request.find(cache)
             if entry is not None:
                 return entry
             last = cache.last_seconds(name)
             with progress.compiling(
                 name, cache.root, last_seconds=last, position=position, show=show
             ):
-                entry = _build(sought, sought.tools, cache)
+                entry = _build(request, request.tools, cache)
             if entry is not None:
                 return entry
         progress.say("debug", f"{name}: its sources were edited meanwhile, once more")
@@ -171,25 +171,25 @@ def resolve(
     )
 
 
-def _build(sought: Sought, tools: toolchain.Toolchain, cache: Cache) -> Entry | None:
+def _build(request: Request, tools: toolchain.Toolchain, cache: Cache) -> Entry | None:
     """The new entry; None if the sources are not those of the key any more."""
     from jitsparse.jit import build
     from jitsparse.jit.diagnostics import compile_error
 
-    staging = cache.staging_path(sought.name)
-    progress.say("debug", f"building {sought.variant.name} (key {sought.key}) in {staging}")
+    staging = cache.staging_path(request.name)
+    progress.say("debug", f"building {request.variant.name} (key {request.key}) in {staging}")
     try:
         cache.make_staging(staging)
         try:
-            seconds = build.build(sought.template, sought.variant, sought.name, tools, staging)
+            seconds = build.build(request.template, request.variant, request.name, tools, staging)
         except (build.BuildFailure, CompileError):
-            if sought.read():
+            if request.read():
                 return None
             raise
-        if sought.read():
+        if request.read():
             return None
-        meta = {"key": sought.key, "fields": sought.fields, "compile_seconds": seconds}
-        entry = cache.publish(staging, sought.name, meta)
+        meta = {"key": request.key, "fields": request.fields, "compile_seconds": seconds}
+        entry = cache.publish(staging, request.name, meta)
         if entry.fresh:
             forks.ready("jitsparse.jit.prune")
             from jitsparse.jit import prune
@@ -197,11 +197,11 @@ def _build(sought: Sought, tools: toolchain.Toolchain, cache: Cache) -> Entry | 
             prune.enforce(cache, config.get().cache_max_size)
         return entry
     except build.BuildFailure as failure:
-        kept = cache.keep_failure(staging, sought.name)
+        kept = cache.keep_failure(staging, request.name)
         raise compile_error(
-            sought.variant.name,
+            request.variant.name,
             failure.output,
-            kept / f"kernel{sought.template.suffix}",
+            kept / f"kernel{request.template.suffix}",
             kept / LOG,
             failure.command,
         ) from None
@@ -209,7 +209,7 @@ def _build(sought: Sought, tools: toolchain.Toolchain, cache: Cache) -> Entry | 
         raise
     except OSError as error:
         raise ToolchainError(
-            f"{sought.variant.name} could not be built below {cache.root}: {error}. Make room "
+            f"{request.variant.name} could not be built below {cache.root}: {error}. Make room "
             "there, or set JITSPARSE_CACHE_DIR to another directory."
         ) from error
     finally:
@@ -217,17 +217,17 @@ def _build(sought: Sought, tools: toolchain.Toolchain, cache: Cache) -> Entry | 
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _miss(sought: Sought, cache: Cache, permission: Permission) -> CacheMiss:
+def _miss(request: Request, cache: Cache, permission: Permission) -> CacheMiss:
     searched = ", ".join(str(root) for root in (*cache.layers, cache.root))
     remedy = permission.hint() if permission.hint else "load it once with JITSPARSE_JIT=on"
-    _, changed = sought.nearest(cache)
+    _, changed = request.nearest(cache)
     near = ""
     if changed:
         labels = ", ".join(each.field for each in changed)
         near = f"\n  an entry of this variant is there, but differs in: {labels}"
-    elif any(cache.paths_of(sought.variant.name)):
+    elif any(cache.paths_of(request.variant.name)):
         near = "\n  an entry of this variant is there, but it is damaged"
     return CacheMiss(
-        f"{sought.variant.name} is not in the cache ({searched}) and must not be compiled now: "
+        f"{request.variant.name} is not in the cache ({searched}) and must not be compiled now: "
         f"{permission.why_not or 'JITSPARSE_JIT=off'}.{near}\n  to fill the cache: {remedy}"
     )

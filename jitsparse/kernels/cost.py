@@ -20,10 +20,10 @@ The numbers are microseconds, a row for each kind of kernel (:mod:`jitsparse.ker
 :mod:`jitsparse.bench.fitting` finds them from times that ``jitsparse bench --suite hopper --section
 choice --json`` has measured, and docs/performance.md says how often the model's choice is the best.
 
-Three costs beside these are the same for all kinds: ``copy``, of a variant that turns the dense
-operand (:mod:`jitsparse.kernels.turn`); ``sums``, of one that divides the steps of a tile, for
-adding the parts (:mod:`jitsparse.kernels.split`); and ``lines``, of the copy engine where rows of
-the dense operand begin within cache lines, so that each row of a box is two requests.
+Three costs beside these are the same for all kinds: ``copy``, of a variant that transposes the
+dense operand (:mod:`jitsparse.kernels.transpose`); ``sums``, of one that divides the steps of a
+tile, for adding the parts (:mod:`jitsparse.kernels.split`); and ``lines``, of TMA where rows of the
+dense operand begin within cache lines, so that each row of a box is two requests.
 
 How many steps a panel has, and how many the longest, is what a random pattern of this density has,
 corrected by the pattern's profile (:mod:`jitsparse.traits`). How many the busiest CTA has follows
@@ -37,8 +37,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from jitsparse.kernels import split, thin, turn
-from jitsparse.kernels.cuda import PICKED
+from jitsparse.kernels import split, thin, transpose
+from jitsparse.kernels.cuda import CONDENSED
 from jitsparse.kernels.price_table import GPUS, prices_of
 from jitsparse.kernels.roles import is_flipped, is_k_contiguous, op_block
 from jitsparse.panels import PAIRED, PAIRED_AMONG, PANEL, SMS, TRIPLED_AMONG
@@ -89,7 +89,7 @@ _NARROWEST = 64
 """Columns of the narrowest tiles of ``wgmma``."""
 
 _LINES = 6e-4
-"""Microseconds that the copy engine takes for one more request: the median of 32 times of
+"""Microseconds that TMA takes for one more request: the median of 32 times of
 ``wgmma`` on an H200, half of which are between 4e-4 and 8e-4."""
 
 _ADDING, _ADDED = 1.5, 2e-6
@@ -116,7 +116,7 @@ def quickest_first(
 
     def worth(pair: tuple[float, Candidate]) -> float:
         us, each = pair
-        return us * _WORTH_A_COPY if turn.turns(each.variant) else us
+        return us * _WORTH_A_COPY if transpose.transposes(each.variant) else us
 
     return [
         *(
@@ -169,7 +169,7 @@ def knows(problem: Problem, variant: Variant) -> bool:
 
 def wasteful(problem: Problem, variant: Variant) -> bool:
     """Whether a variant is out of the question, since a narrower tile holds all columns, or since
-    picking block columns leaves none out."""
+    condensing block columns leaves none out."""
     if variant.family == "thin":
         return thin.wasteful(problem, variant)
     if variant.family != "wgmma":
@@ -178,19 +178,19 @@ def wasteful(problem: Problem, variant: Variant) -> bool:
     width = variant.ints("t")[1]
     if width > _NARROWEST and 2 * problem.extent <= width:
         return True
-    if PICKED not in variant.knobs:
+    if CONDENSED not in variant.knobs:
         return False
-    picked, plain = (_steps_of(problem, variant, picked=each) for each in (True, False))
-    return picked.mean >= plain.mean
+    condensed, plain = (_steps_of(problem, variant, condensed=each) for each in (True, False))
+    return condensed.mean >= plain.mean
 
 
 def extras(problem: Problem, variant: Variant, amounts: Sequence[float]) -> dict[str, float]:
     """Microseconds of what is no part of all products, of one with these parts."""
     costs = {}
     rows, depth = _size(problem)
-    if turn.turns(variant):
+    if transpose.transposes(variant):
         # As if each matrix of a batch were another, which a problem does not say.
-        costs["copy"] = turn.copying(depth * problem.extent * problem.batch)
+        costs["copy"] = transpose.copying(depth * problem.extent * problem.batch)
     divided = _parts_of_steps(problem, variant)
     if divided > 1:
         costs["sums"] = _ADDING + _ADDED * divided * rows * problem.extent * problem.batch
@@ -206,7 +206,7 @@ def _parts_of_steps(problem: Problem, variant: Variant) -> int:
 
 def _lies_along(problem: Problem, variant: Variant) -> bool:
     """Whether a variant reads the dense operand along the axis that is summed over."""
-    return is_k_contiguous(problem.op, problem.layout) and PICKED not in variant.knobs
+    return is_k_contiguous(problem.op, problem.layout) and CONDENSED not in variant.knobs
 
 
 def _size(problem: Problem) -> tuple[int, int]:
@@ -225,15 +225,15 @@ def kind(problem: Problem, variant: Variant) -> str:
         # Narrow tiles have more stages, and of 32 rows wide ones the dense operand in registers
         # (spmm_wgmma_small.cuh).
         way = "tall" if tile[0] > PANEL else f"n{tile[1]}"
-        # Columns that are not there take the copy engine longer than those that are.
+        # Columns that are not there take TMA longer than those that are.
         if 2 * problem.extent <= tile[1]:
             way += ".few"
         elif split.splits(variant):
             way += ".split"
         elif _items(problem, variant) > _MANY_ITEMS:
             way += ".many"
-        picked = ".picked" if PICKED in variant.knobs else ""
-        return f"wgmma.{height}.s{slab}.{lies}.{way}{picked}"
+        condensed = ".condensed" if CONDENSED in variant.knobs else ""
+        return f"wgmma.{height}.s{slab}.{lies}.{way}{condensed}"
     if variant.family == "thin":
         # Its tiles lie inside a block row, however high that is. Where they do not hold all
         # columns, all but the first read values that are in L2.
@@ -253,7 +253,7 @@ def parts(problem: Problem, variant: Variant) -> tuple[float, ...]:
     tile = variant.ints("t")
     ctas = _ctas(variant)
 
-    steps, longest = _steps_of(problem, variant, picked=PICKED in variant.knobs)
+    steps, longest = _steps_of(problem, variant, condensed=CONDENSED in variant.knobs)
     panels, tiles_across = _tiles(problem, variant)
     divided = _parts_of_steps(problem, variant)
     items = _items(problem, variant)
@@ -312,11 +312,11 @@ def _across(problem: Problem, variant: Variant) -> int:
     return max(1, variant.ints("t")[2] // block_depth) if variant.family == "wgmma" else 1
 
 
-def _steps_of(problem: Problem, variant: Variant, *, picked: bool) -> Steps:
-    """Of a panel of a variant, if block columns are picked or not: in the mean, and of the
+def _steps_of(problem: Problem, variant: Variant, *, condensed: bool) -> Steps:
+    """Of a panel of a variant, if block columns are condensed or not: in the mean, and of the
     longest."""
     block = op_block(problem.op, problem.block, problem.layout)
-    count = _picked_steps if picked else _steps
+    count = _condensed_steps if condensed else _steps
     panel, across = variant.ints("t")[0], _across(problem, variant)
     return count(problem, block, _size(problem), panel, across)
 
@@ -346,7 +346,7 @@ def _steps(
     return Steps(mean, max(mean, min(longest, all_of_them)))
 
 
-def _picked_steps(
+def _condensed_steps(
     problem: Problem, block: tuple[int, int], size: tuple[int, int], panel: int, across: int
 ) -> Steps:
     """Likewise, of steps that are the next so many block columns, the last of which has half."""

@@ -14,11 +14,11 @@ from jitsparse.kernels.problem import Problem, typical_problem
 from jitsparse.panels import SMS
 
 __all__ = [
+    "CONDENSED",
     "CSRC",
-    "PICKED",
     "TEMPLATES",
     "Tile",
-    "ctas_with_room",
+    "ctas_that_fit",
     "cuda_template",
     "dividing_pays",
     "knobs",
@@ -41,7 +41,7 @@ TEMPLATES = ROOT / "templates"
 ELEMENTS = {"f64": "F64", "f32": "F32", "tf32": "Tf32", "f16": "F16", "bf16": "Bf16"}
 """The C++ element type of each dtype (``csrc/cuda/tile/element.cuh``)."""
 
-PICKED = ("k", "picked")
+CONDENSED = ("k", "condensed")
 """The knob of a dsd or dds whose slabs are the next block columns that a panel needs."""
 
 _SHARED_MEMORY = {
@@ -63,7 +63,7 @@ def shared_memory_limit(target: str) -> int:
     return _SHARED_MEMORY.get(target.rstrip("af"), 232448)
 
 
-def ctas_with_room(shared_memory: int, target: str) -> int:
+def ctas_that_fit(shared_memory: int, target: str) -> int:
     """CTAs that ask for so many bytes for which an SM has shared memory. Each takes 1024 bytes
     beside, and one CTA may have all but these."""
     return (shared_memory_limit(target) + 1024) // (shared_memory + 1024)

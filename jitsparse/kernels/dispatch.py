@@ -26,8 +26,13 @@ from jitsparse.kernels.allocate import new_matrices, on_current_gpu
 from jitsparse.kernels.choice import REFERENCE, Key, choosing, select
 from jitsparse.kernels.float32 import float32_arithmetic
 from jitsparse.kernels.operands import LOW, layout_of, require_memory
-from jitsparse.kernels.room import NO_ROOM, needs_room, room_of_product, room_of_sdd
 from jitsparse.kernels.scratch import KEPT
+from jitsparse.kernels.workspace import (
+    NO_WORKSPACE,
+    may_need_workspace,
+    workspace_of_product,
+    workspace_of_sdd,
+)
 from jitsparse.traits import TRAITS, pack
 
 if TYPE_CHECKING:
@@ -164,10 +169,12 @@ def dsd(
     if values_ptr < LOW or dense_ptr < LOW:
         require_memory(kernel, values, dense)
     parts, workspace_ptr = 1, KEPT if device < 0 else 0
-    if device >= 0 and kernel.note is not NO_ROOM and needs_room(kernel):
+    if device >= 0 and kernel.note is not NO_WORKSPACE and may_need_workspace(kernel):
         k = rows if transposed else cols
-        room, parts = room_of_product(kernel.variant, values, (m, n, k), batch, batch_stride)
-        workspace_ptr = 0 if room is None else room.data_ptr()
+        workspace, parts = workspace_of_product(
+            kernel.variant, values, (m, n, k), batch, batch_stride
+        )
+        workspace_ptr = 0 if workspace is None else workspace.data_ptr()
     code = kernel.launch(
         kernel.pack(
             values_ptr,
@@ -271,10 +278,12 @@ def dds(
     if bias is not None and bias_ptr < LOW and not bias._is_zerotensor():
         require_memory(kernel, bias)
     parts, workspace_ptr = 1, KEPT if device < 0 else 0
-    if device >= 0 and kernel.note is not NO_ROOM and needs_room(kernel):
+    if device >= 0 and kernel.note is not NO_WORKSPACE and may_need_workspace(kernel):
         k = cols if transposed else rows
-        room, parts = room_of_product(kernel.variant, values, (m, n, k), batch, batch_stride)
-        workspace_ptr = 0 if room is None else room.data_ptr()
+        workspace, parts = workspace_of_product(
+            kernel.variant, values, (m, n, k), batch, batch_stride
+        )
+        workspace_ptr = 0 if workspace is None else workspace.data_ptr()
     code = kernel.launch(
         kernel.pack(
             values_ptr,
@@ -361,10 +370,10 @@ def sdd(
     if left_ptr < LOW or right_ptr < LOW:
         require_memory(kernel, left, right)
     parts, workspace_ptr = 1, KEPT if device < 0 else 0
-    if device >= 0 and kernel.note is not NO_ROOM and needs_room(kernel):
+    if device >= 0 and kernel.note is not NO_WORKSPACE and may_need_workspace(kernel):
         both = left_stride, right_stride
-        room, parts = room_of_sdd(kernel.variant, out, (rows, cols), k, batch, both)
-        workspace_ptr = 0 if room is None else room.data_ptr()
+        workspace, parts = workspace_of_sdd(kernel.variant, out, (rows, cols), k, batch, both)
+        workspace_ptr = 0 if workspace is None else workspace.data_ptr()
     code = kernel.launch(
         kernel.pack(
             left_ptr,

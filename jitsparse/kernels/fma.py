@@ -17,7 +17,7 @@ from jitsparse.jit import Candidate, Template, Variant
 from jitsparse.kernels import split
 from jitsparse.kernels.cuda import (
     Tile,
-    ctas_with_room,
+    ctas_that_fit,
     cuda_template,
     dividing_pays,
     parts_of_tile,
@@ -46,7 +46,7 @@ _BLOCKS = (16, 32, 64, 128)
 # By the height of a block as the kernel sees it, widest tile first. On an H200 threads that have
 # 8 x 8 of the output, three CTAs an SM, were faster than 16 x 8 and two (docs/performance.md): more
 # warps hide more than fewer instructions save. An sdd of blocks of 128 is the exception. Stages of
-# 32 need half the barriers of 16, and the shared memory of Hopper (_with_room).
+# 32 need half the barriers of 16, and the shared memory of Hopper (_fitting).
 _SPMM = {
     16: (Tile((16, 256, 16), (1, 2), 3, 6), Tile((16, 64, 16), (1, 2), 4, 8)),
     32: (Tile((32, 256, 32), (1, 4), 2, 3), Tile((32, 64, 16), (1, 2), 4, 6)),
@@ -101,7 +101,7 @@ def _to_divide(problem: Problem, tiles: list[Tile], target: str) -> list[Tile]:
         return [narrowest] if parts_of_tile(problem, narrowest, "fma") > 1 else []
     # How many parts there are follows from the CTAs that an SM really has at a time.
     tiles = [
-        replace(tile, ctas=max(1, min(tile.ctas, _room(problem, tile, True, target))))
+        replace(tile, ctas=max(1, min(tile.ctas, _ctas_that_fit(problem, tile, True, target))))
         for tile in tiles
     ]
     return sorted(tiles, key=lambda tile: time_to_the_end(problem, tile, _fixed(problem, tile)))
@@ -121,12 +121,12 @@ def _tiles(problem: Problem, target: str) -> tuple[Tile, ...]:
         height, width = problem.block
         along = _NARROW_SDD_ALONG if width < height else _SDD_ALONG
         table = along if problem.layout == "nt" else _SDD
-        return _with_room(problem, table.get(height, _SDD[16]), target)
+        return _fitting(problem, table.get(height, _SDD[16]), target)
     height, depth = op_block(problem.op, problem.block, problem.layout)
     tiles: tuple[Tile, ...] = _SPMM.get(height, _SPMM[16])
     if depth < 32:
         tiles = tuple(_shallow(tile) for tile in tiles)
-    tiles = _with_room(problem, tiles, target)
+    tiles = _fitting(problem, tiles, target)
     shallow = depth < 32 and is_k_contiguous(problem.op, problem.layout)
     if height == 128 and (capability(target) < 90 or shallow):
         # Code for older GPUs needs a few registers more than three CTAs of the first tile leave; so
@@ -135,16 +135,16 @@ def _tiles(problem: Problem, target: str) -> tuple[Tile, ...]:
     return tiles
 
 
-def _with_room(problem: Problem, tiles: tuple[Tile, ...], target: str) -> tuple[Tile, ...]:
+def _fitting(problem: Problem, tiles: tuple[Tile, ...], target: str) -> tuple[Tile, ...]:
     """With shallow stages where an SM has no shared memory for as many CTAs as it should hold."""
     return tuple(
-        tile if tile.ctas <= _room(problem, tile, False, target) else _shallow(tile)
+        tile if tile.ctas <= _ctas_that_fit(problem, tile, False, target) else _shallow(tile)
         for tile in tiles
     )
 
 
-def _room(problem: Problem, tile: Tile, divides: bool, target: str) -> int:
-    return ctas_with_room(_shared_memory(problem, tile, divides), target)
+def _ctas_that_fit(problem: Problem, tile: Tile, divides: bool, target: str) -> int:
+    return ctas_that_fit(_shared_memory(problem, tile, divides), target)
 
 
 def _shallow(tile: Tile) -> Tile:

@@ -50,9 +50,9 @@ def too_large(problem: Problem) -> str | None:
 
 
 def too_much_stored(problem: Problem) -> str | None:
-    """Likewise the rows of all blocks, one below the other, as the copy engine sees them."""
+    """Likewise the rows of all blocks, one below the other, as TMA sees them."""
     if problem.nnz * problem.block[0] >= _LIMIT:
-        return "the stored blocks may have 2^31 rows or more, and the copy engine counts fewer"
+        return "the stored blocks may have 2^31 rows or more, and TMA counts fewer"
     return None
 
 

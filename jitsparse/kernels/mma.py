@@ -20,7 +20,7 @@ from jitsparse.jit import Candidate, Template, Variant
 from jitsparse.kernels import split
 from jitsparse.kernels.cuda import (
     Tile,
-    ctas_with_room,
+    ctas_that_fit,
     cuda_template,
     dividing_pays,
     parts_of_tile,
@@ -144,9 +144,9 @@ def _fitting(problem: Problem, tiles: Iterable[Tile], divides: bool, target: str
     there are, and how many rounds, follows from them."""
     fitting = []
     for tile in tiles:
-        room = ctas_with_room(_shared_memory(problem, tile, divides), target)
-        if room:
-            fitting.append(replace(tile, ctas=min(tile.ctas, room)))
+        fit = ctas_that_fit(_shared_memory(problem, tile, divides), target)
+        if fit:
+            fitting.append(replace(tile, ctas=min(tile.ctas, fit)))
     return fitting
 
 

@@ -32,10 +32,10 @@ __all__ = [
     "most_parts_of_problem",
     "most_parts_of_steps",
     "parts_of_problem",
+    "parts_of_product",
+    "parts_of_sdd",
     "parts_of_tiles",
     "pays_in_sdd",
-    "room_in_product",
-    "room_in_sdd",
     "splits",
     "too_many_panels",
     "walked_k",
@@ -87,7 +87,7 @@ def pays_in_sdd(problem: Problem) -> bool:
     )
 
 
-def room_in_sdd(variant: Variant, elements: int, k: int, batch: int) -> tuple[int, int]:
+def parts_of_sdd(variant: Variant, elements: int, k: int, batch: int) -> tuple[int, int]:
     """Into how many parts a variant of an sdd may divide its sums, and bytes of workspace for them.
     Of those that divide the last tiles alone it is the CTAs at a time instead: what is divided
     makes up to three times as many.
@@ -130,7 +130,7 @@ def most_parts(elements: int, k: int, batch: int) -> int:
     return max(1, min(SMS // tiles, batch * -(-k // SLAB) // _FEWEST_SLABS, _MOST))
 
 
-def room_in_product(
+def parts_of_product(
     variant: Variant, m: int, n: int, k: int, batch: int, stored: int
 ) -> tuple[int, int]:
     """Into how many parts a variant of a dsd or dds divides the steps of a tile (of ``wgmma``, may
@@ -191,8 +191,8 @@ def most_parts_of_problem(problem: Problem, width: int) -> int:
 
 
 def parts_of_problem(problem: Problem, variant: Variant) -> int:
-    """As :func:`room_in_product`, without the workspace."""
+    """As :func:`parts_of_product`, without the workspace."""
     m, k = op_block(problem.op, (problem.rows, problem.cols), problem.layout)
     stored = problem.nnz * math.prod(problem.block)
-    parts, _ = room_in_product(variant, m, problem.extent, k, problem.batch, stored)
+    parts, _ = parts_of_product(variant, m, problem.extent, k, problem.batch, stored)
     return parts

@@ -1,13 +1,15 @@
-"""Family ``wgmma``: Hopper's warpgroup tensor cores, fed by its copy engine.
+"""Family ``wgmma``: Hopper's warpgroup tensor cores, fed by TMA.
 
 16-bit elements in blocks of 16 and more; TF32 in blocks of 32 and more.
 
-Knobs: ``b`` block, ``l`` layout, ``o`` what is turned before, if anything
-(:mod:`jitsparse.kernels.turn`), ``k`` how k is walked, if not slab after slab: that sums are
-divided (:mod:`jitsparse.kernels.split`), or of dsd and dds that a stage's block columns are picked;
-of dsd and dds also ``t`` tile (rows x columns x depth of a pipeline stage); of sdd ``g``, the side
-along which blocks are gathered, whose operand it is that may be turned. An sdd's tiles are as wide
-as suits its pattern, which the index decides. Measurements are in docs/performance.md.
+Knobs: ``b`` block, ``l`` layout, ``o`` of what a transposed copy is made first, if of anything
+(:mod:`jitsparse.kernels.transpose`), ``k`` how k is walked, if not slab after slab: ``split`` if
+sums are divided (:mod:`jitsparse.kernels.split`), ``condensed`` if a stage of a dsd or dds has the
+next block columns that its panel stores, wherever they are (as TC-GNN condenses columns, Wang et
+al., 2023). Of dsd and dds also ``t`` tile (rows x columns x depth of a pipeline stage); of sdd
+``g``, the side along which blocks are gathered, whose operand it is that may be transposed. An
+sdd's tiles are as wide as suits its pattern, which the index decides. Measurements are in
+docs/performance.md.
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ from dataclasses import replace
 
 from jitsparse.jit import Candidate, Template, Variant
 from jitsparse.jit.template import Context
-from jitsparse.kernels import cost, mma, split, turn
+from jitsparse.kernels import cost, mma, split, transpose
 from jitsparse.kernels.cuda import (
-    PICKED,
+    CONDENSED,
     Tile,
     cuda_template,
     knobs,
@@ -35,7 +37,7 @@ from jitsparse.kernels.legality import (
 )
 from jitsparse.kernels.problem import Place, Problem
 from jitsparse.kernels.roles import cpp_bool, is_flipped, is_k_contiguous, op_block
-from jitsparse.panels import PANEL, SLAB, TALL_PANEL, has_picked, has_tall
+from jitsparse.panels import PANEL, SLAB, TALL_PANEL, has_condensed, has_tall
 from jitsparse.traits import side_of
 
 __all__ = ["candidates", "default_variants", "place", "template"]
@@ -56,25 +58,29 @@ def place(problem: Problem) -> Place:
         if height == 64 or mma.divides_first(problem):
             return Place(2, f"at most {_FEW_FOR_TF32} columns: tiles are at least 128 wide here")
     way = _first_way(problem)
-    if not {turn.KNOB, turn.VALUES_KNOB}.intersection(way):
-        return Place(0, "Hopper's own tensor cores and copy engine")
-    if turn.KNOB in way and problem.dtype == "tf32":
-        if not turn.pays_in_tf32(problem, _across(problem)):
+    if not {transpose.KNOB, transpose.VALUES_KNOB}.intersection(way):
+        return Place(0, "Hopper's own tensor cores and TMA")
+    if transpose.KNOB in way and problem.dtype == "tf32":
+        if not transpose.pays_in_tf32(problem, _across(problem)):
             return Place(
                 2, "both operands lie across k, and copying one takes longer than mma does"
             )
-    return Place(0, "Hopper's own tensor cores, for which a copy of one operand is turned first")
+    return Place(
+        0, "Hopper's own tensor cores, for which a copy of one operand is transposed first"
+    )
 
 
 def _first_way(problem: Problem) -> Sequence[tuple[str, str]]:
     """Knobs beside block, layout and tile of what comes first."""
-    return _ways(problem)[0] if problem.op == "sdd" else _turning(problem)
+    return _ways(problem)[0] if problem.op == "sdd" else _transposing(problem)
 
 
 def _across(problem: Problem) -> int:
-    """Extent of what TF32 turns, beside the columns of a dsd or dds, or k of an sdd."""
-    # Those of a dsd or dds that turn anything are flipped, so their k is rows.
-    return turn.width(problem, _turned(problem)[0]) if problem.op == "sdd" else problem.rows
+    """Extent of what TF32 transposes, beside the columns of a dsd or dds, or k of an sdd."""
+    # Those of a dsd or dds that transpose anything are flipped, so their k is rows.
+    return (
+        transpose.width(problem, _transposed(problem)[0]) if problem.op == "sdd" else problem.rows
+    )
 
 
 def candidates(problem: Problem, target: str) -> list[Candidate]:
@@ -97,24 +103,23 @@ def candidates(problem: Problem, target: str) -> list[Candidate]:
 def _ways(problem: Problem) -> list[tuple[tuple[str, str], ...]]:
     """Knobs of an sdd beside block and layout, best first."""
     as_they_lie = [(("g", side),) for side in _gathered(problem)]
-    sides = _turned(problem)
-    turned = [(("g", side), turn.KNOB) for side in sides]
-    pays = as_they_lie and turned and turn.pays(problem, sides[0])
-    ways = [*turned, *as_they_lie] if pays else [*as_they_lie, *turned]
+    sides = _transposed(problem)
+    transposed = [(("g", side), transpose.KNOB) for side in sides]
+    pays = as_they_lie and transposed and transpose.pays(problem, sides[0])
+    ways = [*transposed, *as_they_lie] if pays else [*as_they_lie, *transposed]
     divided = [(*way, split.KNOB) for way in ways]
     return [*divided, *ways] if split.pays_in_sdd(problem) else [*ways, *divided]
 
 
-def _turned(problem: Problem) -> list[str]:
-    """Along which side blocks may be gathered from an operand that is turned before, best first:
-    where none lies along k, and the copy engine would take it in short rows, or wgmma not at all.
-    """
+def _transposed(problem: Problem) -> list[str]:
+    """Along which side blocks may be gathered from a transposed copy, best first: where no operand
+    lies along k, and TMA would take it in short rows, or wgmma not at all."""
     sides = _gathered(problem) or ["cols", "rows"]
     if any(_lies_along_k(problem, side) for side in sides):
         return []
     if problem.dtype != "tf32":
-        sides = [side for side in sides if problem.block[side == "cols"] in turn.SHORT]
-    return sorted(sides, key=lambda side: turn.width(problem, side))
+        sides = [side for side in sides if problem.block[side == "cols"] in transpose.SHORT]
+    return sorted(sides, key=lambda side: transpose.width(problem, side))
 
 
 def _gathered(problem: Problem) -> list[str]:
@@ -153,7 +158,7 @@ def _tiles(problem: Problem) -> list[tuple[int, int, int]]:
 
 def _ways_of_tile(problem: Problem, tile: tuple[int, int, int]) -> list[list[tuple[str, str]]]:
     """Knobs of a dsd or dds beside block, layout and tile."""
-    ways = _picking(problem) if _may_pick(problem, tile) else [_turning(problem)]
+    ways = _condensing(problem) if _may_condense(problem, tile) else [_transposing(problem)]
     return [*ways, [split.KNOB]] if _may_split(problem, tile) else ways
 
 
@@ -164,17 +169,17 @@ def _may_split(problem: Problem, tile: tuple[int, int, int]) -> bool:
     return split.most_parts_of_problem(problem, tile[1]) > 1
 
 
-def _may_pick(problem: Problem, tile: tuple[int, int, int]) -> bool:
+def _may_condense(problem: Problem, tile: tuple[int, int, int]) -> bool:
     """Whether the block columns of a slab may be any."""
     _, depth = op_block(problem.op, problem.block, problem.layout)
-    return problem.dtype != "tf32" and tile[0] == PANEL and has_picked(depth)
+    return problem.dtype != "tf32" and tile[0] == PANEL and has_condensed(depth)
 
 
-def _picking(problem: Problem) -> list[list[tuple[str, str]]]:
-    """Knobs of a dsd or dds that takes its slabs as they come, and of one that picks. Where the
-    dense operand lies along k, picked block columns would be boxes of short rows."""
+def _condensing(problem: Problem) -> list[list[tuple[str, str]]]:
+    """Knobs of a dsd or dds that takes its slabs as they come, and of one that condenses. Where the
+    dense operand lies along k, condensed block columns would be boxes of short rows."""
     lies_along_k = is_k_contiguous(problem.op, problem.layout)
-    return [[], [PICKED, turn.KNOB] if lies_along_k else [PICKED]]
+    return [[], [CONDENSED, transpose.KNOB] if lies_along_k else [CONDENSED]]
 
 
 def _slabs(problem: Problem) -> tuple[int, ...]:
@@ -185,7 +190,7 @@ def _slabs(problem: Problem) -> tuple[int, ...]:
     if depth != 32:
         return (64,)
     # A slab of one block column loads nothing for nothing. Where the dense operand lies along k,
-    # its rows are 64 bytes then, and the copy engine takes as long for those as for 128.
+    # its rows are 64 bytes then, and TMA takes as long for those as for 128.
     return (64, 32) if is_k_contiguous(problem.op, problem.layout) else (32, 64)
 
 
@@ -198,7 +203,7 @@ def _refusal(problem: Problem, target: str) -> str | None:
         refused = _refusal_of_tf32(problem) or misaligned(problem, itemsize=4)
     else:
         refused = low_blocks(problem) or misaligned(problem, itemsize=2)
-    # Blocks that are turned have 32 rows then, and had no fewer.
+    # Blocks that are transposed have 32 rows then, and had no fewer.
     return refused or too_large(problem) or too_much_stored(problem)
 
 
@@ -210,15 +215,15 @@ def _refusal_of_tf32(problem: Problem) -> str | None:
     return None
 
 
-def _turning(problem: Problem) -> list[tuple[str, str]]:
+def _transposing(problem: Problem) -> list[tuple[str, str]]:
     """The knob of a dsd or dds neither of whose operands can be read from shared memory as TF32; or
     whose blocks are too low to be read from registers."""
     op, layout = problem.op, problem.layout
     if problem.dtype != "tf32" or not is_flipped(op, layout):
         return []
     if op_block(op, problem.block, layout)[0] < 64:
-        return [turn.VALUES_KNOB]
-    return [] if is_k_contiguous(op, layout) else [turn.KNOB]
+        return [transpose.VALUES_KNOB]
+    return [] if is_k_contiguous(op, layout) else [transpose.KNOB]
 
 
 def default_variants(target: str) -> Iterator[Variant]:
@@ -248,21 +253,21 @@ def template(variant: Variant) -> Template:
 
 def context(variant: Variant) -> Context:
     """The names that the templates use."""
-    names = operand_context(variant) | {"turn": "as_they_lie"}
+    names = operand_context(variant) | {"transpose": "as_they_lie"}
     if variant.op != "sdd":
-        picked = PICKED in variant.knobs
-        if turn.turns(variant):
-            way = "turn_dense_across" if picked else "turn_dense"
-            names |= {"turn": way, "dense_k_contiguous": cpp_bool(not picked)}
-        if turn.turns_values(variant):
-            names |= {"turn": "turn_values"}
-        names |= {"values_turned": cpp_bool(turn.turns_values(variant))}
+        condensed = CONDENSED in variant.knobs
+        if transpose.transposes(variant):
+            way = "transpose_dense_across" if condensed else "transpose_dense"
+            names |= {"transpose": way, "dense_k_contiguous": cpp_bool(not condensed)}
+        if transpose.transposes_values(variant):
+            names |= {"transpose": "transpose_values"}
+        names |= {"values_transposed": cpp_bool(transpose.transposes_values(variant))}
         panel, tile_n, slab = variant.ints("t")
-        names |= {"panel": panel, "tile_n": tile_n, "slab": slab, "picked": cpp_bool(picked)}
+        names |= {"panel": panel, "tile_n": tile_n, "slab": slab, "condensed": cpp_bool(condensed)}
         return names | _of_split(variant)
     gathered = "left" if variant.knob("g") == "rows" else "right"
-    if turn.turns(variant):
-        names |= {"turn": f"turn_{gathered}", f"{gathered}_k_contiguous": cpp_bool(True)}
+    if transpose.transposes(variant):
+        names |= {"transpose": f"transpose_{gathered}", f"{gathered}_k_contiguous": cpp_bool(True)}
     return names | {"gather_rows": cpp_bool(gathered == "left")} | _of_split(variant)
 
 

@@ -157,7 +157,7 @@ def test_work_is_queued_on_the_current_stream() -> None:
 
 
 def test_a_thread_that_has_not_used_the_gpu_yet() -> None:
-    """As autograd's may: kernels that use the copy engine need a context to describe operands."""
+    """As autograd's may: kernels that use TMA need a context to describe operands."""
     a, x = matrix(), randn(384, 256)
     expected = js.dsd(a, x)
     with ThreadPoolExecutor(1) as pool:

@@ -13,7 +13,7 @@ from jitsparse.jit import Variant
 from jitsparse.kernels.float32 import float32_as
 from jitsparse.kernels.problem import Problem
 from jitsparse.kernels.roles import LAYOUTS, is_flipped
-from jitsparse.kernels.split import most_parts, room_in_product, splits
+from jitsparse.kernels.split import most_parts, parts_of_product, splits
 from jitsparse.tune import contestants
 
 pytestmark = pytest.mark.gpu
@@ -75,7 +75,7 @@ def test_divided_steps_are_right_and_repeatable(
     assert names
     for name in names:
         sizes = FEW, COLUMNS, LONG, BATCH, pattern.nnz_blocks * block * block
-        assert room_in_product(Variant.parse(name), *sizes)[0] > 1
+        assert parts_of_product(Variant.parse(name), *sizes)[0] > 1
         with float32_as(dtype), js.pin(f"{op}={name}"):
             if op == "dsd":
                 a = matrix.T if layout[0] == "t" else matrix

@@ -16,8 +16,8 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
 ]
 
-# Of every family, of tensor maps, of divided sums and of operands that are turned, by the family
-# that the layer runs: dtype, block, tokens, precision of float32.
+# Of every family, of tensor maps, of divided sums and of transposed copies, by the family that the
+# layer runs: dtype, block, tokens, precision of float32.
 CASES = {
     "wgmma": (torch.bfloat16, 64, 1024, "highest"),
     "wgmma, blocks of 16": (torch.float16, 16, 1024, "highest"),

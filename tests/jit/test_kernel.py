@@ -150,7 +150,7 @@ def test_a_fork_while_another_thread_builds(template: Template) -> None:
     """The child inherits the locks, held by a thread that it does not have."""
     variant = toykernel.variant()
     compile_only(template, variant)
-    key = kernels.Sought(template, variant).key
+    key = kernels.Request(template, variant).key
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:

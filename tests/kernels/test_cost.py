@@ -19,10 +19,10 @@ from jitsparse.bench.choice import FITTED, HELD_OUT
 from jitsparse.bench.patterns import make_pattern
 from jitsparse.jit import Variant
 from jitsparse.kernels import cost, price_table, registry, split
-from jitsparse.kernels.cuda import PICKED
+from jitsparse.kernels.cuda import CONDENSED
 from jitsparse.kernels.problem import Problem, product_problem, typical_problem
 from jitsparse.kernels.roles import LAYOUTS, is_flipped
-from jitsparse.kernels.turn import turns
+from jitsparse.kernels.transpose import transposes
 from jitsparse.layout import PANEL_WORDS, IndexLayout
 from jitsparse.schedule import build_index
 from jitsparse.traits import profile_of
@@ -158,18 +158,18 @@ def test_the_steps_of_blocks_that_lie_together_are_what_they_are(
 
 @pytest.mark.parametrize("height", [16, 64, 128])
 @pytest.mark.parametrize("density", [0.02, 0.1, 0.5, 1.0])
-def test_the_steps_that_are_picked_are_what_the_index_has(density: float, height: int) -> None:
+def test_the_steps_that_are_condensed_are_what_the_index_has(density: float, height: int) -> None:
     rows, depth, block = 2048, 4096, (height, 16)
     grid = rows // height, depth // 16
     mask = torch.rand(grid, generator=torch.Generator().manual_seed(0)) < density
     pattern = js.Pattern.from_mask(mask, block)
     layout = IndexLayout(*grid, pattern.nnz_blocks, block, panels=True)
     index = build_index(pattern.crow_indices, pattern.col_indices, grid[1], block, panels=True)
-    panels = layout.view(index, "row_picked_panels").view(-1, PANEL_WORDS)
+    panels = layout.view(index, "row_condensed_panels").view(-1, PANEL_WORDS)
     steps = (panels[:, 1] - panels[:, 0]).float().mean().item()
     problem = product_problem("dsd", "cuda", "bf16", block, "nn", (rows, 1024, depth), density)
     problem = dataclasses.replace(problem, nnz=pattern.nnz_blocks)
-    expected = cost._picked_steps(problem, block, (rows, depth), 128, 4).mean
+    expected = cost._condensed_steps(problem, block, (rows, depth), 128, 4).mean
     # A standard deviation of the mean over the panels, and 3 %.
     chance = (steps / 4 * max(1 - 4 * steps / grid[1], 0) / len(panels)) ** 0.5
     assert abs(steps - expected) <= 0.03 * expected + chance
@@ -177,17 +177,17 @@ def test_the_steps_that_are_picked_are_what_the_index_has(density: float, height
 
 @pytest.mark.parametrize(("op", "layout"), [("dsd", "nn"), ("dsd", "tn"), ("dds", "tn")])
 @pytest.mark.parametrize("block", [(16, 16), (64, 16)])
-def test_few_blocks_are_picked(op: str, layout: str, block: tuple[int, int]) -> None:
+def test_few_blocks_are_condensed(op: str, layout: str, block: tuple[int, int]) -> None:
     """Where the dense operand lies across k; measured at densities of 0.1 and less: 1.2 to 2.2
     times as fast. Between, where less than a tenth of the steps is left out, both are within a few
     percent of each other; in a full matrix there is nothing to leave out."""
     expected = {0.02: True, 0.1: True, 1.0: False}
     if is_flipped(op, layout):
         block = block[::-1]
-    for density, picked in expected.items():
+    for density, condensed in expected.items():
         problem = product_problem(op, "cuda", "bf16", block, layout, (4096, 4096, 4096), density)
         first = registry.candidates(problem, "sm90a")[0].variant
-        assert (PICKED in first.knobs) == picked, first.name
+        assert (CONDENSED in first.knobs) == condensed, first.name
 
 
 @pytest.mark.parametrize("op", ["dsd", "dds"])
@@ -261,20 +261,20 @@ def test_gpus_have_prices_of_their_own() -> None:
 
 
 def test_a_workspace_has_to_be_worth_it() -> None:
-    """In blocks of 16 whose dense operand lies along k: turned for them, block columns are picked
-    where that is clearly faster."""
+    """In blocks of 16 whose dense operand lies along k: it is transposed, and block columns are
+    condensed, where that is clearly faster."""
     chosen = set()
     for density in (0.02, 0.05, 0.1, 0.2, 0.4, 0.75):
         for size in (2048, 4096, 8192, 16384):
             sizes = (size, size, size)
             problem = product_problem("dds", "cuda", "bf16", (16, 16), "nt", sizes, density)
             first = registry.candidates(problem, "sm90a")[0].variant
-            others = [v for v in tensor_core_variants(problem) if not turns(v)]
+            others = [v for v in tensor_core_variants(problem) if not transposes(v)]
             least = min(cost.microseconds(problem, each) or math.inf for each in others)
             us = cost.microseconds(problem, first)
             assert us is not None
-            assert us == least or (turns(first) and us <= least / 1.05)
-            chosen.add(turns(first))
+            assert us == least or (transposes(first) and us <= least / 1.05)
+            chosen.add(transposes(first))
     assert chosen == {True, False}
 
 
@@ -286,15 +286,15 @@ def test_rows_within_cache_lines_cost_the_copy_engine_requests() -> None:
         for k in (5120, 5000)
     )
     name = "dsd.wgmma.sm90a.bf16.b16x16.lnt.t128x256x64"
-    along, picked = Variant.parse(name), Variant.parse(f"{name}.kpicked.oturned")
+    along, condensed = Variant.parse(name), Variant.parse(f"{name}.kcondensed.otransposed")
     assert "lines" not in cost.breakdown(whole, along)
     # One request more for each row of a box: 256 in each step, of 64 elements each.
     amounts = dict(zip(cost.PARTS, cost.parts(ragged, along), strict=True))
     requests = 256 * amounts["step"]
     assert cost.breakdown(ragged, along)["lines"] == pytest.approx(cost._LINES * requests)
-    # What is turned before begins where lines do.
-    assert "lines" not in cost.breakdown(ragged, picked)
-    assert registry.candidates(ragged, "sm90a")[0].variant == picked
+    # What is transposed before begins where lines do.
+    assert "lines" not in cost.breakdown(ragged, condensed)
+    assert registry.candidates(ragged, "sm90a")[0].variant == condensed
 
 
 def test_values_that_are_read_again_and_two_ctas_an_sm_have_other_prices() -> None:

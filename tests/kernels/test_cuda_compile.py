@@ -22,7 +22,7 @@ import pytest
 from jitsparse.jit import Variant
 from jitsparse.jit.template import render
 from jitsparse.kernels import registry
-from jitsparse.kernels.cuda import CSRC, PICKED
+from jitsparse.kernels.cuda import CONDENSED, CSRC
 from jitsparse.kernels.problem import typical_problem
 from jitsparse.kernels.split import DIVIDE_THE_TAIL, splits
 from jitsparse.panels import TALL_PANEL
@@ -36,9 +36,9 @@ pytestmark = [pytest.mark.nvcc, pytest.mark.table]
 
 def not_chosen(target: str) -> Iterator[Variant]:
     """Panels of 192 rows and divided sums, which are for larger products and for smaller ones than
-    the default table's, in tiles of all widths; picked block columns, which are for fewer blocks: a
-    block of each kind; and an sdd of ``fma`` in blocks that are higher than wide, or of ``mma`` as
-    named here, which ask for the most registers."""
+    the default table's, in tiles of all widths; condensed block columns, which are for fewer
+    blocks: a block of each kind; and an sdd of ``fma`` in blocks that are higher than wide, or of
+    ``mma`` as named here, which ask for the most registers."""
     blocks, layouts = ((32, 32), (64, 64), (128, 128)), ("nn", "tn")
     for op, block, layout in itertools.product(registry.OPS, blocks, layouts):
         problem = typical_problem(op, "cuda", "bf16", block, layout)
@@ -60,7 +60,7 @@ def not_chosen(target: str) -> Iterator[Variant]:
     for height, (op, layout) in itertools.product((16, 64, 128), (("dsd", "nn"), ("dds", "nt"))):
         problem = typical_problem(op, "cuda", "bf16", (height, 16), layout)
         for each in registry.candidates(problem, target):
-            if PICKED in each.variant.knobs and each.refused is None:
+            if CONDENSED in each.variant.knobs and each.refused is None:
                 yield each.variant
     greedy = (
         *(("f32", block, "nt") for block in ((32, 16), (64, 16), (64, 32), (128, 16), (128, 64))),

@@ -37,8 +37,8 @@ from jitsparse.kernels import registry
 from jitsparse.kernels.cuda import CSRC
 from jitsparse.kernels.problem import Problem
 from jitsparse.kernels.roles import LAYOUTS
-from jitsparse.kernels.split import DIVIDE_THE_TAIL, room_in_sdd, splits
-from jitsparse.kernels.turn import bytes_for_sdd, bytes_for_spmm, turns
+from jitsparse.kernels.split import DIVIDE_THE_TAIL, parts_of_sdd, splits
+from jitsparse.kernels.transpose import bytes_for_sdd, bytes_for_spmm, transposes
 from jitsparse.layout import Gather
 from jitsparse.reference import ACTIVATIONS
 from jitsparse.schedule import build_index
@@ -71,7 +71,7 @@ NAMED = (
     "dsd.wgmma.sm90a.tf32.b64x32.ltn.t128x128x32.ovalues",
     "sdd.wgmma.sm90a.tf32.b32x32.lnt.gcols",
     "sdd.wgmma.sm90a.tf32.b32x32.ltt.gcols",
-    "sdd.wgmma.sm90a.tf32.b32x32.ltn.grows.oturned",
+    "sdd.wgmma.sm90a.tf32.b32x32.ltn.grows.otransposed",
     # gathered in halves of a block
     "sdd.wgmma.sm90a.tf32.b128x32.lnn.grows",
     "sdd.wgmma.sm90a.tf32.b64x128.ltt.gcols",
@@ -83,13 +83,13 @@ NAMED = (
     "dsd.wgmma.sm90a.bf16.b16x16.lnn.t128x256x64",
     "dds.wgmma.sm90a.f16.b16x128.lnt.t128x128x64",
     "dds.wgmma.sm90a.bf16.b128x16.ltn.t128x64x64",
-    # block columns picked, also where a slab is multiplied as it stands
-    "dsd.wgmma.sm90a.bf16.b16x16.lnn.t128x256x64.kpicked",
-    "dds.wgmma.sm90a.f16.b16x128.ltn.t128x128x64.kpicked",
-    "dsd.wgmma.sm90a.f16.b64x16.lnn.t128x64x64.kpicked",
-    "dsd.wgmma.sm90a.bf16.b16x32.ltn.t128x256x64.kpicked",
-    "dds.wgmma.sm90a.bf16.b16x16.lnt.t128x256x64.kpicked.oturned",
-    "dsd.wgmma.sm90a.f16.b128x16.lnt.t128x64x64.kpicked.oturned",
+    # block columns condensed, also where a slab is multiplied as it stands
+    "dsd.wgmma.sm90a.bf16.b16x16.lnn.t128x256x64.kcondensed",
+    "dds.wgmma.sm90a.f16.b16x128.ltn.t128x128x64.kcondensed",
+    "dsd.wgmma.sm90a.f16.b64x16.lnn.t128x64x64.kcondensed",
+    "dsd.wgmma.sm90a.bf16.b16x32.ltn.t128x256x64.kcondensed",
+    "dds.wgmma.sm90a.bf16.b16x16.lnt.t128x256x64.kcondensed.otransposed",
+    "dsd.wgmma.sm90a.f16.b128x16.lnt.t128x64x64.kcondensed.otransposed",
     # large blocks of an sdd, which leave while the next tile is multiplied, and small ones
     "sdd.wgmma.sm90a.bf16.b64x64.lnt.gcols",
     "sdd.wgmma.sm90a.f16.b128x128.ltn.gcols",
@@ -104,14 +104,14 @@ NAMED = (
     "dsd.wgmma.sm90a.bf16.b32x64.lnt.t128x128x64.ksplit",
     "sdd.wgmma.sm90a.bf16.b128x128.ltn.gcols.ksplit",
     "sdd.wgmma.sm90a.bf16.b16x16.lnn.grows.ksplit",
-    # an operand that is turned before, either of them
-    "sdd.wgmma.sm90a.bf16.b16x16.ltn.gcols.oturned",
-    "sdd.wgmma.sm90a.f16.b32x32.ltn.grows.oturned.ksplit",
-    "sdd.wgmma.sm90a.tf32.b64x64.ltn.grows.oturned",
-    "sdd.wgmma.sm90a.tf32.b128x64.ltn.gcols.oturned.ksplit",
-    "dsd.wgmma.sm90a.tf32.b64x64.ltn.t128x256x32.oturned",
-    "dds.wgmma.sm90a.tf32.b64x128.ltn.t128x128x32.oturned",
-    # float32: the product transposed, with blocks as they lie and turned; the slab; low blocks
+    # an operand that is transposed before, either of them
+    "sdd.wgmma.sm90a.bf16.b16x16.ltn.gcols.otransposed",
+    "sdd.wgmma.sm90a.f16.b32x32.ltn.grows.otransposed.ksplit",
+    "sdd.wgmma.sm90a.tf32.b64x64.ltn.grows.otransposed",
+    "sdd.wgmma.sm90a.tf32.b128x64.ltn.gcols.otransposed.ksplit",
+    "dsd.wgmma.sm90a.tf32.b64x64.ltn.t128x256x32.otransposed",
+    "dds.wgmma.sm90a.tf32.b64x128.ltn.t128x128x32.otransposed",
+    # float32: the product transposed, with blocks as they lie and transposed; the slab; low blocks
     "dds.fma.sm90a.f32.b64x64.lnn.t64x128x32.w2x2.s3.c3",
     "dds.fma.sm90a.f32.b64x64.lnt.t64x128x32.w2x2.s3.c3",
     "dds.fma.sm90a.f32.b128x128.lnt.t128x64x32.w2x2.s3.c3",
@@ -145,7 +145,7 @@ SHARING = (
     "sdd.wgmma.sm90a.bf16.b64x32.lnt.grows",
     "sdd.wgmma.sm90a.f16.b32x32.lnn.grows",
     "sdd.wgmma.sm90a.bf16.b16x16.lnt.gcols",
-    "sdd.wgmma.sm90a.bf16.b32x16.ltn.gcols.oturned",
+    "sdd.wgmma.sm90a.bf16.b32x16.ltn.gcols.otransposed",
     "sdd.wgmma.sm90a.tf32.b32x64.lnt.gcols",
     "sdd.wgmma.sm90a.tf32.b64x64.ltt.gcols",
 )
@@ -575,19 +575,20 @@ def test_panels_that_share_columns(
 
 @pytest.mark.parametrize("extent", [1, 7, 333])
 @pytest.mark.parametrize(
-    "name", [name for name in NAMED if ".oturned" in name and not re.match("dsd.*picked", name)]
+    "name",
+    [name for name in NAMED if ".otransposed" in name and not re.match("dsd.*condensed", name)],
 )
-def test_operands_of_any_extent_are_turned(
+def test_operands_of_any_extent_are_transposed(
     name: str, extent: int, sources: Path, resize: Callable[..., None]
 ) -> None:
     """Along the axis that is not contiguous, which need not be a multiple of anything."""
-    size = "EXTENT" if name.startswith("sdd") or "picked" in name else "ROWS"
+    size = "EXTENT" if name.startswith("sdd") or "condensed" in name else "ROWS"
     resize(**{size: extent})
     check(Variant.parse(name), sources)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMED if ".oturned" in name])
-def test_a_matrix_that_serves_a_batch_is_turned_once(
+@pytest.mark.parametrize("name", [name for name in NAMED if ".otransposed" in name])
+def test_a_matrix_that_serves_a_batch_is_transposed_once(
     name: str, sources: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dense, infinite = cases.dense, cases.infinite
@@ -629,18 +630,18 @@ def check(variant: Variant, sources: Path) -> None:
         left = cases.dense((BATCH, shape[0], extent), layout[0], **make)
         right = cases.dense((BATCH, extent, shape[1]), layout[1], **make)
         out, past = guarded((pattern.nnz_blocks, rows, cols), dtype)
-        turned, strides = 0, (left.stride(0), right.stride(0))
-        if turns(variant):
-            turned = bytes_for_sdd(variant, shape, extent, BATCH, strides, dtype.itemsize)
+        transposed, strides = 0, (left.stride(0), right.stride(0))
+        if transposes(variant):
+            transposed = bytes_for_sdd(variant, shape, extent, BATCH, strides, dtype.itemsize)
         parts, multiprocessors = (PARTS, MANY) if splits(variant) else (1, FEW)
         room = parts * out.numel()
         divides_the_tail = splits(variant) and variant.family in DIVIDE_THE_TAIL
         if divides_the_tail:
             # Three rounds of so many CTAs, no more than that says.
             tile = math.prod(variant.ints("t")[:2])
-            room = min(room_in_sdd(variant, out.numel(), extent, BATCH)[1] // 4, 3 * parts * tile)
-        workspace, behind = guarded((turned // 4 + room,))
-        sums = workspace[turned // 4 :]
+            room = min(parts_of_sdd(variant, out.numel(), extent, BATCH)[1] // 4, 3 * parts * tile)
+        workspace, behind = guarded((transposed // 4 + room,))
+        sums = workspace[transposed // 4 :]
         operands = left, right, index, out, workspace
         pointers = [each.data_ptr() for each in operands]
         lds = (*letter(left, layout[0]), *letter(right, layout[1]))
@@ -677,11 +678,11 @@ def check(variant: Variant, sources: Path) -> None:
         out, past = guarded((BATCH, extent, whole.shape[1]), dtype)
         ld, bias_at, activation = letter(dense, layout[0]), bias.data_ptr(), ACTIVATION[layout]
     depth, stored_bytes = whole.shape[op == "dsd"], values.nbytes
-    turned = bytes_for_spmm(
+    transposed = bytes_for_spmm(
         variant, stored_bytes, extent, depth, BATCH, dense.stride(0), dtype.itemsize
     )
-    workspace, behind = guarded((turned // 4 + PARTS * out.numel(),))
-    sums = workspace[turned // 4 :]
+    workspace, behind = guarded((transposed // 4 + PARTS * out.numel(),))
+    sums = workspace[transposed // 4 :]
     operands = values, index, dense, out
     pointers = (*(each.data_ptr() for each in operands), bias_at, workspace.data_ptr())
     parts, multiprocessors = (PARTS, MANY) if splits(variant) else (1, FEW)

@@ -19,8 +19,8 @@ from jitsparse.kernels.split import (
     MOST_ELEMENTS,
     most_parts,
     most_parts_of_steps,
-    room_in_product,
-    room_in_sdd,
+    parts_of_product,
+    parts_of_sdd,
     splits,
 )
 
@@ -104,7 +104,7 @@ def test_parts_of_tiles_leave_none_waiting(
     name, fewest = name_and_fewest
     variant = Variant.parse(name)
     stored = int(m * k * density)
-    parts, size = room_in_product(variant, m, n, k, batch, stored)
+    parts, size = parts_of_product(variant, m, n, k, batch, stored)
     assert 1 <= parts <= 16
     assert size == (4 * parts * batch * m * n if parts > 1 else 0)
     if parts > 1:
@@ -117,8 +117,8 @@ def test_parts_of_tiles_are_as_many_as_there_may_be() -> None:
     """Of 768 a third is stored, two parts of 128, whatever the floats say of a third."""
     name = "dsd.{0}.sm90a.{1}.b64x64.lnn.t64x32x64.w4x1.s4.c3.ksplit"
     fma, mma = (Variant.parse(name.format(*each)) for each in (("fma", "f32"), ("mma", "bf16")))
-    assert room_in_product(fma, 64, 16, 768, 1, 64 * 256)[0] == 2
-    assert room_in_product(mma, 64, 16, 1536, 1, 64 * 512)[0] == 2
+    assert parts_of_product(fma, 64, 16, 768, 1, 64 * 256)[0] == 2
+    assert parts_of_product(mma, 64, 16, 1536, 1, 64 * 512)[0] == 2
 
 
 def test_what_an_sm_has_no_room_for_decides_nothing() -> None:
@@ -141,8 +141,8 @@ def test_a_tile_of_several_block_rows_walks_what_any_of_them_stores() -> None:
     name = "dsd.mma.sm80.bf16.b{0}x{0}.lnn.t{1}x16x64.w4x1.s4.c2.ksplit"
     high, low = (Variant.parse(name.format(*sizes)) for sizes in ((64, 64), (16, 128)))
     few = (128, 16, 4096, 1, 128 * 4096 // 16)
-    assert room_in_product(high, *few)[0] == 1
-    assert room_in_product(low, *few)[0] == 6, "of 4096 eight rows store 0.4"
+    assert parts_of_product(high, *few)[0] == 1
+    assert parts_of_product(low, *few)[0] == 6, "of 4096 eight rows store 0.4"
 
 
 @given(
@@ -159,7 +159,7 @@ def test_a_tile_of_several_block_rows_walks_what_any_of_them_stores() -> None:
 def test_last_tiles_have_room_for_three_rounds(name: str, blocks: int, k: int, batch: int) -> None:
     variant = Variant.parse(name)
     (rows, cols), (tile_m, tile_n, tile_k) = variant.ints("b"), variant.ints("t")
-    at_once, size = room_in_sdd(variant, blocks * rows * cols, k, batch)
+    at_once, size = parts_of_sdd(variant, blocks * rows * cols, k, batch)
     slots, rest = divmod(size, 4 * tile_m * tile_n)
     assert (at_once, rest) == (variant.ints("c")[0] * SMS, 0)
     assert slots == min(3 * at_once, blocks * batch * -(-k // tile_k))

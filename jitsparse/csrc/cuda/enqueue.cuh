@@ -59,7 +59,7 @@ inline int multiprocessors() {
   return count;
 }
 
-// `params` is what the kernel is given: the words of the call, or for kernels that use the copy engine these and its tensor maps.
+// `params` is what the kernel is given: the words of the call, or for kernels that use TMA these and its tensor maps.
 // `context` is the stream.
 template <typename Kernel, int MIN_CTAS, typename Params>
 int enqueue(const Params& params, int64 grid, int64 context) {

@@ -1,4 +1,4 @@
-// Tensor maps: what the copy engine knows of an operand. Encoded on the host for each launch (about 0.2 us a map).
+// Tensor maps: what TMA knows of an operand. Encoded on the host for each launch (about 0.2 us a map).
 #pragma once
 
 #include <cuda.h>

@@ -1,8 +1,8 @@
 // The way out of a tile of sdd_wgmma.cuh: from a warp's accumulators to the blocks that they are parts of.
 //
 // A warp has 16 rows of every gathered column, which are rows of one block of each; with GATHER_ROWS they are 16 columns of it. Large
-// blocks are rounded into registers and leave part by part while the next tile is multiplied: by way of shared memory, from where the
-// copy engine takes them. Small ones are stored at once, 16 x 16 at a time, float32 as it is.
+// blocks are rounded into registers and leave part by part while the next tile is multiplied: by way of shared memory, from where
+// TMA takes them. Small ones are stored at once, 16 x 16 at a time, float32 as it is.
 #pragma once
 
 #include "../../abi.h"
@@ -28,8 +28,8 @@ struct SddStore {
 
   static constexpr bool kFloats = sizeof(Storage) == 4;
   static constexpr bool kBulk = !kFloats && BLOCK_ROWS >= 64 && BLOCK_COLS >= 64;
-  static_assert(!kBulk || !GATHER_ROWS, "the copy engine takes rows of blocks as the accumulators have them");
-  // The copy engine's parts have 16 rows and kPartN columns; 64 where there is room, which is where panels have 128 rows.
+  static_assert(!kBulk || !GATHER_ROWS, "TMA takes rows of blocks as the accumulators have them");
+  // TMA's parts have 16 rows and kPartN columns; 64 where there is room, which is where panels have 128 rows.
   static constexpr int kPartN = kBlockP > 64 ? 64 : 32, kPartBuffers = kBlockP > 64 ? 2 : 1, kPartBytes = 16 * kPartN * 2;
   using Staged = StagedTile<Element, 16, 16, GATHER_ROWS>;
   static constexpr int kBytes = kFloats ? 0 : kBulk ? kPartBuffers * kPartBytes : Staged::kBytes;  // of a warp
@@ -45,7 +45,7 @@ struct SddStore {
   };
 
   const SddArgs& args;
-  const CUtensorMap* out;  // of what the copy engine takes
+  const CUtensorMap* out;  // of what TMA takes
   unsigned char* staged;   // the warp's shared memory, of kBytes
   int row, lane;           // the warp's first row of the panel
   int buffer = 0;
@@ -135,7 +135,7 @@ struct SddStore {
     finished.position = position;
   }
 
-  // Hands the next part of a finished tile to the copy engine; false if there is none.
+  // Hands the next part of a finished tile to TMA; false if there is none.
   __device__ __forceinline__ bool store_part(Finished& finished) {
     if (finished.next == kStored) return false;
     if (lane == 0) ptx::bulk_wait_read<kPartBuffers - 1>();
@@ -158,7 +158,7 @@ struct SddStore {
     return true;
   }
 
-  // Waits until the copy engine has read everything.
+  // Waits until TMA has read everything.
   __device__ __forceinline__ void finish() const {
     if (kBulk && lane == 0) ptx::bulk_wait_read<0>();
   }

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../../abi.h"
-#include "../tile/divided_sums.cuh"
+#include "../tile/split_k.cuh"
 
 namespace jitsparse {
 

@@ -3,7 +3,7 @@
 
 #include "../../abi.h"
 #include "../ptx/special_register.cuh"
-#include "../tile/divided_sums.cuh"
+#include "../tile/split_k.cuh"
 #include "../tile/element.cuh"
 
 namespace jitsparse {

@@ -7,8 +7,8 @@
 // tiles is part of the index.
 //
 // With GATHER_ROWS it is the other way round, and the product is computed transposed: a panel of columns, and block rows
-// gathered. The copy engine takes as long for a row of 32 bytes as for one of 128, so blocks of 16 and 32 want the operand that
-// is gathered to lie along k. Where neither does, as in the gradient of a weight, turn.cuh can copy one before.
+// gathered. TMA takes as long for a row of 32 bytes as for one of 128, so blocks of 16 and 32 want the operand that
+// is gathered to lie along k. Where neither does, as in the gradient of a weight, transpose.cuh can copy one before.
 //
 // With SPLIT the sums of a tile may be divided among CTAs where there are more of these than tiles; sdd_sum.cuh adds the parts.
 //

@@ -22,20 +22,20 @@ struct SpmmFma {
   static constexpr int WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
   static constexpr int kAhead = STAGES - 1;
   // The right operand of a thread's products should not lie along k in shared memory, see fma_tile.cuh. If the dense operand does, it is
-  // the left one: then the output's columns are the product's rows. If both do, the one that is less of a stage is turned as it comes.
+  // the left one: then the output's columns are the product's rows. If both do, the one that is less of a stage is transposed as it comes.
   // Low blocks are so little of it that they always are, though as the left operand they could stay (1.01 to 1.03 times as fast).
-  static constexpr bool kTurnsDense = DENSE_K_CONTIGUOUS && !FLIPPED && TILE_N < TILE_M;
-  static constexpr bool kTransposed = DENSE_K_CONTIGUOUS && !kTurnsDense;
-  static constexpr bool kTurnsBlocks = !FLIPPED && (kTransposed || TILE_M <= 32);
+  static constexpr bool kTransposesDense = DENSE_K_CONTIGUOUS && !FLIPPED && TILE_N < TILE_M;
+  static constexpr bool kTransposed = DENSE_K_CONTIGUOUS && !kTransposesDense;
+  static constexpr bool kTransposesBlocks = !FLIPPED && (kTransposed || TILE_M <= 32);
   using Pipeline = SpmmPipeline<F32, BLOCK_ROWS, BLOCK_COLS, FLIPPED, DENSE_K_CONTIGUOUS, TILE_M, TILE_N, TILE_K, kThreads,
-                                STAGES, kAhead, kTurnsBlocks, kTurnsDense>;
+                                STAGES, kAhead, kTransposesBlocks, kTransposesDense>;
   static_assert(Pipeline::kGroup == 1 && Pipeline::kSlots == 1, "a stage is a part of one block");
   static constexpr int kSharedBytes = Pipeline::kBytes;
 
   using BlockTile = typename Pipeline::BlockTile;
   using DenseTile = typename Pipeline::DenseTile;
   using Product = std::conditional_t<kTransposed, FmaTile<DenseTile, BlockTile, true, false, WARP_N, WARP_M, TILE_K>,
-                                     FmaTile<BlockTile, DenseTile, !FLIPPED && !kTurnsBlocks, false, WARP_M, WARP_N, TILE_K>>;
+                                     FmaTile<BlockTile, DenseTile, !FLIPPED && !kTransposesBlocks, false, WARP_M, WARP_N, TILE_K>>;
 
   using Sum = SpmmSum<F32>;
   using Sums = SpmmSums<OUT_TRANSPOSED>;

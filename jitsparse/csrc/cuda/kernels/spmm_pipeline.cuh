@@ -16,11 +16,11 @@
 
 namespace jitsparse {
 
-// AHEAD: how many stages are in flight while one is multiplied. TURNS_BLOCKS, TURNS_DENSE: what lies along
+// AHEAD: how many stages are in flight while one is multiplied. TRANSPOSES_BLOCKS, TRANSPOSES_DENSE: what lies along
 // k comes to lie across it, in float32.
 template <typename Element_, int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CONTIGUOUS, int TILE_M,
-          int TILE_N, int TILE_K, int THREADS, int STAGES, int AHEAD, bool TURNS_BLOCKS = false,
-          bool TURNS_DENSE = false>
+          int TILE_N, int TILE_K, int THREADS, int STAGES, int AHEAD, bool TRANSPOSES_BLOCKS = false,
+          bool TRANSPOSES_DENSE = false>
 struct SpmmPipeline {
   using Element = Element_;
   using Storage = typename Element::Storage;
@@ -39,11 +39,11 @@ struct SpmmPipeline {
   static_assert(kSlots * kGroup <= 32, "one warp fetches a stage's block positions");
 
   static constexpr bool kScalar = sizeof(Storage) == 4;  // operands that ldmatrix cannot transpose
-  static_assert(!TURNS_BLOCKS || (kScalar && !FLIPPED && kSlots * kGroup == 1), "one block that lies along k");
-  static_assert(!TURNS_DENSE || (kScalar && DENSE_K_CONTIGUOUS && kSlots == 1), "one slab that does");
-  static constexpr bool kBlocksAcross = FLIPPED || TURNS_BLOCKS;  // rows of a block in shared memory run along m
+  static_assert(!TRANSPOSES_BLOCKS || (kScalar && !FLIPPED && kSlots * kGroup == 1), "one block that lies along k");
+  static_assert(!TRANSPOSES_DENSE || (kScalar && DENSE_K_CONTIGUOUS && kSlots == 1), "one slab that does");
+  static constexpr bool kBlocksAcross = FLIPPED || TRANSPOSES_BLOCKS;  // rows of a block in shared memory run along m
   using BlockTile = SharedTile<Element, kBlocksAcross ? kSlotK : kBlockM, kBlocksAcross ? kBlockM : kSlotK, kScalar && FLIPPED>;
-  static constexpr bool kDenseAcross = !DENSE_K_CONTIGUOUS || TURNS_DENSE;  // rows of the slab there run along n
+  static constexpr bool kDenseAcross = !DENSE_K_CONTIGUOUS || TRANSPOSES_DENSE;  // rows of the slab there run along n
   using DenseTile =
       SharedTile<Element, kDenseAcross ? kSlotK : TILE_N, kDenseAcross ? TILE_N : kSlotK, kScalar && !DENSE_K_CONTIGUOUS>;
 
@@ -147,8 +147,8 @@ struct SpmmPipeline {
   }
 
   using BlockCopy =
-      std::conditional_t<TURNS_BLOCKS, TurningCopy<BlockTile, THREADS>, TileCopy<BlockTile, kSlots * kGroup, THREADS>>;
-  using DenseCopy = std::conditional_t<TURNS_DENSE, TurningCopy<DenseTile, THREADS>, TileCopy<DenseTile, kSlots, THREADS>>;
+      std::conditional_t<TRANSPOSES_BLOCKS, TransposingCopy<BlockTile, THREADS>, TileCopy<BlockTile, kSlots * kGroup, THREADS>>;
+  using DenseCopy = std::conditional_t<TRANSPOSES_DENSE, TransposingCopy<DenseTile, THREADS>, TileCopy<DenseTile, kSlots, THREADS>>;
   // A thread that copies one row of a slab asks one question, not two (blocks of 16: 1.01 to 1.02 times as fast).
   static constexpr bool kOneRow = DenseCopy::kPasses == 1;
   static constexpr int kSize = sizeof(Storage);

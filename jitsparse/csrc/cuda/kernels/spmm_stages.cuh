@@ -12,7 +12,7 @@
 #include "../ptx/register_budget.cuh"
 #include "../ptx/tma.cuh"
 #include "../tensor_map.cuh"
-#include "../tile/divided_sums.cuh"
+#include "../tile/split_k.cuh"
 #include "../tile/load_operand.cuh"
 #include "../tile/ring.cuh"
 #include "spmm_order.cuh"
@@ -20,16 +20,16 @@
 
 namespace jitsparse {
 
-// PANEL, TILE_N: rows and columns of a tile. SLAB: depth of a stage. PICKED: of so many k, the next that the panel needs, wherever they
-// are. VALUES_TURNED: each stored block has been transposed. SPLIT: where there are more CTAs than tiles, several have a part of the
+// PANEL, TILE_N: rows and columns of a tile. SLAB: depth of a stage. CONDENSED: of so many k, the next that the panel needs, wherever they
+// are. VALUES_TRANSPOSED: each stored block has been transposed. SPLIT: where there are more CTAs than tiles, several have a part of the
 // steps of each; spmm_sum.cuh adds what they leave in the workspace.
 template <typename Element, int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CONTIGUOUS, int PANEL, int TILE_N, int SLAB,
-          bool PICKED = false, bool VALUES_TURNED = false, bool SPLIT = false>
+          bool CONDENSED = false, bool VALUES_TRANSPOSED = false, bool SPLIT = false>
 struct SpmmStages {
   using Storage = typename Element::Storage;
   using Index = IndexView<BLOCK_ROWS, BLOCK_COLS>;
   using Walk = SpmmWalk<SpmmStages>;
-  static constexpr bool kFlipped = FLIPPED, kPicked = PICKED, kSplit = SPLIT;
+  static constexpr bool kFlipped = FLIPPED, kCondensed = CONDENSED, kSplit = SPLIT;
   static constexpr int kItemBytes = sizeof(Storage), kRowItems = 128 / kItemBytes;  // of the widest rows that a swizzle knows
   static constexpr int kPanel = PANEL, kTileN = TILE_N;
   static constexpr bool kTall = PANEL == 192;  // three warpgroups, which leaves room for three stages
@@ -45,9 +45,9 @@ struct SpmmStages {
   static constexpr int kSlots = kDown * kAcross;   // blocks of a stage, at most; one lane copies each
   static_assert(kSlots <= 32, "a step's mask has 32 bits");
   static_assert(kAcross == 1 || SLAB == 64, "the index has slabs of 64");
-  // Along k a box would have rows of one block's depth, for which the copy engine takes as long as for those of a slab.
-  static_assert(!PICKED || (kBlockK == 16 && PANEL == 128 && !DENSE_K_CONTIGUOUS), "the index has no others");
-  static constexpr int kPieces = PICKED ? kAcross : 1;  // of the slab, each copied by itself
+  // Along k a box would have rows of one block's depth, for which TMA takes as long as for those of a slab.
+  static_assert(!CONDENSED || (kBlockK == 16 && PANEL == 128 && !DENSE_K_CONTIGUOUS), "the index has no others");
+  static constexpr int kPieces = CONDENSED ? kAcross : 1;  // of the slab, each copied by itself
 
   // As many as fit, since what is on its way decides how fast L2 delivers (tiles of 128 columns, six for four: 1.15 times as fast in
   // blocks of 64, 1.05 in others, 1.00 in slabs of 32); of TF32 in blocks of 128, whose parts are four warps', fewer.
@@ -70,8 +70,8 @@ struct SpmmStages {
   static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= (kConsumers + 1) * kStartRegisters, "what a CTA has");
 
   // A block as it lies in memory.
-  static constexpr int kLyingRows = VALUES_TURNED ? BLOCK_COLS : BLOCK_ROWS, kLyingCols = VALUES_TURNED ? BLOCK_ROWS : BLOCK_COLS;
-  static constexpr bool kLiesFlipped = FLIPPED != VALUES_TURNED;
+  static constexpr int kLyingRows = VALUES_TRANSPOSED ? BLOCK_COLS : BLOCK_ROWS, kLyingCols = VALUES_TRANSPOSED ? BLOCK_ROWS : BLOCK_COLS;
+  static constexpr bool kLiesFlipped = FLIPPED != VALUES_TRANSPOSED;
 
   // Shared memory. A slot is one block's part of a slab, its rows as they lie, in boxes of at most kRowItems columns.
   static constexpr int kSlotColumns = kLiesFlipped ? kBlockM : kSlotK;
@@ -139,7 +139,7 @@ struct SpmmStages {
       const int turn = step.number * kParts + part, at = turn % kStages;
       const unsigned stage = base + at * kStageBytes, copies = barriers.copies(at);
       barriers.wait_empty(at, turn / kStages);
-      const int pieces = PICKED ? __popc(__ballot_sync(~0u, first_k >= 0)) : 1;
+      const int pieces = CONDENSED ? __popc(__ballot_sync(~0u, first_k >= 0)) : 1;
       if (lane == 0) ptx::mbarrier_arrive_expect(copies, pieces * kPieceBytes + __popc(mask) * kSlotBytes);
       __syncwarp();
       if (lane < pieces) {

@@ -4,7 +4,7 @@
 
 #include "../../abi.h"
 #include "../tile/activation.cuh"
-#include "../tile/divided_sums.cuh"
+#include "../tile/split_k.cuh"
 #include "../tile/divisor.cuh"
 
 namespace jitsparse {

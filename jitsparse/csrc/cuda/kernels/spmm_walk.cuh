@@ -16,16 +16,16 @@ struct SpmmSteps {
   const int4* panels;    // the longest first: (first step, end, -, -), where each 64 of its rows begin, its first steps
   const int4* steps;     // (slab or block column, mask of the blocks, first in positions, position of the first block)
   const int* positions;  // where a step's blocks lie in values
-  const int* picked;     // the block columns of a step, if they are picked
+  const int* condensed;     // the block columns of a step, if they are condensed
 
   static SpmmSteps of(const SpmmArgs& args) {
     const typename Stages::Index index(args.index, args.rows, args.cols, args.nnz);
-    const int *panels, *steps, *positions, *picked = nullptr;
-    if constexpr (Stages::kPicked) {
-      panels = Stages::kFlipped ? index.col_picked_panels() : index.row_picked_panels();
-      steps = Stages::kFlipped ? index.col_picked_steps() : index.row_picked_steps();
-      positions = Stages::kFlipped ? index.col_picked_blocks() : index.row_picked_blocks();
-      picked = Stages::kFlipped ? index.col_picked_columns() : index.row_picked_columns();
+    const int *panels, *steps, *positions, *condensed = nullptr;
+    if constexpr (Stages::kCondensed) {
+      panels = Stages::kFlipped ? index.col_condensed_panels() : index.row_condensed_panels();
+      steps = Stages::kFlipped ? index.col_condensed_steps() : index.row_condensed_steps();
+      positions = Stages::kFlipped ? index.col_condensed_blocks() : index.row_condensed_blocks();
+      condensed = Stages::kFlipped ? index.col_condensed_columns() : index.row_condensed_columns();
     } else if constexpr (Stages::kTall) {
       panels = Stages::kFlipped ? index.col_tall_panels() : index.row_tall_panels();
       steps = Stages::kFlipped ? index.col_tall_steps() : index.row_tall_steps();
@@ -39,7 +39,7 @@ struct SpmmSteps {
       steps = Stages::kFlipped ? index.col_steps() : index.row_steps();
       positions = Stages::kFlipped ? index.col_panel_blocks() : index.row_panel_blocks();
     }
-    return {reinterpret_cast<const int4*>(panels), reinterpret_cast<const int4*>(steps), positions, picked};
+    return {reinterpret_cast<const int4*>(panels), reinterpret_cast<const int4*>(steps), positions, condensed};
   }
 
   static constexpr int kWords = 2 + kFirstSteps;  // of a panel
@@ -156,9 +156,9 @@ struct SpmmWalk {
 
   // Where the piece of the dense operand that a lane copies begins along k; negative if it copies none.
   __device__ __forceinline__ int first_k(const Step& step, int lane) const {
-    if constexpr (!Stages::kPicked) return lane == 0 ? step.words.x * Stages::kStepK : -1;
+    if constexpr (!Stages::kCondensed) return lane == 0 ? step.words.x * Stages::kStepK : -1;
     if (!step.valid || lane >= Stages::kPieces) return -1;
-    return __ldg(tiles.index.picked + step.words.x * Stages::kPieces + lane) * Stages::kPieceK;
+    return __ldg(tiles.index.condensed + step.words.x * Stages::kPieces + lane) * Stages::kPieceK;
   }
 };
 

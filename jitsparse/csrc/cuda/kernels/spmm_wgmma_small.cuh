@@ -25,12 +25,12 @@
 
 namespace jitsparse {
 
-// PANEL, TILE_N: rows and columns of a tile. SLAB: depth of a stage. PICKED, SPLIT: see SpmmStages.
+// PANEL, TILE_N: rows and columns of a tile. SLAB: depth of a stage. CONDENSED, SPLIT: see SpmmStages.
 template <typename Element, int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CONTIGUOUS, bool OUT_TRANSPOSED, int PANEL,
-          int TILE_N, int SLAB, bool PICKED, bool SPLIT>
+          int TILE_N, int SLAB, bool CONDENSED, bool SPLIT>
 struct SpmmWgmmaSmall {
-  using Stages = SpmmStages<Element, BLOCK_ROWS, BLOCK_COLS, FLIPPED, DENSE_K_CONTIGUOUS, PANEL, TILE_N, SLAB, PICKED,
-                            /*VALUES_TURNED=*/false, SPLIT>;
+  using Stages = SpmmStages<Element, BLOCK_ROWS, BLOCK_COLS, FLIPPED, DENSE_K_CONTIGUOUS, PANEL, TILE_N, SLAB, CONDENSED,
+                            /*VALUES_TRANSPOSED=*/false, SPLIT>;
   using Output = SpmmOutput<Stages, OUT_TRANSPOSED, /*ACCUMULATOR_ROWS=*/OUT_TRANSPOSED>;
   using Out = typename Output::Out;
   using Params = typename Output::Params;

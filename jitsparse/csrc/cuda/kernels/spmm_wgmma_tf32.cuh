@@ -7,7 +7,7 @@
 //     warpgroup has half of the tile's columns and all rows of the panel, so that no column is read twice;
 //   - else the dense operand, where that runs along k. Each warpgroup has 64 rows of the panel, so blocks have as many at least: two
 //     of 32 of which one is not stored would have to be zeros, and zero times infinity is not.
-// Where neither does, turn.cuh copies the dense operand before; or the blocks, which are right operands then, of 32 rows too.
+// Where neither does, transpose.cuh copies the dense operand before; or the blocks, which are right operands then, of 32 rows too.
 #pragma once
 
 #include "../../abi.h"
@@ -22,11 +22,11 @@
 
 namespace jitsparse {
 
-template <int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool VALUES_TURNED, bool DENSE_K_CONTIGUOUS, bool OUT_TRANSPOSED, int TILE_N>
+template <int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool VALUES_TRANSPOSED, bool DENSE_K_CONTIGUOUS, bool OUT_TRANSPOSED, int TILE_N>
 struct SpmmWgmmaTf32 {
   static constexpr int kSlab = 32;
-  using Stages = SpmmStages<Tf32, BLOCK_ROWS, BLOCK_COLS, FLIPPED, DENSE_K_CONTIGUOUS, /*PANEL=*/128, TILE_N, kSlab, /*PICKED=*/false,
-                            VALUES_TURNED>;
+  using Stages = SpmmStages<Tf32, BLOCK_ROWS, BLOCK_COLS, FLIPPED, DENSE_K_CONTIGUOUS, /*PANEL=*/128, TILE_N, kSlab, /*CONDENSED=*/false,
+                            VALUES_TRANSPOSED>;
   using Steps = SpmmSteps<Stages>;
   static constexpr int kThreads = Stages::kThreads, kBlockM = Stages::kBlockM, kRowBytes = 128;
   static_assert(!Stages::kLiesFlipped || (DENSE_K_CONTIGUOUS && kBlockM >= 64), "one operand has rows along k, see above");

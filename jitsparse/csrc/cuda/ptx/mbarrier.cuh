@@ -10,7 +10,7 @@ __device__ __forceinline__ void mbarrier_init(unsigned barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// Makes barriers that this thread has initialised visible to the copy engine.
+// Makes barriers that this thread has initialised visible to TMA.
 __device__ __forceinline__ void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory"); }
 
 __device__ __forceinline__ void mbarrier_arrive(unsigned barrier) {

@@ -1,4 +1,4 @@
-// A dense operand's part of a stage, on its way to shared memory by the copy engine.
+// A dense operand's part of a stage, on its way to shared memory by TMA.
 #pragma once
 
 #include "../ptx/tma.cuh"

@@ -1,4 +1,4 @@
-// How parts of 64 x 64 of the output leave a warpgroup: by way of buffers in shared memory, with the copy engine.
+// How parts of 64 x 64 of the output leave a warpgroup: by way of buffers in shared memory, with TMA.
 #pragma once
 
 #include "../ptx/l2_policy.cuh"

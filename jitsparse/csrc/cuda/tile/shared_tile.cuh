@@ -157,7 +157,7 @@ struct TileCopy {
 // Likewise of one tile that lies transposed where it comes from: an element of 4 bytes at a time. A warp takes eight rows and four
 // columns of the tile at once, which are four sectors there and all banks here.
 template <typename Tile, int THREADS>
-struct TurningCopy {
+struct TransposingCopy {
   static constexpr int kTiles = 1, kWarpsDown = Tile::kRows / 8, kWarpsAcross = THREADS / 32 / kWarpsDown;
   static constexpr int kPasses = Tile::kRowChunks / kWarpsAcross;
   static_assert(Tile::kPerChunk == 4 && kWarpsDown * kWarpsAcross * 32 == THREADS && kPasses * kWarpsAcross == Tile::kRowChunks,
@@ -166,7 +166,7 @@ struct TurningCopy {
   int column, first_row;  // of the thread's first element where it comes from, whose rows are the tile's columns
   unsigned offset;        // of that element in shared memory
 
-  __device__ __forceinline__ explicit TurningCopy(int thread) {
+  __device__ __forceinline__ explicit TransposingCopy(int thread) {
     const int warp = thread / 32, lane = thread % 32, chunk = warp / kWarpsDown * kPasses;
     column = warp % kWarpsDown * 8 + lane % 8;
     first_row = chunk * 4 + lane / 8;

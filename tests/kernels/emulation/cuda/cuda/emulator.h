@@ -87,7 +87,7 @@ struct Cta {
   std::vector<std::vector<void*>> slots;  // of each warp, what its lanes show each other
   std::map<int, Barrier> named;
   std::map<unsigned, Mbarrier> mbarriers;  // by address
-  std::map<unsigned, int> unfenced;        // shared memory that a thread has written and not shown to the copy engine yet
+  std::map<unsigned, int> unfenced;        // shared memory that a thread has written and not shown to TMA yet
   std::deque<std::function<void()>> bulk_loads;
   jmp_buf scheduler;
   std::function<void()> body;
@@ -240,7 +240,7 @@ inline unsigned char* at(unsigned address, unsigned bytes) {
   return memory + (address - kSharedBase);
 }
 
-// By an ordinary store: the copy engine sees it after fence.proxy.async.
+// By an ordinary store: TMA sees it after fence.proxy.async.
 inline void written(unsigned address, unsigned bytes) {
   for (unsigned i = 0; i < bytes; i += 2) cta->unfenced[address + i] = thread();
 }
@@ -258,7 +258,7 @@ inline void check_read(const void* from, int bytes) {
   fail("read outside of the operands");
 }
 
-// What the copy engine and wgmma do to an address in rows of `row_bytes`.
+// What TMA and wgmma do to an address in rows of `row_bytes`.
 inline unsigned swizzled(unsigned address, int row_bytes) {
   const unsigned mask = row_bytes == 128 ? 7 : row_bytes == 64 ? 3 : 1;
   return address ^ (address >> 7 & mask) << 4;

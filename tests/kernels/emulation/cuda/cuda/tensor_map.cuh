@@ -1,4 +1,4 @@
-// In place of tensor_map.cuh: a map says in words what the copy engine's says in bits.
+// In place of tensor_map.cuh: a map says in words what TMA's says in bits.
 #pragma once
 
 #include "../abi.h"

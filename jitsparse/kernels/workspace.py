@@ -1,4 +1,4 @@
-"""Memory that a call on a GPU needs beside its operands: for what is turned, then for divided sums.
+"""The workspace of a call on a GPU: for a transposed copy of an operand, then for divided sums.
 
 It is freed when the caller has launched the kernel, in the order of the stream.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jitsparse.kernels import split, turn
+from jitsparse.kernels import split, transpose
 from jitsparse.kernels.allocate import new_bytes
 
 if TYPE_CHECKING:
@@ -15,43 +15,43 @@ if TYPE_CHECKING:
 
     from jitsparse.jit import Kernel, Variant
 
-__all__ = ["NO_ROOM", "needs_room", "room_of_product", "room_of_sdd"]
+__all__ = ["NO_WORKSPACE", "may_need_workspace", "workspace_of_product", "workspace_of_sdd"]
 
-NO_ROOM = "no room"
+NO_WORKSPACE = "no workspace"
 """Noted of a kernel that needs none, which the next call then sees at once."""
 
-_NEED_ROOM = frozenset((turn.KNOB, turn.VALUES_KNOB, split.KNOB))
+_NEED_WORKSPACE = frozenset((transpose.KNOB, transpose.VALUES_KNOB, split.KNOB))
 """Knobs of variants that may need some."""
 
 
-def needs_room(kernel: Kernel) -> bool:
+def may_need_workspace(kernel: Kernel) -> bool:
     """Whether calls of a kernel may need some."""
-    if not _NEED_ROOM.isdisjoint(kernel.variant.knobs):
+    if not _NEED_WORKSPACE.isdisjoint(kernel.variant.knobs):
         return True
-    kernel.note = NO_ROOM
+    kernel.note = NO_WORKSPACE
     return False
 
 
-def room_of_product(
+def workspace_of_product(
     variant: Variant,
     values: Tensor,
     size: tuple[int, int, int],
     batch: int,
     batch_stride: int,
 ) -> tuple[Tensor | None, int]:
-    """Room of a dsd or dds, if it needs any, and how many parts it is for; ``size`` is (rows,
+    """Workspace of a dsd or dds, if it needs any, and how many parts it is for; ``size`` is (rows,
     columns, k) in the role of ``op_block``."""
     m, n, k = size
     stored = values.nbytes
-    needed = turn.bytes_for_spmm(variant, stored, n, k, batch, batch_stride, values.itemsize)
+    needed = transpose.bytes_for_spmm(variant, stored, n, k, batch, batch_stride, values.itemsize)
     parts = 1
     if split.splits(variant):
-        parts, sums = split.room_in_product(variant, m, n, k, batch, values.numel())
+        parts, sums = split.parts_of_product(variant, m, n, k, batch, values.numel())
         needed += sums
     return (new_bytes(needed) if needed else None), parts
 
 
-def room_of_sdd(
+def workspace_of_sdd(
     variant: Variant,
     out: Tensor,
     shape: tuple[int, int],
@@ -59,12 +59,12 @@ def room_of_sdd(
     batch: int,
     strides: tuple[int, int],
 ) -> tuple[Tensor | None, int]:
-    """Room of an sdd, if it needs any, and how many parts it is for; ``shape`` is that of the
+    """Workspace of an sdd, if it needs any, and how many parts it is for; ``shape`` is that of the
     pattern, ``strides`` are those of the operands' batches."""
     needed, parts = 0, 1
-    if turn.turns(variant):
-        needed = turn.bytes_for_sdd(variant, shape, k, batch, strides, out.itemsize)
+    if transpose.transposes(variant):
+        needed = transpose.bytes_for_sdd(variant, shape, k, batch, strides, out.itemsize)
     if split.splits(variant):
-        parts, sums = split.room_in_sdd(variant, out.numel(), k, batch)
+        parts, sums = split.parts_of_sdd(variant, out.numel(), k, batch)
         needed += sums
     return (new_bytes(needed) if needed else None), parts

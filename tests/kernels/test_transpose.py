@@ -1,4 +1,4 @@
-"""Which operand is turned so that it lies along k, and when."""
+"""Which operand is transposed so that it lies along k, and when."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 from jitsparse.jit import Variant
 from jitsparse.kernels import registry
-from jitsparse.kernels.cuda import PICKED
+from jitsparse.kernels.cuda import CONDENSED
 from jitsparse.kernels.problem import Problem, product_problem, typical_problem
 from jitsparse.kernels.roles import LAYOUTS
-from jitsparse.kernels.turn import (
+from jitsparse.kernels.transpose import (
     KNOB,
     VALUES_KNOB,
     bytes_for_sdd,
     bytes_for_spmm,
     bytes_of,
-    turns,
-    turns_values,
+    transposes,
+    transposes_values,
 )
 
 
@@ -40,7 +40,7 @@ def gradient(block: int, width: int, tokens: int, density: float, dtype: str = "
     ("dtype", "block"),
     [("bf16", 8), ("bf16", 16), ("f16", 32), ("bf16", 64), ("tf32", 32), ("tf32", 16)],
 )
-def test_only_what_cannot_be_read_well_as_it_lies_is_turned(
+def test_only_what_cannot_be_read_well_as_it_lies_is_transposed(
     dtype: str, block: int, layout: str
 ) -> None:
     wgmma = [
@@ -49,25 +49,27 @@ def test_only_what_cannot_be_read_well_as_it_lies_is_turned(
         if variant.family == "wgmma"
     ]
     if dtype == "tf32":
-        assert {turns(variant) for variant in wgmma} == ({layout == "tn"} if block == 32 else set())
+        assert {transposes(variant) for variant in wgmma} == (
+            {layout == "tn"} if block == 32 else set()
+        )
     else:
-        assert any(map(turns, wgmma)) == (layout == "tn" and block in (16, 32))
-        assert not wgmma or not all(map(turns, wgmma)), "as they lie, too"
+        assert any(map(transposes, wgmma)) == (layout == "tn" and block in (16, 32))
+        assert not wgmma or not all(map(transposes, wgmma)), "as they lie, too"
 
 
 @pytest.mark.parametrize("density", [0.05, 0.5])
 def test_the_reason_says_so(density: float) -> None:
     first = registry.candidates(gradient(32, 4096, 4096, density), "sm90a")[0]
-    assert turns(first.variant) == ("turned first" in first.why) == (density > 0.1)
+    assert transposes(first.variant) == ("transposed first" in first.why) == (density > 0.1)
 
 
-def test_turning_pays_where_much_is_gathered() -> None:
-    assert turns(legal(gradient(16, 4096, 4096, 0.25))[0])
-    assert turns(legal(gradient(32, 8192, 8192, 0.5))[0])
-    assert not turns(legal(gradient(16, 512, 512, 0.25))[0])
-    assert not turns(legal(gradient(32, 4096, 4096, 0.1))[0])
-    assert not turns(legal(gradient(64, 8192, 8192, 0.5))[0])
-    assert turns(legal(gradient(64, 512, 512, 0.1, "tf32"))[0])
+def test_transposing_pays_where_much_is_gathered() -> None:
+    assert transposes(legal(gradient(16, 4096, 4096, 0.25))[0])
+    assert transposes(legal(gradient(32, 8192, 8192, 0.5))[0])
+    assert not transposes(legal(gradient(16, 512, 512, 0.25))[0])
+    assert not transposes(legal(gradient(32, 4096, 4096, 0.1))[0])
+    assert not transposes(legal(gradient(64, 8192, 8192, 0.5))[0])
+    assert transposes(legal(gradient(64, 512, 512, 0.1, "tf32"))[0])
 
 
 @pytest.mark.parametrize(
@@ -89,39 +91,41 @@ def test_tf32_is_not_copied_for_a_few_blocks(
 
 
 @pytest.mark.parametrize(("rows", "cols", "side"), [(1024, 4096, "rows"), (4096, 1024, "cols")])
-def test_the_narrower_operand_is_turned(rows: int, cols: int, side: str) -> None:
+def test_the_narrower_operand_is_transposed(rows: int, cols: int, side: str) -> None:
     size = rows, cols, 4096
     first = legal(product_problem("sdd", "cuda", "bf16", (16, 16), "tn", size, 0.25))[0]
-    assert turns(first)
+    assert transposes(first)
     assert first.knob("g") == side
 
 
 def test_an_operand_that_is_not_aligned_is_left_to_other_families() -> None:
     problem = replace(gradient(16, 4096, 4096, 0.25), aligned=False)
-    assert not any(map(turns, legal(problem)))
+    assert not any(map(transposes, legal(problem)))
 
 
 @pytest.mark.parametrize(("op", "layout"), [("dsd", "tn"), ("dds", "tn")])
-def test_a_product_whose_operands_both_lie_across_k_is_turned_for_tf32(
+def test_a_product_whose_operands_both_lie_across_k_is_transposed_for_tf32(
     op: str, layout: str
 ) -> None:
     first = legal(typical_problem(op, "cuda", "tf32", 64, layout))[0]
     assert first.family == "wgmma"
-    assert turns(first)
-    assert not turns(legal(typical_problem(op, "cuda", "bf16", 64, layout))[0])
-    assert not turns(legal(typical_problem(op, "cuda", "tf32", 64, "nn"))[0])
+    assert transposes(first)
+    assert not transposes(legal(typical_problem(op, "cuda", "bf16", 64, layout))[0])
+    assert not transposes(legal(typical_problem(op, "cuda", "tf32", 64, "nn"))[0])
 
 
 @pytest.mark.parametrize(("op", "layout"), [("dsd", "tn"), ("dsd", "tt"), ("dds", "nn")])
-def test_low_blocks_whose_columns_are_multiplied_are_turned_for_tf32(op: str, layout: str) -> None:
+def test_low_blocks_whose_columns_are_multiplied_are_transposed_for_tf32(
+    op: str, layout: str
+) -> None:
     low = legal(typical_problem(op, "cuda", "tf32", 32, layout))
     assert low[0].family == "wgmma"
-    assert turns_values(low[0])
-    assert not turns(low[0])
+    assert transposes_values(low[0])
+    assert not transposes(low[0])
     first = registry.candidates(typical_problem(op, "cuda", "tf32", 32, layout), "sm90a")[0]
-    assert "turned first" in first.why
+    assert "transposed first" in first.why
     high = legal(typical_problem(op, "cuda", "tf32", 64, layout))
-    assert not any(map(turns_values, high))
+    assert not any(map(transposes_values, high))
 
 
 @given(
@@ -131,7 +135,7 @@ def test_low_blocks_whose_columns_are_multiplied_are_turned_for_tf32(op: str, la
     batch_stride=st.sampled_from([0, 8]),
     itemsize=st.sampled_from([2, 4]),
 )
-def test_a_turned_operand_has_room_for_rows_of_whole_chunks(
+def test_a_transposed_operand_has_room_for_rows_of_whole_chunks(
     width: int, k: int, batch: int, batch_stride: int, itemsize: int
 ) -> None:
     size = bytes_of(width, k, batch, batch_stride, itemsize)
@@ -155,14 +159,14 @@ def test_an_sdd_has_room_for_the_operand_that_it_gathers(
     ("knobs", "room"),
     [
         ((KNOB,), 100 * 80),
-        ((PICKED, KNOB), 37 * 208),
+        ((CONDENSED, KNOB), 37 * 208),
         ((VALUES_KNOB,), 4096),
-        ((PICKED,), 0),
+        ((CONDENSED,), 0),
         ((), 0),
     ],
 )
-def test_a_product_has_room_for_what_it_turns(knobs: Any, room: int) -> None:
+def test_a_product_has_room_for_what_it_transposes(knobs: Any, room: int) -> None:
     """A dense operand of 37 x 100 so that it lies along the 37; along the 100 where block columns
-    are picked; or 4096 bytes of values."""
+    are condensed; or 4096 bytes of values."""
     variant = Variant("dsd", "wgmma", "sm90a", "bf16", knobs)
     assert bytes_for_spmm(variant, 4096, 100, 37, 1, 0, 2) == room

@@ -1,12 +1,12 @@
-"""Turning an operand, so that it lies along the axis that is summed over, or across it.
+"""Transposed copies of operands, for kernels that need them along k, the summed axis, or across it.
 
-Two kinds of kernels want it along. An sdd gathers blocks along one side: if the operand there lies
-across k, as in the gradient of a weight, rows of a block of 16 have 32 bytes, for which the copy
-engine takes as long as for 128. And TF32 is read from shared memory only where it lies along k,
-dense operands and stored blocks alike. One wants it across: block columns of a dsd or dds can be
-picked out of a dense operand that lies so, and no other. Variants with the knob ``o`` copy to a
-workspace first: ``turned`` a dense operand, ``values`` every stored block, transposed. Measurements
-are in docs/performance.md.
+Two kinds of kernels want an operand along k. An sdd gathers blocks along one side: if the operand
+there lies across k, as in the gradient of a weight, rows of a block of 16 have 32 bytes, for which
+TMA takes as long as for 128. And wgmma reads TF32 from shared memory only where it lies along k,
+dense operands and stored blocks alike. One kind wants it across: a dsd or dds that condenses block
+columns gathers rows of the dense operand. Variants with the knob ``o`` make a copy in the workspace
+first: ``transposed`` of a dense operand, ``values`` of every stored block. Measurements are in
+docs/performance.md.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jitsparse.jit import Variant
-from jitsparse.kernels.cuda import PICKED
+from jitsparse.kernels.cuda import CONDENSED
 from jitsparse.traits import random_steps
 
 if TYPE_CHECKING:
@@ -30,17 +30,17 @@ __all__ = [
     "copying",
     "pays",
     "pays_in_tf32",
-    "turns",
-    "turns_values",
+    "transposes",
+    "transposes_values",
     "width",
 ]
 
-KNOB = ("o", "turned")
+KNOB = ("o", "transposed")
 VALUES_KNOB = ("o", "values")
 
 
 _ALIGNMENT = 16
-"""Bytes at whose multiples rows of a turned operand begin (``csrc/cuda/kernels/turn.cuh``)."""
+"""Rows of a transposed copy begin at multiples of so many bytes (``kernels/transpose.cuh``)."""
 
 _PANEL = 64
 """Rows of an sdd's panel, unless blocks are higher (``GatherShape`` of ``csrc/abi.h``)."""
@@ -51,20 +51,20 @@ _COPIED, _LAUNCH = 1.25e-6, 3.0
 copying takes for each 16-bit element; and what it takes however little there is to copy."""
 
 _SAVED_IN_TF32 = {"sdd": (8e-3, 2.2e-8), "dsd": (0.0, 1e-8), "dds": (0.0, 1e-8)}
-"""Microseconds on an H200 that TF32 takes less on ``wgmma``, its operand turned, than on ``mma``:
+"""Microseconds on an H200 that TF32 takes less on ``wgmma`` with a transposed copy than on ``mma``:
 for each of an sdd's k, or of the columns of the others, always and for each stored element."""
 
 SHORT = tuple(_SAVED)
 """Sizes of blocks that make short rows of 16-bit elements."""
 
 
-def turns(variant: Variant) -> bool:
-    """Whether a variant turns a dense operand."""
+def transposes(variant: Variant) -> bool:
+    """Whether a variant transposes a dense operand."""
     return KNOB in variant.knobs
 
 
-def turns_values(variant: Variant) -> bool:
-    """Whether a variant turns each stored block."""
+def transposes_values(variant: Variant) -> bool:
+    """Whether a variant transposes each stored block."""
     return VALUES_KNOB in variant.knobs
 
 
@@ -75,7 +75,7 @@ def width(problem: Problem, side: str) -> int:
 
 def pays(problem: Problem, side: str) -> bool:
     """Whether an sdd on 16-bit elements is faster with the operand that is gathered along a side
-    turned, than with it as it lies."""
+    transposed, than with it as it lies."""
     (height, gathered), (rows, cols) = problem.block, (problem.rows, problem.cols)
     if side == "rows":
         height, gathered, rows, cols = gathered, height, cols, rows
@@ -87,7 +87,7 @@ def pays(problem: Problem, side: str) -> bool:
 
 
 def pays_in_tf32(problem: Problem, across: int) -> bool:
-    """Whether a product in TF32 is faster with an operand turned than on family ``mma``. Fitted to
+    """Whether a product in TF32 is faster with a transposed copy than on family ``mma``. Fitted to
     densities of 0.05 to 0.5; beyond them it keeps an operand from being copied for a few blocks.
 
     Args:
@@ -101,12 +101,12 @@ def pays_in_tf32(problem: Problem, across: int) -> bool:
 
 
 def copying(elements: float) -> float:
-    """Microseconds that turning an operand of so many 16-bit elements takes."""
+    """Microseconds that transposing an operand of so many 16-bit elements takes."""
     return _COPIED * elements + _LAUNCH
 
 
 def bytes_of(width: int, k: int, batch: int, batch_stride: int, itemsize: int) -> int:
-    """Bytes of a turned operand: ``width`` rows of ``k`` elements, ``batch`` times unless a matrix
+    """Bytes of a transposed copy: ``width`` rows of ``k`` elements, ``batch`` times unless a matrix
     serves the whole batch (stride 0)."""
     matrices = batch if batch_stride else 1
     return matrices * width * -(-k * itemsize // _ALIGNMENT) * _ALIGNMENT
@@ -115,13 +115,13 @@ def bytes_of(width: int, k: int, batch: int, batch_stride: int, itemsize: int) -
 def bytes_for_spmm(
     variant: Variant, stored: int, n: int, k: int, batch: int, batch_stride: int, itemsize: int
 ) -> int:
-    """Bytes that a variant of dsd or dds turns: of its dense operand, which has ``n`` columns, of
-    the ``stored`` bytes of its values, or none."""
-    if turns(variant):
-        if PICKED in variant.knobs:
+    """Bytes that a variant of dsd or dds transposes: of its dense operand, which has ``n`` columns,
+    of the ``stored`` bytes of its values, or none."""
+    if transposes(variant):
+        if CONDENSED in variant.knobs:
             n, k = k, n
         return bytes_of(n, k, batch, batch_stride, itemsize)
-    return stored if turns_values(variant) else 0
+    return stored if transposes_values(variant) else 0
 
 
 def bytes_for_sdd(
@@ -132,10 +132,10 @@ def bytes_for_sdd(
     strides: tuple[int, int],
     itemsize: int,
 ) -> int:
-    """Bytes that a variant of sdd turns: of the operand that it gathers.
+    """Bytes that a variant of sdd transposes: of the operand that it gathers.
 
     Args:
-        variant: one that turns.
+        variant: one that transposes.
         shape: ``(rows, cols)`` of the pattern.
         k, batch: as in the call.
         strides: of the batch, of the left operand and the right one.

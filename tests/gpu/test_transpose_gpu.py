@@ -1,5 +1,5 @@
-"""Kernels that turn an operand first: a dense one or the stored blocks, so that it lies along k, or
-a dense one, so that block columns can be picked out of it."""
+"""Kernels that transpose an operand first: a dense one or the stored blocks, so that it lies along
+k, or a dense one, so that rows of it can be gathered for condensed block columns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jitsparse.bench.cases import DTYPES
 from jitsparse.kernels import registry
 from jitsparse.kernels.float32 import float32_as
 from jitsparse.kernels.problem import Problem
-from jitsparse.kernels.turn import turns, turns_values
+from jitsparse.kernels.transpose import transposes, transposes_values
 
 pytestmark = pytest.mark.gpu
 
@@ -24,7 +24,7 @@ def variants(
 ) -> list[str]:
     problem = Problem(op, "cuda", dtype, block, "tn", True, ROWS, COLS, 8, extent, batch)
     legal = [each.variant for each in registry.candidates(problem) if each.refused is None]
-    return [each.name for each in legal if turns(each) or turns_values(each)]
+    return [each.name for each in legal if transposes(each) or transposes_values(each)]
 
 
 @pytest.mark.parametrize(("extent", "batch"), [(3, 1), (77, 1), (200, 3), (1531, 2)])
@@ -41,7 +41,7 @@ def test_operands_of_an_sdd_of_any_depth(
 ) -> None:
     names = variants(dtype, block, extent, batch)
     if not names:
-        pytest.skip("no variant turns an operand on this GPU")
+        pytest.skip("no variant transposes an operand on this GPU")
     generator = torch.Generator().manual_seed(0)
     pattern = js.Pattern.random((ROWS, COLS), block, 0.4, generator=generator).to("cuda")
     # Of a wider matrix, so that a row of zeros in place of the next row's elements would be seen.
@@ -61,7 +61,7 @@ def test_dense_operands_of_any_depth(
 ) -> None:
     names = variants("tf32", block, 200, batch, op)
     if not names:
-        pytest.skip("no variant turns an operand on this GPU")
+        pytest.skip("no variant transposes an operand on this GPU")
     generator = torch.Generator().manual_seed(0)
     pattern = js.Pattern.random((rows, COLS), block, 0.6, generator=generator).to("cuda")
     values = torch.randn(pattern.values_shape, generator=generator)
@@ -82,16 +82,16 @@ def test_dense_operands_of_any_depth(
 @pytest.mark.parametrize(("extent", "batch"), [(3, 1), (77, 2), (531, 1)])
 @pytest.mark.parametrize("height", [16, 64, 128])
 @pytest.mark.parametrize("transposed", [False, True], ids=["stored", "transposed"])
-def test_block_columns_of_any_extent_are_picked(
+def test_block_columns_of_any_extent_are_condensed(
     transposed: bool, height: int, extent: int, batch: int
 ) -> None:
     """Out of a dense operand that lies along k: blocks are 16 deep along that."""
     layout, block = ("nt", (height, 16)) if transposed else ("nn", (16, height))
     problem = Problem("dds", "cuda", "bf16", block, layout, True, ROWS, COLS, 8, extent, batch)
     legal = [each.variant for each in registry.candidates(problem) if each.refused is None]
-    names = [each.name for each in legal if turns(each)]
+    names = [each.name for each in legal if transposes(each)]
     if not names:
-        pytest.skip("no variant turns an operand on this GPU")
+        pytest.skip("no variant transposes an operand on this GPU")
     generator = torch.Generator().manual_seed(0)
     pattern = js.Pattern.random((ROWS, COLS), block, 0.2, generator=generator).to("cuda")
     values = torch.randn(pattern.values_shape, generator=generator)
@@ -105,10 +105,10 @@ def test_block_columns_of_any_extent_are_picked(
         cases.check_product(got, x, weight.to_dense())
 
 
-def test_a_matrix_that_serves_a_batch_is_turned_once() -> None:
+def test_a_matrix_that_serves_a_batch_is_transposed_once() -> None:
     names = variants("tf32", (64, 64), 200, 3, "dsd")
     if not names:
-        pytest.skip("no variant turns an operand on this GPU")
+        pytest.skip("no variant transposes an operand on this GPU")
     generator = torch.Generator().manual_seed(0)
     stored = js.random((ROWS, COLS), 64, 0.5).to("cuda")
     x = torch.randn(ROWS, 200, generator=generator).cuda().expand(64, ROWS, 200)
@@ -127,7 +127,7 @@ def test_a_matrix_that_serves_a_batch_is_turned_once() -> None:
 def test_the_gradient_of_a_weight_in_a_graph() -> None:
     """Captured with its workspace, and replayed on other data."""
     if not variants("bf16", (16, 16), 256, 1):
-        pytest.skip("no variant turns an operand on this GPU")
+        pytest.skip("no variant transposes an operand on this GPU")
     torch.manual_seed(0)
     layer = js.nn.BlockSparseLinear(COLS, ROWS, 16, density=0.5, bias=False)
     layer = layer.to("cuda", torch.bfloat16)

@@ -1,0 +1,126 @@
+// Transposed copies in the workspace, for kernels that need an operand along k which lies across it, or across which lies along it: of a
+// dense operand, or of each stored block.
+//
+// A thread transposes a square of 16 bytes a side in its registers. A warp reads rows of 128 bytes and writes rows of 64, both whole
+// sectors of memory, so shared memory has nothing to add.
+#pragma once
+
+#include "../../abi.h"
+#include "../enqueue.cuh"
+#include "../ptx/load.cuh"
+#include "../ptx/store.cuh"
+
+namespace jitsparse {
+
+// Rows of a transposed operand begin at multiples of 16 bytes.
+template <typename Storage>
+JITSPARSE_HD int64 transposed_ld(int64 k) {
+  constexpr int64 kSide = 16 / sizeof(Storage);
+  return div_up(k, kSide) * kSide;
+}
+
+template <typename Storage>
+struct Transpose {
+  static constexpr int kThreads = 256, kSharedBytes = 0;
+  static constexpr int kSide = 16 / sizeof(Storage);                // of a thread's square
+  static constexpr int kAcross = 8 * kSide, kDeep = 32 * kSide;     // of a CTA's part: eight warps, one below the other
+  static_assert(sizeof(Storage) == 2 || sizeof(Storage) == 4, "16-bit elements, and float");
+
+  struct Params {
+    const Storage* from;  // batch x k x width, where width is a multiple of kSide (k and n changed over in transpose_dense_across)
+    Storage* to;          // batch x width x transposed_ld(k), zero beyond k
+    int64 width, k, ld, batch_stride;
+    int64 batch;
+  };
+
+  static __device__ __forceinline__ void run(const Params& params) {
+    const unsigned across = unsigned(div_up(params.width, kAcross)), deep = unsigned(div_up(params.k, kDeep));
+    const unsigned part = blockIdx.x / across, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int64 batch = part / deep;
+    const int64 column = int64(blockIdx.x % across) * kAcross + lane % 8 * kSide;
+    const int64 k = int64(part % deep) * kDeep + (warp * 4 + lane / 8) * kSide, ld = transposed_ld<Storage>(params.k);
+    if (column >= params.width || k >= ld) return;
+    const Storage* from = params.from + batch * params.batch_stride + k * params.ld + column;
+    unsigned rows[kSide][4];
+#pragma unroll
+    for (int i = 0; i < kSide; ++i) ptx::load_once(rows[i], from + i * params.ld, k + i < params.k);
+    Storage* to = params.to + (batch * params.width + column) * ld + k;
+#pragma unroll
+    for (int j = 0; j < kSide; ++j) {
+      unsigned transposed[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if constexpr (kSide == 8) {
+          const unsigned even = rows[2 * i][j / 2], odd = rows[2 * i + 1][j / 2];
+          transposed[i] = j % 2 == 0 ? (even & 0xffff) | odd << 16 : even >> 16 | (odd & 0xffff0000);
+        } else {
+          transposed[i] = rows[i][j];
+        }
+      }
+      ptx::store(to + j * ld, transposed);
+    }
+  }
+
+  static int64 grid(const Params& params) {
+    return div_up(params.width, kAcross) * div_up(params.k, kDeep) * params.batch;
+  }
+};
+
+// Puts a transposed copy in the place of an operand, `batch` matrices of `width` rows or columns, and the workspace's beginning after it.
+// One matrix that serves a whole batch is transposed once.
+template <typename Storage, typename Args>
+int transpose_operand(Args& args, const void*& operand, int64& ld, int64& batch_stride, int64 k, int64 width, int64 batch) {
+  auto* to = static_cast<Storage*>(args.workspace);
+  const int64 matrices = batch_stride ? batch : 1;
+  const typename Transpose<Storage>::Params params = {static_cast<const Storage*>(operand), to, width, k, ld, batch_stride, matrices};
+  if (int code = enqueue<Transpose<Storage>, /*MIN_CTAS=*/1>(params, Transpose<Storage>::grid(params), args.context)) return code;
+  operand = to;
+  ld = transposed_ld<Storage>(k);
+  if (batch_stride) batch_stride = width * ld;
+  args.workspace = to + matrices * width * ld;
+  return cudaSuccess;
+}
+
+// What a template does to its operands before it launches a kernel.
+template <typename Kernel, typename Args>
+int as_they_lie(Args&) {
+  return cudaSuccess;
+}
+template <typename Kernel>
+int transpose_left(SddArgs& args) {
+  return transpose_operand<typename Kernel::Storage>(args, args.left, args.left_ld, args.left_batch_stride, args.k, args.rows, args.batch);
+}
+template <typename Kernel>
+int transpose_right(SddArgs& args) {
+  return transpose_operand<typename Kernel::Storage>(args, args.right, args.right_ld, args.right_batch_stride, args.k, args.cols,
+                                                     args.batch);
+}
+template <typename Kernel>
+int transpose_dense(SpmmArgs& args) {
+  using Stages = typename Kernel::Stages;
+  return transpose_operand<typename Stages::Storage>(args, args.dense, args.dense_ld, args.dense_batch_stride, Stages::k(args), args.n,
+                                                     args.batch);
+}
+template <typename Kernel>
+int transpose_dense_across(SpmmArgs& args) {
+  using Stages = typename Kernel::Stages;
+  return transpose_operand<typename Stages::Storage>(args, args.dense, args.dense_ld, args.dense_batch_stride, args.n, Stages::k(args),
+                                                     args.batch);
+}
+// Each stored block, which follow on one another, and still do.
+template <typename Kernel>
+int transpose_values(SpmmArgs& args) {
+  int64 ld = Kernel::kBlockCols, stride = int64(Kernel::kBlockRows) * Kernel::kBlockCols;
+  return transpose_operand<typename Kernel::Stages::Storage>(args, args.values, ld, stride, Kernel::kBlockRows, Kernel::kBlockCols,
+                                                             args.nnz);
+}
+
+// The whole of a launcher: `transpose` is one of those above, and changes the arguments that `launch` is given.
+template <typename Args>
+int launch_transposed(const void* words, int (*transpose)(Args&), int (*launch)(const Args&)) {
+  Args args = *static_cast<const Args*>(words);
+  if (int code = transpose(args)) return code;
+  return launch(args);
+}
+
+}  // namespace jitsparse
