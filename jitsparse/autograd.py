@@ -6,14 +6,13 @@ Each backward pass is written in the functions of this module, so it is differen
     C = A op(S):      dA = dC op(S)^T          dS = sdd(A^T, dC), or sdd(dC^T, A) when op transposes
     V = sdd(A, B):    dA = V' B^T              dB = A^T V'
 
-Where nothing but the kernel wants to see a call, Functions of this module stand around it: that is
-the cheapest arrangement (docs/performance.md), and none is entered when no gradient is recorded.
-Everything else finds the registered operations, which have the same backward passes: modes,
-profilers, tensor subclasses, and graphs. Of a Function that it traces Dynamo asks while it does
-which operands need gradients, and (torch 2.13) takes one for constant that was written to through
-another view, by ``torch._foreach_add_``, or in an earlier step of a ``scan``. Under the transforms
-of ``torch.func``, and where tangents are carried forward, other Functions take their place, which
-know jvp and vmap, too.
+A call that may bypass torch's dispatcher uses the Functions of this module, the cheapest way
+(docs/performance.md), or none if no gradient is recorded. Modes, profilers, tensor subclasses and
+graphs see the registered operations, which have the same backward passes. Dynamo must not trace the
+Functions: it decides while tracing which operands need gradients, and (torch 2.13) takes for
+constant an operand written through another view, by ``torch._foreach_add_``, or in an earlier step
+of a ``scan``. Under the transforms of ``torch.func`` and in forward mode, Functions that define jvp
+and vmap take their place.
 """
 
 from __future__ import annotations
@@ -135,8 +134,8 @@ def _differentiable(grad: Tensor, *saved: Tensor | None) -> tuple[Callable[..., 
 
 
 def _require_unchanged(ctx: Any, grad: Tensor, index: Tensor, *saved: Tensor | None) -> None:
-    """A kernel trusts its arguments, and autograd hands back whatever is in a saved tensor's place:
-    a parameter saves itself, with the data that it has by now, and hooks may return anything.
+    """Check saved tensors before a kernel reads them: data of a parameter may have been replaced
+    since the forward pass, and hooks for saved tensors may return anything.
 
     Raises:
         ArgumentError: something is not what it was in the forward pass.
@@ -227,12 +226,13 @@ class _Dds(torch.autograd.Function):
             bias if again else None,
         )
         ctx.sizes = rows, cols, transposed, activation
-        ctx.seen = dense.dtype, index.shape, dense.shape, values.shape
+        of_bias = None if bias is None else bias.shape
+        ctx.seen = dense.dtype, index.shape, dense.shape, values.shape, of_bias
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         dense, values, index, out, bias = ctx.saved_tensors
-        _require_unchanged(ctx, grad, index, dense, values)
+        _require_unchanged(ctx, grad, index, dense, values, bias)
         rows, cols, transposed, activation = ctx.sizes
         needs_dense, needs_values, _, _, _, _, needs_bias, _ = ctx.needs_input_grad
         _, _dds, _sdd = _differentiable(grad, dense, values, bias)
@@ -247,7 +247,7 @@ class _Dds(torch.autograd.Function):
             grad_dense = _dds(grad, values, index, rows, cols, not transposed, None, 0)
         if needs_values:
             left, right = (grad.mT, dense) if transposed else (dense.mT, grad)
-            *_, blocks = ctx.seen
+            *_, blocks, _ = ctx.seen
             grad_values = _sdd(left, right, index, rows, cols, *blocks)
         if needs_bias:
             grad_bias = grad.sum(dim=tuple(range(grad.dim() - 1)))

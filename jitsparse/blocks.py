@@ -10,10 +10,17 @@ from jitsparse.errors import ArgumentError
 from jitsparse.layout import div_up
 from jitsparse.pattern import Pattern
 
-__all__ = ["blocks_of", "clear_edge", "nonzero_blocks", "places_of", "require_like", "taken"]
+__all__ = [
+    "block_positions",
+    "clear_edge",
+    "extract_blocks",
+    "gather_blocks",
+    "nonzero_block_mask",
+    "require_like",
+]
 
 
-def blocks_of(dense: Tensor, row: Tensor, col: Tensor, block_size: tuple[int, int]) -> Tensor:
+def extract_blocks(dense: Tensor, row: Tensor, col: Tensor, block_size: tuple[int, int]) -> Tensor:
     """Blocks of a dense matrix at block coordinates, zero past its edge; differentiable.
 
     Args:
@@ -27,7 +34,7 @@ def blocks_of(dense: Tensor, row: Tensor, col: Tensor, block_size: tuple[int, in
     return _tiles(dense, block_size)[row.long(), col.long()].contiguous()
 
 
-def nonzero_blocks(dense: Tensor, block: tuple[int, int]) -> Tensor:
+def nonzero_block_mask(dense: Tensor, block: tuple[int, int]) -> Tensor:
     """``(R, C)`` bool: blocks that hold a nonzero."""
     return _tiles(dense != 0, block).any(3).any(2)
 
@@ -59,7 +66,7 @@ def clear_edge(values: Tensor, pattern: Pattern) -> Tensor:
 def require_like(
     pattern: object, shape: tuple[int, int], block_size: tuple[int, int], device: torch.device
 ) -> None:
-    """Judge a pattern that is to take the place of another.
+    """Check a pattern that is to take the place of another.
 
     Raises:
         ArgumentError: it is none, or has another shape, block size or device.
@@ -71,7 +78,7 @@ def require_like(
         raise ArgumentError(f"{wanted} is needed, got {pattern!r}")
 
 
-def places_of(wanted: Pattern, stored: Pattern) -> Tensor:
+def block_positions(wanted: Pattern, stored: Pattern) -> Tensor:
     """Where the blocks of one pattern are among those of another, of one shape, block size and
     device. Reads nothing on the host.
 
@@ -86,9 +93,9 @@ def places_of(wanted: Pattern, stored: Pattern) -> Tensor:
     return torch.where(known[place] == asked, place, nnz)
 
 
-def taken(values: Tensor, places: Tensor) -> Tensor:
-    """The blocks at :func:`places_of`, or what else there is of each, and zeros where there are
-    none; differentiable."""
+def gather_blocks(values: Tensor, places: Tensor) -> Tensor:
+    """Rows of ``values`` at :func:`block_positions`, and zeros for blocks that are new;
+    differentiable."""
     nothing = values.new_zeros(1, *values.shape[1:])
     with torch.autocast("cuda" if values.is_cuda else "cpu", enabled=False):  # which has cat cast
         return torch.cat([values, nothing]).index_select(0, places)

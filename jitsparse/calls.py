@@ -1,4 +1,4 @@
-"""One call of an operation, caught before a kernel runs: to be explained, repeated and judged.
+"""One call of an operation, caught before a kernel runs: to be explained, repeated and checked.
 
 ``js.explain`` asks which kernel the call would run. ``js.tune`` runs it with one kernel after the
 other, on copies of its operands, and holds what they answer against plain torch in float64.
@@ -80,12 +80,12 @@ class Call:
 
     @property
     def has_data(self) -> bool:
-        """Whether it can be computed: operands on the meta device lead to a call as any do."""
+        """Whether the operands have data; those on the meta device have none."""
         return not any(each.is_meta for each in self._operands())
 
     @property
     def bytes(self) -> int:
-        """That the kernel reads of values and dense operands."""
+        """Bytes that the kernel reads of values and dense operands."""
         return sum(span(each) * each.itemsize for each in self._operands())
 
     def copy(self) -> Call:

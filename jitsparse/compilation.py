@@ -193,6 +193,8 @@ class BackgroundWarmup:
         Raises:
             CompileError: some variants failed; all others were compiled.
             ToolchainError: there is no compiler for the device.
+            Exception: what ``on_outcome`` raised, first of all; every outcome is in
+                :meth:`outcomes` all the same.
             TimeoutError: some are not done after so many seconds. They go on.
         """
         builds = self._builds()
@@ -204,6 +206,8 @@ class BackgroundWarmup:
             )
         outcomes = self.outcomes()
         raise_failures(outcomes)
+        if self._unheard:
+            raise self._unheard[0]
         return outcomes
 
     def __repr__(self) -> str:
@@ -213,10 +217,11 @@ class BackgroundWarmup:
         from jitsparse.jit import background
 
         self._process = os.getpid()
+        self._unheard: list[Exception] = []
         total = len(self.variants)
         self._futures: dict[Variant, Future[Outcome]] = {}
         for number, variant in enumerate(_longest_first(self.variants), 1):
-            job = _Job(variant, (number, total), on_outcome)
+            job = _Job(variant, (number, total), on_outcome, self._unheard)
             self._futures[variant] = background.submit(job, self._jobs)
 
     def _builds(self) -> dict[Variant, Future[Outcome]]:
@@ -227,11 +232,13 @@ class BackgroundWarmup:
 
 @dataclass(frozen=True)
 class _Job:
-    """Compiles a variant in the background, and says what went wrong."""
+    """Compiles a variant in the background, and says what went wrong; what ``on_outcome`` raises
+    goes to ``unheard``."""
 
     variant: Variant
     position: tuple[int, int]
     on_outcome: Callable[[Outcome], None] | None
+    unheard: list[Exception]
 
     def __call__(self) -> Outcome:
         from jitsparse.jit import build, progress
@@ -244,7 +251,10 @@ class _Job:
             named = text if self.variant.name in text else f"{self.variant.name}: {text}"
             progress.say("warning", f"in the background, {named}")
         if self.on_outcome is not None:
-            self.on_outcome(outcome)
+            try:
+                self.on_outcome(outcome)
+            except Exception as error:
+                self.unheard.append(error)
         return outcome
 
 

@@ -1,4 +1,4 @@
-"""Every exception jitsparse raises.
+"""The exceptions that jitsparse defines.
 
     JitsparseError
     ├── PatternError(ValueError)         an invalid pattern: indices, shape, block size, dtype

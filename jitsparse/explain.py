@@ -24,7 +24,7 @@ class Explanation:
         target: what the kernel is compiled for.
         variant: name of the chosen variant.
         source: ``"context"``, ``"environment"``, ``"tuned"`` or ``"heuristic"``.
-        reason: the same in words.
+        reason: what the source said, in words.
         refused: name and reason of each variant that is not legal for the problem.
         alternatives: names of the other legal variants, in order of preference.
         path: directory of its cache entry, present or not.

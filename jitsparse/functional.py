@@ -1,4 +1,4 @@
-"""The operations users call, and the only place where their arguments are judged."""
+"""The operations that users call, with the checks of their arguments."""
 
 from __future__ import annotations
 

@@ -36,19 +36,18 @@ they load. In the mean of 48 products 1.046 times as fast as groups of 32 panels
 where there are few; groups of one round 1.025, of four 1.036 (docs/performance.md)."""
 
 _WIDE, _NARROW = 128, 64
-"""Columns that a wgmma has a multiple of; wide, it multiplies up to 127 that a tile does not have.
-"""
+"""The columns of a wgmma are a multiple of this; if wide, up to 127 of them are padding."""
 
 _BUSY = 1.12
 _SPARED = 1.25
-"""A wgmma is as narrow as its tile where the CTA that has most to do multiplies so many times as
-many columns as it loads rows and columns, or so many times as many as it would then. That is true
+"""A wgmma is narrow if the busiest CTA, with wide ones, multiplies at least ``_BUSY`` times as many
+columns as it loads rows and columns, or ``_SPARED`` times as many as with narrow ones. That is true
 of 105 of 143 products, which are 0.935 to 1.24 times as fast so, 1.048 in the mean
 (docs/performance.md). Of the others L2 is what they wait for: a tile that is done sooner is at
 another pace than its neighbours, which costs up to an eighth."""
 
 _TILES_OF_A_PANEL = 16
-"""Of a panel of 128 rows, up to which they run side by side."""
+"""Tiles per panel of 128 rows, on average, up to which those of a panel run side by side."""
 
 _MOST_BALANCED = 1 << 14
 """Tiles that there may be, above which all are as wide as can be: each width takes a list of 8

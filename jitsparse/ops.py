@@ -9,9 +9,9 @@
 :data:`jitsparse.reference.ACTIVATIONS`. Outputs are contiguous whatever the strides of the inputs.
 
 One operation stands for all its kernels, so a captured graph does not depend on which of them runs,
-and pinning one never recompiles a graph. Users' arguments are judged in
+and pinning one never recompiles a graph. Users' arguments are checked in
 :mod:`jitsparse.functional`, gradients live in :mod:`jitsparse.autograd`. A captured graph has
-neither that judgement nor its casts for autocast, so the operations have both, too; kernels trust
+neither these checks nor the casts for autocast, so the operations have both, too; kernels trust
 their arguments.
 """
 
@@ -282,14 +282,15 @@ _PLAIN = {Tensor, torch.nn.Parameter}
 # Bound once, too: they are asked at every call.
 _is_compiling = torch.compiler.is_compiling
 _dispatch_modes = torch._C._len_torch_dispatch_stack
+_function_modes = torch._C._len_torch_function_stack
 _transforms_active = torch._C._are_functorch_transforms_active
 _tracing_state = torch._C._get_tracing_state
 _profiled = torch._C._autograd._profiler_enabled
 
 
 def unobserved(a: Tensor, b: Tensor, bias: Tensor | None = None) -> bool:
-    """Whether nothing but the kernel wants to see a call: no tracer, mode, profiler, transform or
-    subclass, no tangents, and nobody's promise to negate an operand later.
+    """Whether a call may bypass torch's dispatcher: there is no tracing, mode, profiler, functorch
+    transform, tensor subclass, forward-mode derivative or lazily negated operand.
 
     Then the registered operation, whose way through torch's dispatcher costs 2.5 of a call's 7.5
     microseconds, would only lead to the same Python function.
@@ -299,6 +300,7 @@ def unobserved(a: Tensor, b: Tensor, bias: Tensor | None = None) -> bool:
         and type(a) in _PLAIN
         and type(b) in _PLAIN
         and (b.is_cuda or b.is_cpu)
+        and not _function_modes()
         and not _dispatch_modes()
         and not _profiled()
         and not _transforms_active()

@@ -59,9 +59,9 @@ class Pattern:
 
     Indices are stored as int32 (int64 ones are converted; int32 ones are kept, not copied, and must
     not be written to any more).
-    Making a pattern reads from them on the host, to check them and for what tells the choice of a
-    kernel; nothing that uses the pattern later does. On a GPU it takes tens of milliseconds, and a
-    few where two of the same shape, block size and number of blocks came before
+    Construction reads the indices on the host, to check them and to measure what the choice of a
+    kernel depends on; later use reads nothing. On a GPU it takes tens of milliseconds, or a few
+    from the third pattern of one shape, block size and number of blocks on
     (:mod:`jitsparse.recorded`).
 
     Two patterns are equal if they store the same blocks of the same matrix on the same device;
@@ -271,7 +271,8 @@ class Pattern:
     @property
     def row_indices(self) -> Tensor:
         """``(nnz_blocks,)`` int32: the block row of each stored block."""
-        return self._part("row_indices")
+        # A copy: kernels read the index that it is a part of.
+        return self._part("row_indices").clone()
 
     # -- derived patterns -----------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from jitsparse.blocks import blocks_of
+from jitsparse.blocks import extract_blocks
 from jitsparse.layout import IndexLayout, div_up
 
 __all__ = ["ACTIVATIONS", "activate", "dds", "dsd", "expand", "sdd"]
@@ -67,7 +67,7 @@ def sdd(
     flat_right = _wide(right).reshape(terms, cols)
     product = (flat_left @ flat_right).to(left.dtype)
     row, col = _coordinates(index, rows, cols, nnz, (block_rows, block_cols))
-    return blocks_of(product, row, col, (block_rows, block_cols))
+    return extract_blocks(product, row, col, (block_rows, block_cols))
 
 
 def activate(x: Tensor, activation: int) -> Tensor:

@@ -1,5 +1,5 @@
 """What the pickle of a pattern or a matrix calls, also in ``torch.load``, which reads no more than
-tensors and what it has been told is safe: these two judge all that a file brings.
+tensors and what it has been told is safe: these two check all that a file brings.
 
 This module imports neither torch nor others of the package, so that torch can be told as soon as
 both it and the package are imported.
@@ -29,7 +29,7 @@ def restore_pattern(
     """The pattern, if the indices are legal.
 
     Raises:
-        PatternError: they are not, or cannot be judged.
+        PatternError: they are not, or cannot be checked.
     """
     from jitsparse.errors import PatternError
     from jitsparse.pattern import Pattern

@@ -12,12 +12,12 @@ from torch import Tensor
 import jitsparse  # for jitsparse.functional, which imports this module
 from jitsparse import interop, reference, restoring
 from jitsparse.blocks import (
-    blocks_of,
+    block_positions,
     clear_edge,
-    nonzero_blocks,
-    places_of,
+    extract_blocks,
+    gather_blocks,
+    nonzero_block_mask,
     require_like,
-    taken,
 )
 from jitsparse.checks import as_block_size, check_dtype, is_dense, kind_of
 from jitsparse.errors import ArgumentError
@@ -34,9 +34,9 @@ class BlockSparse:
 
     Args:
         values: ``(nnz_blocks, block_rows, block_cols)``, the blocks in the pattern's order. Kept,
-            not copied, if contiguous. What the blocks of the last block row and column hold past
-            the edge of the matrix does not belong to it: it must be finite, and zero where blocks
-            are looked at one by one; every conversion and every operation writes zeros there.
+            not copied, if contiguous. Elements past the edge of the matrix are padding: they must
+            be finite, and zero if you read blocks directly (their norms, say); all conversions and
+            operations write zeros there.
         pattern: where the blocks are.
 
     ``a.T`` is the transposed matrix on the same values: nothing is copied. ``values`` and
@@ -127,10 +127,10 @@ class BlockSparse:
             raise ArgumentError(f"from_dense takes a matrix, got shape {tuple(dense.shape)}")
         block = as_block_size(block_size)
         if mask is None:
-            mask = nonzero_blocks(dense.detach(), block)
+            mask = nonzero_block_mask(dense.detach(), block)
         pattern = Pattern.from_mask(mask, block, tuple(dense.shape)).to(dense.device)
         row, col = pattern.row_indices, pattern.col_indices
-        return cls(blocks_of(dense, row, col, block), pattern)
+        return cls(extract_blocks(dense, row, col, block), pattern)
 
     def to_dense(self) -> Tensor:
         """``(rows, cols)`` tensor with zeros where no block is stored; differentiable."""
@@ -161,7 +161,7 @@ class BlockSparse:
         block = stored.block_size[::-1] if self.transposed else stored.block_size
         require_like(pattern, self.shape, block, stored.device)
         wanted = pattern.T if self.transposed else pattern
-        values = taken(self.values, places_of(wanted, stored))
+        values = gather_blocks(self.values, block_positions(wanted, stored))
         return self._with(clear_edge(values, wanted), wanted)
 
     @classmethod

@@ -21,10 +21,9 @@ skew
     Some panels are much longer than others. Rows of power-law length are an example. Counted in
     block columns rather than slabs, of which dense patterns fill all.
 
-Each is the binary logarithm of the ratio to a random pattern, in one of 16 steps, of which it is
-taken to be the middle; of the lowest it is 0, since chance makes some, too. The numbers of these
-steps are the digits of a hexadecimal number: clustering and skew of the rows, clustering and skew
-of the columns.
+Each is the base-2 logarithm of the ratio to a random pattern, quantized to 16 bins and represented
+by the middle of its bin; the lowest bin counts as 0, since chance alone reaches it. The four bin
+numbers are hexadecimal digits: clustering and skew of the rows, then of the columns.
 
 Traits are there to prefer one kernel to another: no result depends on them. They ride on a
 pattern's packed index, as an attribute of that tensor, and not in the operations' arguments: there

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -34,6 +37,18 @@ def test_flops_are_those_of_the_stored_blocks(batch: tuple[int, ...]) -> None:
     assert count(lambda: js.dsd(A, x)) == product
     assert count(lambda: js.dds(y, A)) == product
     assert count(lambda: js.sdd(y.mT, x.mT, A.pattern)) == product
+
+
+def test_a_function_mode_sees_the_operation() -> None:
+    class Seen(TorchFunctionMode):
+        def __torch_function__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+            names.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    names: list[str] = []
+    with Seen():
+        js.dsd(A, torch.randn(64, 5))
+    assert "jitsparse.dsd.default" in names
 
 
 def test_flops_of_a_training_step() -> None:

@@ -45,6 +45,17 @@ def test_no_more_is_saved_than_gradients_need(backend: str | None, layer: Any, d
     )
 
 
+@pytest.mark.parametrize("new", [lambda b: b[:1].clone(), lambda b: b.double()])
+def test_a_bias_whose_data_were_replaced_since(layer: Any, new: Any, device: str) -> None:
+    """An operation with gelu keeps the bias, to compute the product again."""
+    pattern, bias = layer.pattern, torch.zeros(64, device=device)
+    operands = randn(device), layer.values.detach(), pattern.index, 64, 64, True, bias, 2
+    y = torch.ops.jitsparse.dds(*operands)
+    bias.data = new(bias)
+    with pytest.raises(js.ArgumentError, match=r"in the place of torch\.float32 of shape"):
+        y.sum().backward()
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("captured", [False, True])
 def test_a_layer_that_was_cast_since(

@@ -106,6 +106,8 @@ def test_what_listens_may_fail(held: toykernel.Held, layer: js.nn.BlockSparseLin
     warming = js.warmup(layer, (8, 64), on_outcome=lambda _: 1 / 0, **FORWARD)
     with pytest.raises(ZeroDivisionError):
         warming.wait()
+    assert [each.status for each in warming.outcomes()] == ["compiled"]
+    assert "1 of 1 kernels done" in repr(warming)
 
 
 def test_nothing_may_be_compiled(held: toykernel.Held, layer: js.nn.BlockSparseLinear) -> None:
@@ -159,6 +161,29 @@ def test_the_end_of_a_program_interrupts_what_asks_a_compiler(tmp_path: Path) ->
     held.cxx.write_text(f"#!/bin/sh\necho asked >> {held.notes}\nexec sleep 60\n")
     done = program("held(); sys.exit(7)", held, tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (7, "", "")
+
+
+def test_what_waits_at_the_end_of_a_program_is_told_that_it_ends(tmp_path: Path) -> None:
+    """A handler that runs after those of jitsparse, which were registered later."""
+    held = toykernel.Held(tmp_path)
+    code = f"""
+import atexit, os, signal, jitsparse as js
+warming = None
+def wait():
+    signal.alarm(60)
+    try:
+        warming.wait()
+    except js.JitsparseError as error:
+        print(error)
+atexit.register(wait)
+os.environ["MAX_JOBS"] = "1"
+of = dict(op="dsd", dtype="f32", device="cpu")
+warming = js.warmup(**of, block_size=[8, 16], background=True)
+while not os.path.getsize({str(held.notes)!r}): pass
+"""
+    done = python(code, held, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "the program ended" in done.stdout
 
 
 def test_a_forked_child_waits_for_builds_of_its_own(tmp_path: Path) -> None:

@@ -20,15 +20,15 @@ class Extents:
         tokens: rows of a layer's input.
         few_tokens: likewise where reading the values is what takes time.
         experts: ``(tokens, hidden, ffn, experts)`` of the block-diagonal products.
-        choices: ``(rows, extent, cols)`` of products whose choice of kernel is judged: the shape of
-            the sparse operand, and the third extent between.
+        choices: ``(rows, extent, cols)`` of products whose choice of kernel is measured: the shape
+            of the sparse operand, and the third extent between.
         chosen: how many of those products, over all blocks, densities and patterns.
         few_choices: ``(rows, cols)`` of the sparse operand of products with few columns, whose
-            choice is judged besides.
+            choice is measured besides.
         few_columns: how many columns these have.
         few_chosen: how many of those products.
-        more_experts: as ``experts``: the choice is judged for the products of both.
-        clustered: m = n = k of products whose choice is judged on patterns with blocks that lie
+        more_experts: as ``experts``: the choice is measured for the products of both.
+        clustered: m = n = k of products whose choice is measured on patterns with blocks that lie
             together.
     """
 

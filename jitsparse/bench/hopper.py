@@ -1,4 +1,4 @@
-"""The hopper suite: the tables that judge the Hopper kernels, one section each."""
+"""The hopper suite: the tables by which the Hopper kernels are measured, one section each."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LAYOUTS = {"dsd": ("nn", "tn"), "dds": ("nn", "nt"), "sdd": LAYOUTS}
 def hopper(
     device: torch.device, extents: Extents | None = None, *, torch_tuned: bool = False
 ) -> list[Section]:
-    """The sections that judge the Hopper kernels.
+    """The sections that measure the Hopper kernels.
 
     Args:
         device: where they run.

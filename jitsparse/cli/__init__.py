@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
     except JitsparseError as error:
         print(f"jitsparse: {error}", file=sys.stderr)
-        # An error that is a ValueError judges what was asked for; any other is a failure to do it.
+        # A ValueError: what was asked for is wrong; any other error: doing it failed.
         return 2 if isinstance(error, ValueError) else 1
     except OSError as error:
         if not isinstance(error, BrokenPipeError):  # of which who reads wants no more

@@ -84,9 +84,9 @@ def cache_info() -> dict[str, Any]:
     """Facts of the cache in use.
 
     Returns:
-        ``path`` (where entries are written), ``layers`` (read-only caches in front of it),
-        ``entries`` (how many), ``bytes`` (of their libraries) and ``compile_seconds`` (that they
-        took together).
+        ``path`` (where entries are written), ``layers`` (read-only caches in front of it), and of
+        all of these ``entries`` (how many), ``bytes`` (of their libraries) and ``compile_seconds``
+        (that they took together).
 
     Example:
         >>> import jitsparse as js

@@ -15,6 +15,7 @@ from collections import deque
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from jitsparse.errors import JitsparseError
 from jitsparse.jit import build, config, extensions, progress
 from jitsparse.jit.kernel import Kernel, load
 from jitsparse.jit.resolve import Request
@@ -29,7 +30,7 @@ __all__ = ["start", "submit"]
 
 T = TypeVar("T")
 Key = tuple[object, ...]
-"""The key of what is built and its words, or what else tells builds apart."""
+"""(cache key, number of words); (source, variant name) if the key cannot be computed."""
 
 EXIT_PATIENCE = 2.0
 """Seconds that the end of a program may take to clear away the builds that it interrupts."""
@@ -138,15 +139,21 @@ def _work() -> None:
         try:
             answer = job(position)
         except BaseException as error:  # whatever it is, a call is to raise it
-            future.set_exception(error)
+            future.set_exception(_ended() if build.is_interrupted() else error)
         else:
             future.set_result(answer)
 
 
+def _ended() -> JitsparseError:
+    return JitsparseError("the program ended before this was compiled")
+
+
 @atexit.register
 def _interrupt() -> None:
-    """End the builds of a program that ends."""
+    """End the builds of a program that ends, and the waiting for those that have not begun."""
     with _builds.guard:
+        for future, _ in _builds.waiting:
+            future.set_exception(_ended())
         _builds.waiting.clear()
         threads = list(_builds.threads)
     interrupted = [thread for thread in threads if build.interrupt(thread)]

@@ -62,8 +62,9 @@ def exclusively(
     except (OSError, NotImplementedError):
         pass  # a file system without locks, or a cache that was deleted meanwhile
     try:
-        with contextlib.suppress(OSError):
-            files.write(holder, f"pid {os.getpid()} on {socket.gethostname()}")
+        if lock.is_locked:
+            with contextlib.suppress(OSError):
+                files.write(holder, f"pid {os.getpid()} on {socket.gethostname()}")
         yield
     finally:
         # It is given up in any case when the descriptor is closed, at the latest with the process.

@@ -8,10 +8,12 @@ Values are parsed at the first :func:`get` and kept. :func:`reload` reads the en
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
+from weakref import ref
 
 from jitsparse.jit.environment import FIRST_USES, Config, choice, coerce
 
@@ -21,6 +23,17 @@ generation = 0
 """Moves on at every change of configuration or pin. Read it as ``config.generation``."""
 
 _current: Config | None = None
+
+lock = threading.RLock()
+"""Held while what is in force is read and replaced: threads may begin and end blocks at once."""
+
+
+def _after_fork() -> None:
+    global lock
+    lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def get() -> Config:
@@ -33,16 +46,17 @@ def get() -> Config:
 
 def reload() -> Config:
     """Read the environment again, for a process that changed it after importing jitsparse."""
-    global _current
-    _current = Config.from_environment(os.environ)
-    bump()
-    return _current
+    settings = Config.from_environment(os.environ)
+    with lock:
+        _put_in_force(settings)
+    return settings
 
 
 def bump() -> None:
     """Declare every table that was built from configuration stale."""
     global generation
-    generation += 1
+    with lock:
+        generation += 1
 
 
 @contextmanager
@@ -61,19 +75,21 @@ def override(**changes: Any) -> Iterator[Config]:
         ConfigError: an unknown name or an illegal value.
     """
     coerced = {name: coerce(name, value) for name, value in changes.items()}
-    with _until_the_end_of(_change(coerced)):
+    with _Change(coerced):
         yield get()
 
 
 @contextmanager
 def use(settings: Config) -> Iterator[Config]:
     """Have a configuration in force inside a ``with`` block, whatever the environment says."""
-    before = _current
-    _put_in_force(settings)
+    with lock:
+        before = _current
+        _put_in_force(settings)
     try:
         yield settings
     finally:
-        _put_in_force(before)
+        with lock:
+            _put_in_force(before)
 
 
 def first_use(answer: str) -> AbstractContextManager[None]:
@@ -90,7 +106,9 @@ def first_use(answer: str) -> AbstractContextManager[None]:
         answer: ``"wait"`` or ``"fallback"``, as in ``JITSPARSE_FIRST_USE``.
 
     Returns:
-        A context manager, for a ``with`` block at whose end the former setting is back.
+        A context manager, for a ``with`` block at whose end the former setting is back, also if it
+        was changed without a block meanwhile. Beginning and ending a block have all calls look
+        their kernels up anew, so it is not for a loop.
 
     Raises:
         ConfigError: the answer is neither.
@@ -100,45 +118,37 @@ def first_use(answer: str) -> AbstractContextManager[None]:
         >>> with js.first_use("fallback"):
         ...     y = js.random((64, 64), 32, 0.5) @ torch.ones(64, 8)
     """
-    return _until_the_end_of(_change({"first_use": choice("first_use", answer, FIRST_USES)}))
+    return _Change({"first_use": choice("first_use", answer, FIRST_USES)})
 
 
-@dataclass(eq=False)
-class _Change:
-    """Of some values: the configuration before, and what they are again at the end of its block."""
+class _Change(AbstractContextManager[None]):
+    """Of some values, made at once. The end of its block undoes it, of its own values alone; one
+    that a later block has changed too is left to that block."""
 
-    before: Config
-    former: dict[str, Any]
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        with lock:
+            self.before = get()
+            self.former = {name: getattr(self.before, name) for name in values}
+            _put_in_force(replace(self.before, **values))
+            # Weak, since one that is no block's never ends.
+            _changes[:] = [each for each in _changes if each() is not None] + [ref(self)]
+
+    def __exit__(self, *_: object) -> None:
+        with lock:
+            changes = [each for each in (reference() for reference in _changes) if each]
+            place = changes.index(self)
+            later = changes[place + 1 :]
+            _changes[:] = [ref(each) for each in (*changes[:place], *later)]
+            restored: dict[str, Any] = {}
+            for name, value in self.former.items():
+                heir = next((each for each in later if name in each.former), None)
+                (restored if heir is None else heir.former)[name] = value
+            settings = replace(get(), **restored)
+            _put_in_force(self.before if settings == self.before else settings)
 
 
-_changes: list[_Change] = []
-"""Those whose blocks have begun; blocks of several threads may end in any order."""
-
-
-def _change(values: Mapping[str, Any]) -> _Change:
-    """Replace some values of the configuration in force."""
-    before = get()
-    _put_in_force(replace(before, **values))
-    return _Change(before, {name: getattr(before, name) for name in values})
-
-
-@contextmanager
-def _until_the_end_of(change: _Change) -> Iterator[None]:
-    """Undo a change at the end of the block, of its own values alone; one that a later block has
-    changed too is left to that block."""
-    _changes.append(change)
-    try:
-        yield
-    finally:
-        place = _changes.index(change)
-        later = _changes[place + 1 :]
-        del _changes[place]
-        restored: dict[str, Any] = {}
-        for name, value in change.former.items():
-            heir = next((each for each in later if name in each.former), None)
-            (restored if heir is None else heir.former)[name] = value
-        settings = replace(get(), **restored)
-        _put_in_force(change.before if settings == change.before else settings)
+_changes: list[ref[_Change]] = []
+"""Those that may have an end, in their order; blocks of several threads may end in any order."""
 
 
 def _put_in_force(settings: Config | None) -> None:

@@ -72,7 +72,7 @@ class Entry:
 
     @property
     def log(self) -> Path:
-        """The commands that built it."""
+        """The build log: the commands and what the compiler said."""
         return self.path / LOG
 
     @property

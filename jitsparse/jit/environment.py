@@ -41,10 +41,10 @@ LOG_LEVELS = ("debug", "info", "warning", "quiet")
 CPU_TARGETS = ("generic", "avx2", "avx512", "avx512bf16", "amx")
 CACHE_MAX_SIZE = 2 * 1024**3
 NO_HOME = Path("/nonexistent")
-# ASCII: other scripts have digits too, and no compiler knows them.
 _OLDEST = 7
 """Major compute capability from which on families are made for a GPU: ``simt``, ahead of Ampere."""
 
+# ASCII: other scripts have digits too, and no compiler knows them.
 _CAPABILITY = re.compile(r"(?:sm_?)?(\d{1,2})\.?(\d)([af]?)", re.ASCII)
 _MAX_DIGITS = 9
 _MAX_PATH, _MAX_NAME = 3500, 255
@@ -75,7 +75,7 @@ VARIABLES = (
     "LOCAL_RANK",
     "PYTORCH_NO_CUDA_MEMORY_CACHING",
 )
-"""Every variable that :meth:`Config.from_environment` reads; each is judged by itself."""
+"""Every variable that :meth:`Config.from_environment` reads; each is checked by itself."""
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ class Lookup:
             yield from (root / VERSION).glob(f"{variant}-*")
 
     def entries(self) -> Iterator[Entry]:
-        """Every entry of every layer, without reading the libraries."""
+        """Every valid entry of every root, without reading the libraries."""
         for root in self.roots:
             for path in sorted((root / VERSION).glob("*-*")):
                 meta = read_meta(path, trusted=root in self.trusted)

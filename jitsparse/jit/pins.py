@@ -107,7 +107,8 @@ def pin(text: str) -> Iterator[None]:
 
     Args:
         text: as in ``JITSPARSE_PIN``. Where blocks are nested, the inner one decides for the
-            operations that it names.
+            operations that it names. Beginning and ending a block have all calls look their
+            kernels up anew, so it is not for a loop.
 
     Example:
         >>> import jitsparse as js
@@ -121,13 +122,15 @@ def pin(text: str) -> Iterator[None]:
         raise PinError(f"a pin is a text as in JITSPARSE_PIN, got {type(text).__name__}")
     # A list of its own: blocks of several threads may end in another order than they began.
     mine = [*parse_pins(text)]
-    _pinned.append(mine)
-    config.bump()
+    with config.lock:
+        _pinned.append(mine)
+        config.bump()
     try:
         yield
     finally:
-        _pinned[:] = [each for each in _pinned if each is not mine]
-        config.bump()
+        with config.lock:
+            del _pinned[next(n for n, each in enumerate(_pinned) if each is mine)]
+            config.bump()
 
 
 def in_force() -> list[tuple[str, str, Sequence[Pin]]]:

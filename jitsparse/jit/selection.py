@@ -57,7 +57,7 @@ class Choice:
     Attributes:
         candidate: the chosen one.
         source: ``"argument"``, ``"context"``, ``"environment"``, ``"tuned"`` or ``"heuristic"``.
-        reason: the same in words.
+        reason: what the source said, in words.
         candidates: all that were considered, in order of preference.
         tuned: entry of the tuned table for the problem, if it was asked for and has one.
         not_tuned: why that entry was not followed, or None if it was.

@@ -46,9 +46,9 @@ class Template:
 
     Attributes:
         name: short name, for messages and records.
-        source: the Jinja file. Rendered, it defines ``extern "C" int jitsparse_launch(const
-        void*)``,
-            which returns 0 on success, and ``extern "C" const char* jitsparse_error(int code)``.
+        source: the Jinja file. Rendered, it defines
+            ``extern "C" int jitsparse_launch(const void*)``, which returns 0 on success, and
+            ``extern "C" const char* jitsparse_error(int code)``.
         language: ``"c++"`` or ``"cuda"``.
         include_dirs: directories of its own headers. Every header included from them, directly or
             not, is part of the cache key.

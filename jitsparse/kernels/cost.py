@@ -162,9 +162,9 @@ def breakdown(problem: Problem, variant: Variant, gpu: str = GPUS[0]) -> dict[st
 
 
 def knows(problem: Problem, variant: Variant) -> bool:
-    """Whether the model judges a variant of a problem."""
-    judged = covers(problem, variant.target) and variant.family in FAMILIES
-    return judged and not wasteful(problem, variant)
+    """Whether the model has prices for a variant of a problem."""
+    covered = covers(problem, variant.target) and variant.family in FAMILIES
+    return covered and not wasteful(problem, variant)
 
 
 def wasteful(problem: Problem, variant: Variant) -> bool:

@@ -64,8 +64,8 @@ def shared_memory_limit(target: str) -> int:
 
 
 def ctas_that_fit(shared_memory: int, target: str) -> int:
-    """CTAs that ask for so many bytes for which an SM has shared memory. Each takes 1024 bytes
-    beside, and one CTA may have all but these."""
+    """CTAs that the shared memory of an SM holds. The hardware reserves 1024 bytes for each; one
+    CTA alone may use all but its own reservation."""
     return (shared_memory_limit(target) + 1024) // (shared_memory + 1024)
 
 

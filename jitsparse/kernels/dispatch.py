@@ -99,8 +99,8 @@ def _enter(kernels: dict[Key, Any], key: Key, selected: Any) -> Any:
         kernels[key] = selected
         return selected
     kernels[key] = REFERENCE
-    # Then the key is missing again, and the next call takes, or raises, what came of the build. In
-    # this order: of a build that is done by now the mark goes at once.
+    # The mark goes when the build ends; the next call then takes its kernel or raises its error.
+    # Added after the mark is set: if the build has ended by now, the callback runs at once.
     selected.add_done_callback(lambda _: kernels.pop(key, None))
     return REFERENCE
 

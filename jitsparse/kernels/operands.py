@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from jitsparse.errors import ArgumentError
 from jitsparse.jit.kernel import Kernel
 
 __all__ = ["LOW", "layout_of", "require_memory"]
 
 LOW = 1 << 40
-"""Above the address of any tensor whose memory was freed: torch says where in it a view begins."""
+"""Tensors whose storage was freed report an address below this: their view's offset in bytes."""
 
 
 def require_memory(kernel: object, *operands: Tensor) -> None:
-    """Refuse operands that a kernel would read at no address; a warm-up's stand-in reads none.
+    """Raise if an operand has no memory; the stand-in kernel of a warm-up reads none.
 
     Asked of operands that lie below :data:`LOW`, as few others do.
     """
@@ -24,7 +25,7 @@ def require_memory(kernel: object, *operands: Tensor) -> None:
         each for each in operands if not (each.data_ptr() and each.untyped_storage().nbytes())
     ]
     if missing and isinstance(kernel, Kernel):
-        raise RuntimeError(
+        raise ArgumentError(
             f"an operand of shape {tuple(missing[0].shape)} has no memory: it was freed, as FSDP "
             "and offloading do, or stands for zeros"
         )

@@ -20,7 +20,7 @@ from torch._C._functorch import (
 )
 from torch.utils._python_dispatch import _disable_current_modes
 
-from jitsparse.blocks import places_of, require_like, taken
+from jitsparse.blocks import block_positions, gather_blocks, require_like
 from jitsparse.checks import check_indices
 from jitsparse.errors import ArgumentError
 from jitsparse.layout import div_up
@@ -106,8 +106,8 @@ class PatternBuffers(nn.Module):
             )
         require_trained(values, optimizers)
         with torch.inference_mode(False), torch.no_grad():
-            places = places_of(pattern, old)
-            moved, moves = taken(values, places), moves_of(values, optimizers, places)
+            places = block_positions(pattern, old)
+            moved, moves = gather_blocks(values, places), moves_of(values, optimizers, places)
             as_many = moved.shape == values.shape
             for state, name, new in moves:
                 # Where it is if it fits: a captured graph of the step may know the place.
@@ -119,8 +119,8 @@ class PatternBuffers(nn.Module):
             self._take_over(pattern, in_place=as_many)  # DistributedDataParallel knows the buffers
 
     def _take_over(self, pattern: Pattern, *, in_place: bool = False) -> None:
-        """Have the indices of a pattern as buffers, if possible those that there are, which then
-        have as many entries."""
+        """Make copies of a pattern's indices the buffers; ``in_place`` writes into the present ones
+        if possible, which then must have as many entries."""
         # The buffers are what a state dict holds; the pattern's packed index is derived from them
         # and differs between devices, so it is no buffer. They are copies: others may write to a
         # layer's buffers, and nobody to a pattern, which other layers and matrices may have too.
@@ -143,7 +143,7 @@ class PatternBuffers(nn.Module):
         """Take over what was written to the buffers, or put in their place, behind the layer's
         back, as ``DistributedDataParallel`` does.
 
-        Nothing is read back to the host, so on a GPU the indices are not judged, and the traits
+        Nothing is read back to the host, so on a GPU the indices are not checked, and the traits
         stay unless there are more or fewer blocks.
 
         Raises:
@@ -192,7 +192,7 @@ class PatternBuffers(nn.Module):
         old = self._pattern
         others = crow is not self._seen[0] or col is not self._seen[1]
         if others:
-            crow, col = _judged(crow), _judged(col)
+            crow, col = _unwrapped(crow), _unwrapped(col)
             others = crow is not self._seen[0] or col is not self._seen[1]
         # What comes off the meta device is uninitialised memory, no pattern: wait until it, or
         # what is put in its place, as functional_call does, is written to.
@@ -352,7 +352,7 @@ def _are_of(facts: dict[str, Any], crow: Any, col: Any) -> bool:
     )
 
 
-def _judged(indices: Tensor) -> Tensor:
+def _unwrapped(indices: Tensor) -> Tensor:
     """What is in the place of a buffer of indices, without what ``torch.func.grad`` wraps around
     all arguments of a function.
 

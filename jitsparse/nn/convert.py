@@ -206,8 +206,8 @@ def _put(model: nn.Module, changes: Mapping[str, tuple[nn.Linear, BlockSparseLin
 
 
 def _leave_fast_paths(model: nn.Module) -> None:
-    """In evaluation an encoder's layers call, and the encoder makes nested tensors for, an
-    operation that takes weights as Tensors, if the layer's activation is one that it knows."""
+    """Turn off the fused inference path of encoders with sparse layers, which reads weights as
+    Tensors: layers take it for a known activation, encoders with nested tensors."""
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoderLayer) and _has_sparse(module):
             module.activation_relu_or_gelu = 0

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from jitsparse.blocks import blocks_of, clear_edge
+from jitsparse.blocks import clear_edge, extract_blocks
 from jitsparse.checks import as_block_size, as_count, as_shape, check_dtype
 from jitsparse.errors import ArgumentError, PatternError
 from jitsparse.functional import linear
@@ -258,7 +258,7 @@ def _largest_blocks(weight: Tensor, block: tuple[int, int], density: float) -> T
     if weight.is_meta:  # without norms: any will do, since a pattern there has no places either
         return (torch.arange(total, device="cpu") < count).view(grid)
     where = torch.arange(total, device=weight.device)
-    tiles = blocks_of(weight, where // max(grid[1], 1), where % max(grid[1], 1), block)
+    tiles = extract_blocks(weight, where // max(grid[1], 1), where % max(grid[1], 1), block)
     # At least in float32: squares of float16 overflow.
     norms = torch.linalg.vector_norm(
         tiles, dim=(1, 2), dtype=torch.promote_types(weight.dtype, torch.float32)

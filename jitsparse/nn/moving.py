@@ -1,4 +1,4 @@
-"""What an optimizer knows of a layer's blocks goes where they go."""
+"""An optimizer's state of each block follows when the blocks of a layer move."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jitsparse.blocks import taken
+from jitsparse.blocks import gather_blocks
 from jitsparse.errors import ArgumentError
 
 __all__ = ["Moves", "moves_of", "require_trained"]
@@ -19,7 +19,7 @@ Moves = list[tuple[dict[str, Any], str, Tensor]]
 
 
 def require_trained(values: nn.Parameter, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Judge optimizers that are to follow a layer's values.
+    """Check optimizers that are to follow a layer's values.
 
     Raises:
         ArgumentError: one is no optimizer, or does not train them.
@@ -58,7 +58,7 @@ def moves_of(
         for key, kept in state.items():
             if isinstance(kept, Tensor) and kept.dim() > 1 and kept.shape[0] == values.shape[0]:
                 if id(kept) not in seen:
-                    moved = taken(kept, places)
+                    moved = gather_blocks(kept, places)
                     if isinstance(inner, torch.optim.Rprop) and key == "step_size":
                         new = (places == values.shape[0]).view(-1, 1, 1)
                         moved = moved.masked_fill(new, _groups(values, optimizer)[0]["lr"])

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -148,6 +152,31 @@ def test_override_is_undone_and_every_change_is_seen() -> None:
     generations.append(config.generation)
     assert config.get() is before
     assert generations == sorted(set(generations))
+
+
+def test_blocks_of_threads_leave_nothing_behind() -> None:
+    """Blocks that begin and end at any moment, of other settings and of one."""
+    before, interval, wrong = config.get(), sys.getswitchinterval(), []
+
+    def blocks(name: str, values: Sequence[Any]) -> None:
+        for n in range(300):
+            value = values[n % len(values)]
+            with config.override(**{name: value}):
+                if name == "max_jobs" and config.get().max_jobs != value:
+                    wrong.append(name)  # which no other thread touches
+
+    tasks = [("max_jobs", [3, 5]), ("log", ["debug"]), ("log", ["quiet"]), ("record", ["a"])]
+    threads = [threading.Thread(target=blocks, args=each) for each in tasks]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert config.get() == before
+    assert wrong == []
 
 
 def test_override_takes_what_an_environment_would_hold() -> None:
