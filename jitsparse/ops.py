@@ -112,11 +112,28 @@ def _check_operands(op: str, left: Tensor, right: Tensor, fit: bool) -> None:
     )
 
 
+def _check_dsd(values: Tensor, dense: Tensor, inner: int) -> None:
+    _check_operands("dsd", values, dense, dense.dim() > 1 and dense.shape[-2] == inner)
+
+
+def _check_dds(
+    dense: Tensor, values: Tensor, bias: Tensor | None, inner: int, outer: int
+) -> None:
+    _check_operands("dds", dense, values, dense.dim() > 1 and dense.shape[-1] == inner)
+    if bias is not None:
+        _check_operands("dds", dense, bias, bias.shape == (outer,))
+
+
+def _check_sdd(left: Tensor, right: Tensor, rows: int, cols: int) -> None:
+    inner = left.shape[-1]
+    shapes = (*right.shape[:-2], rows, inner), (*left.shape[:-2], inner, cols)
+    _check_operands("sdd", left, right, (left.shape, right.shape) == shapes)
+
+
 def _dsd(
     values: Tensor, index: Tensor, dense: Tensor, rows: int, cols: int, transposed: bool
 ) -> Tensor:
-    inner = rows if transposed else cols
-    _check_operands("dsd", values, dense, dense.dim() > 1 and dense.shape[-2] == inner)
+    _check_dsd(values, dense, rows if transposed else cols)
     _check_index(index, values, rows, cols, *values.shape)
     return dispatch.dsd(values, index, dense, rows, cols, transposed)
 
@@ -132,17 +149,13 @@ def _dds(
     activation: int,
 ) -> Tensor:
     inner, outer = (cols, rows) if transposed else (rows, cols)
-    _check_operands("dds", dense, values, dense.dim() > 1 and dense.shape[-1] == inner)
-    if bias is not None:
-        _check_operands("dds", dense, bias, bias.shape == (outer,))
+    _check_dds(dense, values, bias, inner, outer)
     _check_index(index, values, rows, cols, *values.shape)
     return dispatch.dds(dense, values, index, rows, cols, transposed, bias, activation)
 
 
 def _sdd(left: Tensor, right: Tensor, index: Tensor, rows: int, cols: int, *blocks: Any) -> Tensor:
-    inner = left.shape[-1]
-    shapes = (*right.shape[:-2], rows, inner), (*left.shape[:-2], inner, cols)
-    _check_operands("sdd", left, right, (left.shape, right.shape) == shapes)
+    _check_sdd(left, right, rows, cols)
     _check_index(index, left, rows, cols, *blocks)
     return dispatch.sdd(left, right, index, rows, cols, *blocks)
 
@@ -188,7 +201,9 @@ for _key in ("AutocastCPU", "AutocastCUDA"):
 def _dsd_fake(
     values: Tensor, index: Tensor, dense: Tensor, rows: int, cols: int, transposed: bool
 ) -> Tensor:
-    return dense.new_empty((*dense.shape[:-2], cols if transposed else rows, dense.shape[-1]))
+    inner, outer = (rows, cols) if transposed else (cols, rows)
+    _check_dsd(values, dense, inner)
+    return dense.new_empty((*dense.shape[:-2], outer, dense.shape[-1]))
 
 
 def _dds_fake(
@@ -201,7 +216,9 @@ def _dds_fake(
     bias: Tensor | None,
     activation: int,
 ) -> Tensor:
-    return dense.new_empty((*dense.shape[:-1], rows if transposed else cols))
+    inner, outer = (cols, rows) if transposed else (rows, cols)
+    _check_dds(dense, values, bias, inner, outer)
+    return dense.new_empty((*dense.shape[:-1], outer))
 
 
 def _sdd_fake(
@@ -214,6 +231,7 @@ def _sdd_fake(
     block_rows: int,
     block_cols: int,
 ) -> Tensor:
+    _check_sdd(left, right, rows, cols)
     return left.new_empty((nnz, block_rows, block_cols))
 
 

@@ -1,5 +1,5 @@
-"""A captured graph, which has no judgement of its operands but that of the registered operations,
-refuses what does not fit its pattern, and follows autocast like the layer that it was made of."""
+"""A captured graph, whose operands the registered operations alone check, refuses what does not fit
+its pattern, and follows autocast like the layer that it was made of."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import jitsparse as js
 
@@ -104,8 +105,8 @@ def without_last(x: Tensor, dim: int) -> Tensor:
 
 @pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("op", ["dsd", "dds", "sdd"])
-def test_every_operand_is_judged(op: str) -> None:
-    call, arguments = getattr(torch.ops.jitsparse, op), operands()[op]
+def test_every_operand_is_checked(op: str) -> None:
+    arguments, call = operands()[op], getattr(torch.ops.jitsparse, op)
     call(*arguments)
     for n, each in enumerate(arguments):
         if not isinstance(each, Tensor):
@@ -119,8 +120,21 @@ def test_every_operand_is_judged(op: str) -> None:
                 call(*arguments[:n], other, *arguments[n + 1 :])
 
 
+@pytest.mark.parametrize("op", ["dsd", "dds", "sdd"])
+def test_fake_operands_are_checked(op: str) -> None:
+    """Tracing raises what running would raise."""
+    arguments, call = operands()[op], getattr(torch.ops.jitsparse, op)
+    with FakeTensorMode() as mode:
+        fake = [mode.from_tensor(x) if isinstance(x, Tensor) else x for x in arguments]
+        assert call(*fake).shape == call(*arguments).shape
+        dense, summed = {"dsd": (2, 0), "dds": (0, 1), "sdd": (1, 0)}[op]
+        for other in (fake[dense].double(), without_last(fake[dense], summed)):
+            with pytest.raises(js.ArgumentError, match="do not fit each other"):
+                call(*fake[:dense], other, *fake[dense + 1 :])
+
+
 @pytest.mark.usefixtures("device")
-def test_a_bias_is_judged() -> None:
+def test_a_bias_is_checked() -> None:
     dense, values, index, rows, cols, transposed, *_ = operands()["dds"]
     for bias in (torch.zeros(95), torch.zeros(96, dtype=torch.float64), torch.zeros(1, 96)):
         with pytest.raises(js.ArgumentError, match="jitsparse::dds has operands that do not fit"):
