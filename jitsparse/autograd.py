@@ -65,7 +65,7 @@ def dsd(
     values: Tensor, index: Tensor, dense: Tensor, rows: int, cols: int, transposed: bool
 ) -> Tensor:
     """As ``jitsparse::dsd``, differentiable in values and dense."""
-    if ops.unobserved(values, dense):
+    if ops.may_bypass_dispatcher(values, dense):
         recorded = (values.requires_grad or dense.requires_grad) and torch.is_grad_enabled()
         run = _dsd_with_gradient if recorded else dispatch.dsd
     else:
@@ -88,7 +88,7 @@ def dds(
     Where a gradient is recorded the activation is none or relu: the others need the product, which
     is computed again where a graph that was captured without gradients is differentiated.
     """
-    if ops.unobserved(values, dense, bias):
+    if ops.may_bypass_dispatcher(values, dense, bias):
         recorded = (
             dense.requires_grad or values.requires_grad or (bias is not None and bias.requires_grad)
         ) and torch.is_grad_enabled()
@@ -109,7 +109,7 @@ def sdd(
     block_cols: int,
 ) -> Tensor:
     """As ``jitsparse::sdd``, differentiable in left and right."""
-    if ops.unobserved(left, right):
+    if ops.may_bypass_dispatcher(left, right):
         recorded = (left.requires_grad or right.requires_grad) and torch.is_grad_enabled()
         run = _sdd_with_gradient if recorded else dispatch.sdd
     else:

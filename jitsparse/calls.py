@@ -24,7 +24,7 @@ from jitsparse.kernels.float32 import float32_as
 from jitsparse.layout import div_up
 from jitsparse.pattern import Pattern
 from jitsparse.sparse import BlockSparse
-from jitsparse.traits import ride, without_profile
+from jitsparse.traits import attach_traits, without_profile
 
 if TYPE_CHECKING:
     from jitsparse.jit import Kernel
@@ -225,7 +225,7 @@ def sample(problem: Problem, device: torch.device | None = None, *, seed: int = 
         device=where,
     )
     # It is random, even where chance has made it look otherwise.
-    ride(pattern.index, without_profile(pattern.traits))
+    attach_traits(pattern.index, without_profile(pattern.traits))
     batch = (problem.batch,) if problem.batch > 1 else ()
     operands: tuple[Any, ...]
     if problem.op == "sdd":

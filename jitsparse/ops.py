@@ -34,8 +34,8 @@ __all__ = [
     "cast_for_autocast",
     "dds_op",
     "dsd_op",
+    "may_bypass_dispatcher",
     "sdd_op",
-    "unobserved",
 ]
 
 _library = torch.library.Library("jitsparse", "DEF")
@@ -116,9 +116,7 @@ def _check_dsd(values: Tensor, dense: Tensor, inner: int) -> None:
     _check_operands("dsd", values, dense, dense.dim() > 1 and dense.shape[-2] == inner)
 
 
-def _check_dds(
-    dense: Tensor, values: Tensor, bias: Tensor | None, inner: int, outer: int
-) -> None:
+def _check_dds(dense: Tensor, values: Tensor, bias: Tensor | None, inner: int, outer: int) -> None:
     _check_operands("dds", dense, values, dense.dim() > 1 and dense.shape[-1] == inner)
     if bias is not None:
         _check_operands("dds", dense, bias, bias.shape == (outer,))
@@ -306,7 +304,7 @@ _tracing_state = torch._C._get_tracing_state
 _profiled = torch._C._autograd._profiler_enabled
 
 
-def unobserved(a: Tensor, b: Tensor, bias: Tensor | None = None) -> bool:
+def may_bypass_dispatcher(a: Tensor, b: Tensor, bias: Tensor | None = None) -> bool:
     """Whether a call may bypass torch's dispatcher: there is no tracing, mode, profiler, functorch
     transform, tensor subclass, forward-mode derivative or lazily negated operand.
 

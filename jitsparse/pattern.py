@@ -37,7 +37,7 @@ from jitsparse.drawing import draw
 from jitsparse.errors import PatternError
 from jitsparse.layout import IndexLayout, div_up
 from jitsparse.recorded import index_of
-from jitsparse.traits import measure, pack, ride, transposed
+from jitsparse.traits import attach_traits, measure, pack, transposed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -139,7 +139,7 @@ class Pattern:
         fields["values_shape"] = (col.shape[0], *block_size)
         fields["index"] = index_of(crow, col, div_up(shape[1], block_size[1]), block_size)
         fields["traits"] = self._measure() if traits is None else traits
-        ride(self.index, self.traits)
+        attach_traits(self.index, self.traits)
 
     def _measure(self) -> int:
         """The traits, or 0 where the indices cannot be read; even their number may be unknown."""

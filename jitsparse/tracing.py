@@ -27,12 +27,12 @@ from jitsparse.checks import is_fake
 from jitsparse.errors import ArgumentError
 from jitsparse.kernels.choice import Key, moved
 from jitsparse.pattern import Pattern
-from jitsparse.traits import ride, riding
+from jitsparse.traits import attach_traits, attached_traits
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-__all__ = ["Input", "inputs_of", "keys_of_model", "place_of"]
+__all__ = ["Input", "device_of", "inputs_of", "keys_of_model"]
 
 Input = Tensor | tuple[int, ...]
 """A positional argument of a model: an example, or the shape of a floating-point tensor."""
@@ -125,7 +125,7 @@ def inputs_of(given: object) -> list[Input]:
     )
 
 
-def place_of(model: nn.Module) -> torch.device:
+def device_of(model: nn.Module) -> torch.device:
     """Where a model's parameters and buffers are; the CPU if it has none or they are nowhere."""
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.device.type in ("cpu", "cuda"):
@@ -176,7 +176,9 @@ class _Fakes(TorchFunctionMode):
         shift = tensor.data_ptr() % 16 // tensor.itemsize if stays else 0
         with self.mode:
             storage = torch.empty(shift + calls.span(tensor), dtype=dtype, device=self.device)
-            return ride(storage.as_strided(tensor.shape, tensor.stride(), shift), riding(tensor))
+            return attach_traits(
+                storage.as_strided(tensor.shape, tensor.stride(), shift), attached_traits(tensor)
+            )
 
     def _once(self, tensor: Tensor, memo: dict[int, Any]) -> Tensor:
         if id(tensor) not in memo:
@@ -186,7 +188,7 @@ class _Fakes(TorchFunctionMode):
         return found
 
 
-class _Place(NamedTuple):
+class _TensorLayout(NamedTuple):
     """How a tensor lies in memory: all of it that the choice of a kernel depends on."""
 
     shape: tuple[int, ...]
@@ -199,7 +201,7 @@ class _Place(NamedTuple):
         """A tensor on the meta device that lies so. Its address is its distance from the start."""
         alike = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
         storage = alike.new_empty(self.offset + calls.span(alike))
-        return ride(storage.as_strided(self.shape, self.strides, self.offset), self.traits)
+        return attach_traits(storage.as_strided(self.shape, self.strides, self.offset), self.traits)
 
 
 class _Listener(TorchDispatchMode):
@@ -219,7 +221,7 @@ class _Listener(TorchDispatchMode):
     def keys(self) -> Iterator[Key]:
         """Of the calls that were heard, as they would be on the CPU. Outside of all modes."""
         for op, notes in self._heard:
-            arguments = (e.stand_in() if isinstance(e, _Place) else e for e in notes)
+            arguments = (e.stand_in() if isinstance(e, _TensorLayout) else e for e in notes)
             _, key = calls.observe(op, tuple(arguments))
             if key is not None:
                 yield key
@@ -230,7 +232,7 @@ def _note(argument: Any) -> Any:
         return argument
     shape, strides = tuple(argument.shape), argument.stride()
     offset = int(argument.storage_offset())
-    return _Place(shape, strides, offset, argument.dtype, riding(argument))
+    return _TensorLayout(shape, strides, offset, argument.dtype, attached_traits(argument))
 
 
 def _has_gradient(output: object) -> bool:

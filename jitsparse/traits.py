@@ -25,7 +25,7 @@ Each is the base-2 logarithm of the ratio to a random pattern, quantized to 16 b
 by the middle of its bin; the lowest bin counts as 0, since chance alone reaches it. The four bin
 numbers are hexadecimal digits: clustering and skew of the rows, then of the columns.
 
-Traits are there to prefer one kernel to another: no result depends on them. They ride on a
+Traits are there to prefer one kernel to another: no result depends on them. They travel on a
 pattern's packed index, as an attribute of that tensor, and not in the operations' arguments: there
 a compiled graph would hold them, and be compiled anew for each layer with other ones. The tensor
 itself comes through autograd, compiled graphs and vmap. Where a copy arrives in its place, or the
@@ -50,6 +50,8 @@ __all__ = [
     "TRAITS",
     "Side",
     "Steps",
+    "attach_traits",
+    "attached_traits",
     "density",
     "describe",
     "measure",
@@ -58,8 +60,6 @@ __all__ = [
     "pack",
     "profile_of",
     "random_steps",
-    "ride",
-    "riding",
     "side_class",
     "side_of",
     "size_class",
@@ -108,13 +108,13 @@ class Steps(NamedTuple):
     longest: float
 
 
-def ride(index: Tensor, traits: int) -> Tensor:
+def attach_traits(index: Tensor, traits: int) -> Tensor:
     """The index, with traits on it; 0 stands for none."""
     setattr(index, TRAITS, traits)
     return index
 
 
-def riding(index: Tensor) -> int:
+def attached_traits(index: Tensor) -> int:
     """The traits on an index, or 0."""
     return getattr(index, TRAITS, 0)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jitsparse.bench.timing import Timing
     from jitsparse.jit import Candidate, Kernel
 
-__all__ = ["Tuning", "contestants", "tune", "tune_call"]
+__all__ = ["Tuning", "legal_candidates", "tune", "tune_call"]
 
 TIE = 1.01
 """A variant that is faster by less than this factor does not replace the families' own choice:
@@ -44,9 +44,9 @@ class Tuning:
         source: why they did: ``"context"``, ``"environment"``, ``"tuned"`` or ``"heuristic"``. The
             first two are pins, which still decide.
         heuristic: name of the variant that calls use if nothing is tuned.
-        seconds: of every variant that answers rightly, by name, fastest first.
-        failures: name and reason of each variant that does not compile, does not run or answers
-            wrongly.
+        seconds: of every variant that gives right results, by name, fastest first.
+        failures: name and reason of each variant that does not compile, does not run or gives
+            wrong results.
         path: file that holds the entry.
     """
 
@@ -80,7 +80,7 @@ class Tuning:
         return "\n".join(lines)
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row for each variant that answers rightly: microseconds, and times the least."""
+        """A row for each variant that gives right results: microseconds, and times the least."""
         least = next(iter(self.seconds.values()))
         remarks = {
             "winner": self.winner,
@@ -127,7 +127,7 @@ def tune(
         options: further keyword arguments of the operation (bias and activation of linear).
 
     Warns:
-        RuntimeWarning: some variants do not compile, do not run or answer wrongly.
+        RuntimeWarning: some variants do not compile, do not run or give wrong results.
 
     Raises:
         ArgumentError: the operation does not exist, the operands do not fit it, are on the meta
@@ -169,7 +169,7 @@ def tune(
     return tuning
 
 
-def contestants(problem: Problem, index: int = -1) -> list[Candidate]:
+def legal_candidates(problem: Problem, index: int = -1) -> list[Candidate]:
     """The variants that are legal for a problem, in order of preference.
 
     Args:
@@ -191,7 +191,7 @@ def tune_call(call: calls.Call, *, seconds: float = 1.0, jobs: int | None = None
     target = registry.target_of(problem.device, index)
     machine = registry.machine_of(problem.device, index)
     choice = choose(problem, target, index)
-    legal = contestants(problem, index)
+    legal = legal_candidates(problem, index)
     kernels, failures = _compiled(legal, jobs)
     # Clocks read the current GPU; an index of -1 changes nothing.
     with torch.cuda.device(index):
@@ -266,7 +266,7 @@ def _compiled(
 def _right(
     call: calls.Call, kernels: Mapping[str, Kernel], failures: dict[str, str]
 ) -> dict[str, Kernel]:
-    """The kernels that answer rightly; why the others do not is added to ``failures``."""
+    """The kernels that give right results; why the others do not is added to ``failures``."""
     expected, right = call.exact(), {}
     for name, kernel in kernels.items():
         try:

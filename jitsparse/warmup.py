@@ -240,12 +240,12 @@ def _of_model(
 ) -> list[Variant]:
     """What dispatch would choose for the calls of a model, on each target; where no GPU of the cost
     model is known, on each of those, with the tuned table that there is for it and without."""
-    place = tracing.place_of(model)
-    targets = _targets(device or (None if arch else place.type), arch)
+    device_of_model = tracing.device_of(model)
+    targets = _targets(device or (None if arch else device_of_model.type), arch)
     converted, float32 = _model_dtype(dtype)
     variants: dict[Variant, None] = {}
     for where in dict.fromkeys(registry.device_of(target) for target in targets):
-        index = place.index if where == place.type == "cuda" else -1
+        index = device_of_model.index if where == device_of_model.type == "cuda" else -1
         problems = [
             problem_of(key)
             for key in tracing.keys_of_model(

@@ -124,9 +124,10 @@ def test_every_operand_is_checked(op: str) -> None:
 def test_fake_operands_are_checked(op: str) -> None:
     """Tracing raises what running would raise."""
     arguments, call = operands()[op], getattr(torch.ops.jitsparse, op)
+    expected = call(*arguments).shape
     with FakeTensorMode() as mode:
         fake = [mode.from_tensor(x) if isinstance(x, Tensor) else x for x in arguments]
-        assert call(*fake).shape == call(*arguments).shape
+        assert call(*fake).shape == expected
         dense, summed = {"dsd": (2, 0), "dds": (0, 1), "sdd": (1, 0)}[op]
         for other in (fake[dense].double(), without_last(fake[dense], summed)):
             with pytest.raises(js.ArgumentError, match="do not fit each other"):

@@ -181,7 +181,7 @@ def test_warmup_refuses_what_does_not_exist() -> None:
 
 
 def test_whoever_observes_a_call_sees_the_registered_operation() -> None:
-    """An unobserved call goes past torch's dispatcher; modes and meta tensors must not notice."""
+    """A call may bypass torch's dispatcher; modes and meta tensors must not notice."""
     seen = []
 
     class Record(torch.utils._python_dispatch.TorchDispatchMode):

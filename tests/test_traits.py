@@ -182,7 +182,7 @@ def test_no_result_depends_on_them() -> None:
     a, x = js.random((100, 90), (16, 32), 0.5), torch.randn(90, 7)
     expected = js.dsd(a, x)
     for others in (0, traits.pack(1, 1, 1, 0xFFFF), traits.pack(2**31, 2**31, 2**31)):
-        traits.ride(a.pattern.index, others)
+        traits.attach_traits(a.pattern.index, others)
         assert torch.equal(js.dsd(a, x), expected)
 
 
@@ -223,7 +223,7 @@ def test_an_index_that_comes_without_is_that_of_a_random_pattern(seen: list[int]
 def test_layers_that_differ_in_nothing_else_share_a_compiled_graph() -> None:
     layers = [js.nn.BlockSparseLinear(256, 256, 32, density=0.5) for _ in range(3)]
     for number, layer in enumerate(layers):
-        traits.ride(layer.pattern.index, layer.pattern.traits + number)
+        traits.attach_traits(layer.pattern.index, layer.pattern.traits + number)
         layer.pattern.__dict__["traits"] += number
     graphs = 0
 

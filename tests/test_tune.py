@@ -39,7 +39,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("compiled")
     with config.override(cache_dir=root):
         problem = js.explain("dsd", *operands()).problem
-        compile_variants([each.variant for each in tune_module.contestants(problem)])
+        compile_variants([each.variant for each in tune_module.legal_candidates(problem)])
     return root
 
 

@@ -24,7 +24,7 @@ from jitsparse.kernels.float32 import float32_as
 from jitsparse.kernels.problem import product_problem
 from jitsparse.kernels.roles import LAYOUTS
 from jitsparse.panels import PANEL
-from jitsparse.tune import HOPELESS, contestants
+from jitsparse.tune import HOPELESS, legal_candidates
 
 if TYPE_CHECKING:
     from jitsparse.jit import Candidate
@@ -150,7 +150,7 @@ def _prepare(cases: Sequence[Case]) -> None:
         ).rounded()
         for case in cases
     ]
-    variants = [each.variant for problem in problems for each in contestants(problem)]
+    variants = [each.variant for problem in problems for each in legal_candidates(problem)]
     for outcome in compile_variants(dict.fromkeys(variants)):
         if outcome.error is not None:
             raise outcome.error
@@ -163,7 +163,7 @@ def _measure(case: Case, seconds: float) -> Outcome:
             calls.catch(case.op, *operands.arguments(case.op, i)) for i in range(operands.copies)
         ]
         problem = copies[0].problem
-        candidates = contestants(problem)
+        candidates = legal_candidates(problem)
         legal = [each.variant for each in candidates]
         turns = {each.variant.name: _turns(copies, each) for each in candidates}
         first = {name: estimate(turn, case.device) for name, turn in turns.items()}

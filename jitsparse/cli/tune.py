@@ -49,14 +49,14 @@ def command(
     """Time every legal kernel of products and have calls on this kind of machine use the fastest.
 
     Options may be repeated and may hold several values between commas; every combination is
-    tuned. Exits with 1 if a kernel did not compile, did not run or answered wrongly.
+    tuned. Exits with 1 if a kernel did not compile, did not run or gave wrong results.
     --export alone writes the table that there is.
     """
     from jitsparse import calls
     from jitsparse.compilation import compile_variants
     from jitsparse.jit import cache as caches
     from jitsparse.kernels import registry
-    from jitsparse.tune import contestants, tune_call
+    from jitsparse.tune import legal_candidates, tune_call
 
     where = read_device(device)
     if export is not None:
@@ -85,7 +85,7 @@ def command(
         plans = []
         for problem in problems:
             call = calls.sample(problem, where)
-            names = [each.variant.name for each in contestants(call.problem, call.index)]
+            names = [each.variant.name for each in legal_candidates(call.problem, call.index)]
             plans.append({"problem": call.problem.name, "variants": names})
         if as_json:
             print_json(plans)
@@ -109,7 +109,7 @@ def command(
     done: list[Tuning] = []
     index = -1 if where.index is None else where.index
     variants = dict.fromkeys(
-        each.variant for problem in problems for each in contestants(problem.rounded(), index)
+        each.variant for problem in problems for each in legal_candidates(problem.rounded(), index)
     )
     with progress:
         # All at once, so that no compiler waits for another problem's clock, or disturbs it. What

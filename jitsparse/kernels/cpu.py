@@ -18,10 +18,10 @@ from pathlib import Path
 from jitsparse.jit import Candidate, Template, Variant
 from jitsparse.jit.template import Context
 from jitsparse.kernels import abi
-from jitsparse.kernels.problem import Place, Problem, typical_problem
+from jitsparse.kernels.problem import Priority, Problem, typical_problem
 from jitsparse.kernels.roles import LAYOUTS, op_block, operand_names
 
-__all__ = ["candidates", "default_variants", "place", "template"]
+__all__ = ["candidates", "default_variants", "priority", "template"]
 
 _ROOT = Path(__file__).resolve().parent.parent
 
@@ -56,9 +56,11 @@ _ELEMENTS = {"f64": "double", "f32": "float", "f16": "Float16", "bf16": "BFloat1
 _BLOCKS = (16, 32, 64, 128)
 
 
-def place(problem: Problem) -> Place:
+def priority(problem: Problem) -> Priority:
     """The only module of its device."""
-    return Place(0, "the best instruction set of this processor, its preferred register tile first")
+    return Priority(
+        0, "the best instruction set of this processor, its preferred register tile first"
+    )
 
 
 def candidates(problem: Problem, target: str) -> list[Candidate]:

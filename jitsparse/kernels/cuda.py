@@ -18,7 +18,7 @@ __all__ = [
     "CSRC",
     "TEMPLATES",
     "Tile",
-    "ctas_that_fit",
+    "ctas_per_sm",
     "cuda_template",
     "dividing_pays",
     "knobs",
@@ -63,7 +63,7 @@ def shared_memory_limit(target: str) -> int:
     return _SHARED_MEMORY.get(target.rstrip("af"), 232448)
 
 
-def ctas_that_fit(shared_memory: int, target: str) -> int:
+def ctas_per_sm(shared_memory: int, target: str) -> int:
     """CTAs that the shared memory of an SM holds. The hardware reserves 1024 bytes for each; one
     CTA alone may use all but its own reservation."""
     return (shared_memory_limit(target) + 1024) // (shared_memory + 1024)

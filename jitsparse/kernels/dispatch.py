@@ -165,7 +165,7 @@ def dsd(
         )
     )
     if kernel is REFERENCE:
-        return _plain(reference.dsd, device, values, index, dense, rows, cols, transposed)
+        return _run_reference(reference.dsd, device, values, index, dense, rows, cols, transposed)
     if values_ptr < LOW or dense_ptr < LOW:
         require_memory(kernel, values, dense)
     parts, workspace_ptr = 1, KEPT if device < 0 else 0
@@ -271,7 +271,7 @@ def dds(
     )
     if kernel is REFERENCE:
         arguments = dense, values, index, rows, cols, transposed, bias, activation
-        return _plain(reference.dds, device, *arguments)
+        return _run_reference(reference.dds, device, *arguments)
     if values_ptr < LOW or dense_ptr < LOW:
         require_memory(kernel, values, dense)
     # Of a tangent that stands for zeros there is no address, which says that there is no bias.
@@ -366,7 +366,7 @@ def sdd(
     )
     if kernel is REFERENCE:
         arguments = left, right, index, rows, cols, nnz, block_rows, block_cols
-        return _plain(reference.sdd, device, *arguments)
+        return _run_reference(reference.sdd, device, *arguments)
     if left_ptr < LOW or right_ptr < LOW:
         require_memory(kernel, left, right)
     parts, workspace_ptr = 1, KEPT if device < 0 else 0
@@ -399,7 +399,7 @@ def sdd(
     return out
 
 
-def _plain(compute: Callable[..., Tensor], device: int, *arguments: Any) -> Tensor:
+def _run_reference(compute: Callable[..., Tensor], device: int, *arguments: Any) -> Tensor:
     """What the reference answers where there is no kernel, or none yet."""
     if device >= 0 and torch.cuda.is_current_stream_capturing():
         raise CacheMiss(

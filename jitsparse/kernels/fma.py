@@ -17,7 +17,7 @@ from jitsparse.jit import Candidate, Template, Variant
 from jitsparse.kernels import split
 from jitsparse.kernels.cuda import (
     Tile,
-    ctas_that_fit,
+    ctas_per_sm,
     cuda_template,
     dividing_pays,
     parts_of_tile,
@@ -36,10 +36,10 @@ from jitsparse.kernels.legality import (
     too_many_tiles,
     too_much_shared_memory,
 )
-from jitsparse.kernels.problem import Place, Problem
+from jitsparse.kernels.problem import Priority, Problem
 from jitsparse.kernels.roles import is_k_contiguous, op_block
 
-__all__ = ["candidates", "default_variants", "place", "template"]
+__all__ = ["candidates", "default_variants", "priority", "template"]
 
 _BLOCKS = (16, 32, 64, 128)
 
@@ -74,9 +74,9 @@ _FIXED_COLUMNS = {(16, False): 96, (16, True): 0, (32, False): 26}
 operands lie along k, where there are two widths: from which is faster at 1024 and at 4096."""
 
 
-def place(problem: Problem) -> Place:
+def priority(problem: Problem) -> Priority:
     """Before ``simt`` always."""
-    return Place(2, "float32 on ordinary cores; the tile with the least waves of CTAs first")
+    return Priority(2, "float32 on ordinary cores; the tile with the least waves of CTAs first")
 
 
 def candidates(problem: Problem, target: str) -> list[Candidate]:
@@ -101,7 +101,7 @@ def _to_divide(problem: Problem, tiles: list[Tile], target: str) -> list[Tile]:
         return [narrowest] if parts_of_tile(problem, narrowest, "fma") > 1 else []
     # How many parts there are follows from the CTAs that an SM really has at a time.
     tiles = [
-        replace(tile, ctas=max(1, min(tile.ctas, _ctas_that_fit(problem, tile, True, target))))
+        replace(tile, ctas=max(1, min(tile.ctas, _ctas_per_sm(problem, tile, True, target))))
         for tile in tiles
     ]
     return sorted(tiles, key=lambda tile: time_to_the_end(problem, tile, _fixed(problem, tile)))
@@ -138,13 +138,13 @@ def _tiles(problem: Problem, target: str) -> tuple[Tile, ...]:
 def _fitting(problem: Problem, tiles: tuple[Tile, ...], target: str) -> tuple[Tile, ...]:
     """With shallow stages where an SM has no shared memory for as many CTAs as it should hold."""
     return tuple(
-        tile if tile.ctas <= _ctas_that_fit(problem, tile, False, target) else _shallow(tile)
+        tile if tile.ctas <= _ctas_per_sm(problem, tile, False, target) else _shallow(tile)
         for tile in tiles
     )
 
 
-def _ctas_that_fit(problem: Problem, tile: Tile, divides: bool, target: str) -> int:
-    return ctas_that_fit(_shared_memory(problem, tile, divides), target)
+def _ctas_per_sm(problem: Problem, tile: Tile, divides: bool, target: str) -> int:
+    return ctas_per_sm(_shared_memory(problem, tile, divides), target)
 
 
 def _shallow(tile: Tile) -> Tile:

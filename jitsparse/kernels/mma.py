@@ -20,7 +20,7 @@ from jitsparse.jit import Candidate, Template, Variant
 from jitsparse.kernels import split
 from jitsparse.kernels.cuda import (
     Tile,
-    ctas_that_fit,
+    ctas_per_sm,
     cuda_template,
     dividing_pays,
     parts_of_tile,
@@ -40,10 +40,10 @@ from jitsparse.kernels.legality import (
     too_many_tiles,
     too_much_shared_memory,
 )
-from jitsparse.kernels.problem import Place, Problem
+from jitsparse.kernels.problem import Priority, Problem
 from jitsparse.kernels.roles import is_k_contiguous, op_block
 
-__all__ = ["candidates", "default_variants", "divides_first", "place", "template"]
+__all__ = ["candidates", "default_variants", "divides_first", "priority", "template"]
 
 _BYTES = {"bf16": 2, "f16": 2, "tf32": 4}
 _BLOCKS = (16, 32, 64, 128)
@@ -113,9 +113,11 @@ _FIXED = 16
 """What a CTA spends on its sparse operand, in columns."""
 
 
-def place(problem: Problem) -> Place:
+def priority(problem: Problem) -> Priority:
     """Before ``simt`` always."""
-    return Place(1, "tensor cores; the tile that keeps the CTAs of a GPU busy for least time first")
+    return Priority(
+        1, "tensor cores; the tile that keeps the CTAs of a GPU busy for least time first"
+    )
 
 
 def candidates(problem: Problem, target: str) -> list[Candidate]:
@@ -144,7 +146,7 @@ def _fitting(problem: Problem, tiles: Iterable[Tile], divides: bool, target: str
     there are, and how many rounds, follows from them."""
     fitting = []
     for tile in tiles:
-        fit = ctas_that_fit(_shared_memory(problem, tile, divides), target)
+        fit = ctas_per_sm(_shared_memory(problem, tile, divides), target)
         if fit:
             fitting.append(replace(tile, ctas=min(tile.ctas, fit)))
     return fitting

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from jitsparse.traits import describe, of_class, of_side, side_class, size_class
 
-__all__ = ["Place", "Problem", "product_problem", "typical_problem"]
+__all__ = ["Priority", "Problem", "product_problem", "typical_problem"]
 
 _NAME = re.compile(
     r"(dsd|dds|sdd)\.(f64|f32|tf32|f16|bf16)\.b(8|16|32|64|128)x(8|16|32|64|128)\.l([nt]{2})\.a([01])"
@@ -23,7 +23,7 @@ def _octave(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-class Place(NamedTuple):
+class Priority(NamedTuple):
     """Where a family's variants stand among those of other families.
 
     Attributes:

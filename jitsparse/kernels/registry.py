@@ -18,7 +18,7 @@ from jitsparse.kernels import cost, cpu, fma, mma, price_table, simt, thin, wgmm
 
 if TYPE_CHECKING:
     from jitsparse.jit import Candidate, Template
-    from jitsparse.kernels.problem import Place, Problem
+    from jitsparse.kernels.problem import Priority, Problem
 
 __all__ = [
     "DTYPES",
@@ -57,7 +57,7 @@ _CUDA_TARGET = re.compile(r"sm\d{2,3}[af]?")
 class Module(Protocol):
     """What a module of kernels offers."""
 
-    def place(self, problem: Problem) -> Place:
+    def priority(self, problem: Problem) -> Priority:
         """Where its variants stand among those of other modules."""
 
     def candidates(self, problem: Problem, target: str) -> list[Candidate]:
@@ -91,16 +91,16 @@ def candidates(
         target: what to compile for; by default what this machine has.
         gpu: whose prices decide, see :func:`priced_as`.
     """
-    ranked = _by_place(problem, target_of(problem.device) if target is None else target)
+    ranked = _by_priority(problem, target_of(problem.device) if target is None else target)
     return ranked if problem.device == "cpu" else cost.quickest_first(problem, ranked, gpu)
 
 
-def _by_place(problem: Problem, target: str) -> list[Candidate]:
+def _by_priority(problem: Problem, target: str) -> list[Candidate]:
     """The same before the cost model is asked."""
-    places = [(module.place(problem), module) for module in _modules(problem.device)]
+    modules = [(module.priority(problem), module) for module in _modules(problem.device)]
     return [
-        dataclasses.replace(candidate, why=place.why)
-        for place, module in sorted(places, key=lambda each: each[0].rank)
+        dataclasses.replace(candidate, why=priority.why)
+        for priority, module in sorted(modules, key=lambda each: each[0].rank)
         for candidate in module.candidates(problem, target)
     ]
 
@@ -229,7 +229,7 @@ def select_variants(
             variant
             for target in targets
             for variant in cost.first_choices(
-                _by_place,
+                _by_priority,
                 _typical_problems(device_of(target), ops or OPS, dtypes, block_sizes),
                 target,
             )

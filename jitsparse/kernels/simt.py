@@ -13,18 +13,18 @@ from jitsparse.jit import Candidate, Template, Variant
 from jitsparse.jit.template import Context
 from jitsparse.kernels.cuda import cuda_template, knobs, operand_context, typical_problems
 from jitsparse.kernels.legality import before_ampere, first_legal
-from jitsparse.kernels.problem import Place, Problem
+from jitsparse.kernels.problem import Priority, Problem
 from jitsparse.kernels.roles import op_block
 
-__all__ = ["candidates", "default_variants", "place", "template"]
+__all__ = ["candidates", "default_variants", "priority", "template"]
 
 _MAX_SIDE = 64
 """A thread of the 8 x 16 that compute a tile then owns 8 x 4 elements: what registers hold."""
 
 
-def place(problem: Problem) -> Place:
+def priority(problem: Problem) -> Priority:
     """After all others: it is legal wherever the dtype exists."""
-    return Place(3, "always legal, and slower than tensor cores")
+    return Priority(3, "always legal, and slower than tensor cores")
 
 
 def candidates(problem: Problem, target: str) -> list[Candidate]:

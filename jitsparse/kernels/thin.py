@@ -19,10 +19,10 @@ from jitsparse.kernels.legality import (
     misaligned,
     too_large,
 )
-from jitsparse.kernels.problem import Place, Problem
+from jitsparse.kernels.problem import Priority, Problem
 from jitsparse.kernels.roles import is_flipped, is_k_contiguous
 
-__all__ = ["candidates", "default_variants", "place", "template"]
+__all__ = ["candidates", "default_variants", "priority", "template"]
 
 _DTYPES = ("bf16", "f16")
 _FEW = 32
@@ -32,12 +32,14 @@ _TILES = ((16, 8), (32, 16), (32, 32), (16, 32))
 """The narrower first: the first that holds all columns loads nothing in vain."""
 
 
-def place(problem: Problem) -> Place:
+def priority(problem: Problem) -> Priority:
     """Before all others for few columns, else before ``simt`` only; where there is a cost model
     (:mod:`jitsparse.kernels.cost`), that decides."""
     if problem.extent > _FEW:
-        return Place(2, f"more than {_FEW} columns: multiplying takes longer than reading values")
-    return Place(-1, f"at most {_FEW} columns: reading the values is what takes the time")
+        return Priority(
+            2, f"more than {_FEW} columns: multiplying takes longer than reading values"
+        )
+    return Priority(-1, f"at most {_FEW} columns: reading the values is what takes the time")
 
 
 def wasteful(problem: Problem, variant: Variant) -> bool:

@@ -35,12 +35,12 @@ from jitsparse.kernels.legality import (
     too_large,
     too_much_stored,
 )
-from jitsparse.kernels.problem import Place, Problem
+from jitsparse.kernels.problem import Priority, Problem
 from jitsparse.kernels.roles import cpp_bool, is_flipped, is_k_contiguous, op_block
 from jitsparse.panels import PANEL, SLAB, TALL_PANEL, has_condensed, has_tall
 from jitsparse.traits import side_of
 
-__all__ = ["candidates", "default_variants", "place", "template"]
+__all__ = ["candidates", "default_variants", "priority", "template"]
 
 _DTYPES = ("bf16", "f16", "tf32")
 _BLOCKS = (16, 32, 64, 128)
@@ -50,22 +50,22 @@ _FEW_FOR_TF32 = 64
 """Columns up to which ``mma`` may be faster in TF32."""
 
 
-def place(problem: Problem) -> Place:
+def priority(problem: Problem) -> Priority:
     """Before all others, but for TF32 where ``mma`` has less to do."""
     if problem.dtype == "tf32" and problem.op != "sdd" and problem.extent <= _FEW_FOR_TF32:
         # With its tiles whole it is 1.2 to 1.4 times as fast in blocks of 64, and slower in others.
         height, _ = op_block(problem.op, problem.block, problem.layout)
         if height == 64 or mma.divides_first(problem):
-            return Place(2, f"at most {_FEW_FOR_TF32} columns: tiles are at least 128 wide here")
+            return Priority(2, f"at most {_FEW_FOR_TF32} columns: tiles are at least 128 wide here")
     way = _first_way(problem)
     if not {transpose.KNOB, transpose.VALUES_KNOB}.intersection(way):
-        return Place(0, "Hopper's own tensor cores and TMA")
+        return Priority(0, "Hopper's own tensor cores and TMA")
     if transpose.KNOB in way and problem.dtype == "tf32":
         if not transpose.pays_in_tf32(problem, _across(problem)):
-            return Place(
+            return Priority(
                 2, "both operands lie across k, and copying one takes longer than mma does"
             )
-    return Place(
+    return Priority(
         0, "Hopper's own tensor cores, for which a copy of one operand is transposed first"
     )
 

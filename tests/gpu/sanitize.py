@@ -30,7 +30,7 @@ from jitsparse.kernels import registry
 from jitsparse.kernels.float32 import float32_as
 from jitsparse.kernels.roles import LAYOUTS, is_flipped
 from jitsparse.kernels.split import splits
-from jitsparse.tune import contestants
+from jitsparse.tune import legal_candidates
 
 ROWS, COLS, EXTENT, LONG, DENSITY = 200, 648, 136, 1544, 0.4
 """Sizes; sums of the last are divided by kernels that can, two parts of which ``mma`` wants to have
@@ -72,7 +72,7 @@ def variants(op: str, dtype: str, block: tuple[int, int], layout: str) -> Iterat
     long = replace(problem(op, dtype, block, layout), rows=rows, cols=cols, nnz=stored)
     yield from legal(op, dtype, block, layout)
     if op != "sdd":
-        yield from (each.variant for each in contestants(long) if splits(each.variant))
+        yield from (each.variant for each in legal_candidates(long) if splits(each.variant))
 
 
 def pattern_shape(op: str, layout: str, divided: bool) -> tuple[int, int]:

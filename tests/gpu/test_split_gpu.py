@@ -14,7 +14,7 @@ from jitsparse.kernels.float32 import float32_as
 from jitsparse.kernels.problem import Problem
 from jitsparse.kernels.roles import LAYOUTS, is_flipped
 from jitsparse.kernels.split import most_parts, parts_of_product, splits
-from jitsparse.tune import contestants
+from jitsparse.tune import legal_candidates
 
 pytestmark = pytest.mark.gpu
 
@@ -23,7 +23,7 @@ ROWS, COLS, EXTENT, BATCH = 296, 424, 2600, 2
 
 def divided(problem: Problem) -> list[str]:
     """Names of what divides sums or steps, compiled."""
-    found = [each.variant for each in contestants(problem) if splits(each.variant)]
+    found = [each.variant for each in legal_candidates(problem) if splits(each.variant)]
     compile_variants(found)
     return [variant.name for variant in found]
 
