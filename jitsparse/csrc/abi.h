@@ -29,7 +29,7 @@ struct SpmmArgs {
   int64 out_ld, out_batch_stride;
   int64 batch;
   int64 activation;          // Activation
-  int64 parts;               // that the sums over k may be divided into (fma, mma: are): 1 without a workspace for them
+  int64 parts;               // split-k parts: at most (wgmma) or exactly (fma, mma) so many; 1 without a workspace
   int64 context;             // CPU: number of threads.  CUDA: cudaStream_t
 };
 
@@ -39,14 +39,14 @@ struct SddArgs {
   const void* right;         // k x cols
   const int32* index;
   void* out;                 // (nnz, block_rows, block_cols), contiguous
-  void* workspace;           // CUDA: for a turned operand, then float32 (parts, nnz, block_rows, block_cols) or three tiles a part,
+  void* workspace;           // CUDA: for a transposed operand, then float32 (parts, nnz, block_rows, block_cols) or three tiles a part,
                              // as the kernel wants; or null.  CPU: see Scratch, or null
   int64 rows, cols, nnz, k;
   int64 left_ld, left_batch_stride;
   int64 right_ld, right_batch_stride;
   int64 batch;
-  int64 parts;               // that a sum may be divided into: 1 without a workspace, no more than it has slabs of 64. Or CTAs at a
-                             // time, see SddTail::prepared
+  int64 parts;               // split-k parts of wgmma: at most so many, 1 without a workspace; of fma and mma CTAs at a time, see
+                             // SddTail::prepared
   int64 context;
 };
 

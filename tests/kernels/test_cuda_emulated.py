@@ -48,7 +48,7 @@ FAMILIES = ("wgmma", "thin", "mma", "fma", "simt")
 # Of 16-bit elements. Aligned, so that no family stands back; no multiple of a block, so that every
 # edge is met.
 ROWS, COLS, EXTENT, BATCH = 200, 152, 72, 2
-# Few multiprocessors, so that a CTA takes tile after tile; more where sums are divided.
+# Few sm_count, so that a CTA takes tile after tile; more where sums are divided.
 FEW, MANY, PARTS = 2, 24, 3
 # Of dds, by layout: each of the three somewhere.
 ACTIVATION = {"nn": "gelu", "nt": "silu", "tn": "relu", "tt": "gelu"}
@@ -267,9 +267,9 @@ class Kernel:
         self.library.jitsparse_error.restype = ctypes.c_char_p
 
     def __call__(
-        self, words: tuple[int, ...], operands: list[Tensor], multiprocessors: int = FEW
+        self, words: tuple[int, ...], operands: list[Tensor], sm_count: int = FEW
     ) -> None:
-        self.library.have_multiprocessors(multiprocessors)
+        self.library.set_sm_count(sm_count)
         ranges = []
         for each in operands:
             storage = each.untyped_storage()
@@ -406,7 +406,7 @@ def test_groups_of_panels(sources: Path, tmp_path: Path) -> None:
     loaded = ctypes.CDLL(str(library))
 
     def group(kernel: str, rows: int, cols: int, density: float, sms: int = 132) -> int:
-        loaded.have_multiprocessors(sms)
+        loaded.set_sm_count(sms)
         number = ("along_k", "across", "high", "tall", "narrow").index(kernel)
         nnz = round(density * rows * cols / (32 if number < 2 else 64) ** 2)
         return int(loaded.group(number, *map(ctypes.c_int64, (rows, cols, nnz))))
@@ -464,7 +464,7 @@ def test_edges_that_need_not_be_aligned(
 
 
 def test_a_sum_that_may_be_divided_and_is_not(sources: Path, resize: Callable[..., None]) -> None:
-    """There are multiprocessors for the tiles alone."""
+    """There are sm_count for the tiles alone."""
     resize(MANY=2)
     check(Variant.parse("sdd.wgmma.sm90a.bf16.b16x16.lnn.grows.ksplit"), sources)
     check(Variant.parse("dds.wgmma.sm90a.bf16.b64x64.lnt.t128x64x64.ksplit"), sources)
@@ -479,12 +479,12 @@ WAYS_TO_DIVIDE = (
     (7, 8, 456, 24),  # hardly long enough for that
     (1, 520, 200, 24),  # none is left
 )
-"""Parts, extent, rows and multiprocessors. What is decided is the same for all kernels, so those of
+"""Parts, extent, rows and sm_count. What is decided is the same for all kernels, so those of
 one block row and of several meet all of these, the others two."""
 
 
 @pytest.mark.parametrize(
-    ("name", "parts", "extent", "rows", "multiprocessors"),
+    ("name", "parts", "extent", "rows", "sm_count"),
     [
         (name, *way)
         for name in TAIL
@@ -496,12 +496,12 @@ def test_last_tiles_that_are_divided(
     parts: int,
     extent: int,
     rows: int,
-    multiprocessors: int,
+    sm_count: int,
     sources: Path,
     resize: Callable[..., None],
 ) -> None:
     """:func:`check` says whether they have to be."""
-    resize(PARTS=parts, EXTENT=extent, ROWS=rows, MANY=multiprocessors)
+    resize(PARTS=parts, EXTENT=extent, ROWS=rows, MANY=sm_count)
     check(Variant.parse(name), sources)
 
 
@@ -633,7 +633,7 @@ def check(variant: Variant, sources: Path) -> None:
         transposed, strides = 0, (left.stride(0), right.stride(0))
         if transposes(variant):
             transposed = bytes_for_sdd(variant, shape, extent, BATCH, strides, dtype.itemsize)
-        parts, multiprocessors = (PARTS, MANY) if splits(variant) else (1, FEW)
+        parts, sm_count = (PARTS, MANY) if splits(variant) else (1, FEW)
         room = parts * out.numel()
         divides_the_tail = splits(variant) and variant.family in DIVIDE_THE_TAIL
         if divides_the_tail:
@@ -646,17 +646,17 @@ def check(variant: Variant, sources: Path) -> None:
         pointers = [each.data_ptr() for each in operands]
         lds = (*letter(left, layout[0]), *letter(right, layout[1]))
         words = (*pointers, *sizes, extent, *lds, BATCH, parts, 0)
-        kernel(words, [left, right, index, workspace], multiprocessors)
+        kernel(words, [left, right, index, workspace], sm_count)
         divided = bool(sums.isfinite().any())
         may = parts > 1 and MANY > FEW
         if divides_the_tail:
-            ctas = min(parts, multiprocessors * variant.ints("c")[0])
+            ctas = min(parts, sm_count * variant.ints("c")[0])
             may = divides_last_tiles(variant, mask, extent, ctas)
         assert divided == may, "sums are divided where they may be"
         cases.check_sdd(js.BlockSparse(out, pattern), left, right, products=products)
         cases.infinite(left, -1)
         cases.infinite(right, -2)
-        kernel(words, [left, right, index, workspace], multiprocessors)
+        kernel(words, [left, right, index, workspace], sm_count)
         cases.check_past_edge(js.BlockSparse(out, pattern))
         assert past.isnan().all(), "nothing is written past the end"
         assert behind.isnan().all(), "nor past the sums"
@@ -685,10 +685,10 @@ def check(variant: Variant, sources: Path) -> None:
     sums = workspace[transposed // 4 :]
     operands = values, index, dense, out
     pointers = (*(each.data_ptr() for each in operands), bias_at, workspace.data_ptr())
-    parts, multiprocessors = (PARTS, MANY) if splits(variant) else (1, FEW)
+    parts, sm_count = (PARTS, MANY) if splits(variant) else (1, FEW)
     strides = (*ld, out.stride(-2), out.stride(0), BATCH, ACTIVATIONS.index(activation), parts, 0)
     words, reads = (*pointers, *sizes, extent, *strides), [values, dense, index, workspace]
-    kernel(words, reads, multiprocessors)
+    kernel(words, reads, sm_count)
     divided = parts > 1 and MANY > FEW
     assert bool(sums.isfinite().any()) == divided, "sums are divided where they may be"
     if op == "dsd":
@@ -697,7 +697,7 @@ def check(variant: Variant, sources: Path) -> None:
         cases.check_product(out, dense, whole, bias, activation, products=products)
     # What the pattern does not store is not multiplied, not even by infinity.
     cases.infinite(dense, -2 if op == "dsd" else -1)
-    kernel(words, reads, multiprocessors)
+    kernel(words, reads, sm_count)
     apart = cases.apart(stored, transposed=layout[op == "dds"] == "t", columns=op == "dds")
     finite = out[:, apart] if op == "dsd" else out[..., apart]
     assert finite.numel() or max(rows, cols) == 128  # of which there are four

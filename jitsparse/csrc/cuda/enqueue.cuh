@@ -9,53 +9,55 @@
 namespace jitsparse {
 
 // From Hopper on a kernel is started as soon as the CTAs of the one before it in the stream have ended, and waits here for what they
-// wrote: a microsecond sooner than the driver would start it. (Ours do not let their successors start yet sooner, while the last CTAs
-// work: these would begin on whichever SM is free, and neighbours that share data would no longer be neighbours. Products back to back
+// wrote: a microsecond sooner than the driver would start it. (None executes griddepcontrol.launch_dependents: CTAs started while the
+// last ones work would begin on whichever SM is free, and neighbours that share data would no longer be neighbours. Products back to back
 // took up to 1.4 times as long.)
 constexpr int kArchitectures[] = {__CUDA_ARCH_LIST__};
-constexpr bool kMayStartEarly = kArchitectures[0] >= 900;
+constexpr bool kHasDependentLaunch = kArchitectures[0] >= 900;
 
 // Whether the driver knows how, in a graph that is captured too: since CUDA 12.3.
-inline bool starts_early() {
+inline bool has_dependent_launch() {
   static const bool known = [] {
     int version = 0;
     return cudaDriverGetVersion(&version) == cudaSuccess && version >= 12030;
   }();
-  return kMayStartEarly && known;
+  return kHasDependentLaunch && known;
 }
 
 template <typename Kernel, typename Params, int MIN_CTAS>
 __global__ void __launch_bounds__(Kernel::kThreads, MIN_CTAS) kernel_entry(const __grid_constant__ Params params) {
-  if constexpr (kMayStartEarly) ptx::wait_for_prerequisites();
+  if constexpr (kHasDependentLaunch) ptx::griddepcontrol_wait();
   Kernel::run(params);
 }
 
 // What has to be asked of the driver once a device: `ask`, on the current one, unless `done` says that it has been.
+// Threads may ask at once: ctypes releases Python's lock for a launch. (<atomic> would cost compile time.)
 constexpr int kMostDevices = 64;  // those beyond are asked at every launch
 template <typename Ask>
 cudaError_t once_a_device(bool (&done)[kMostDevices], Ask ask) {
   int device = 0;
   if (cudaError_t error = cudaGetDevice(&device)) return error;
-  if (device < kMostDevices && done[device]) return cudaSuccess;
+  if (device < kMostDevices && __atomic_load_n(&done[device], __ATOMIC_RELAXED)) return cudaSuccess;
   if (cudaError_t error = ask()) {
     cudaGetLastError();  // or whoever launches the next kernel would be told of it
     return error;
   }
-  if (device < kMostDevices) done[device] = true;
+  if (device < kMostDevices) __atomic_store_n(&done[device], true, __ATOMIC_RELAXED);
   return cudaSuccess;
 }
 
 // Streaming multiprocessors of the current device; 1 if it cannot be asked, which is slow and right.
-inline int multiprocessors() {
+inline int sm_count() {
   static int known[kMostDevices];
   int device = 0, count = 0;
   if (cudaGetDevice(&device) != cudaSuccess) return 1;
-  if (device < kMostDevices && known[device]) return known[device];
+  if (device < kMostDevices) count = __atomic_load_n(&known[device], __ATOMIC_RELAXED);
+  if (count) return count;
   if (cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
     cudaGetLastError();
     return 1;
   }
-  if (device < kMostDevices) known[device] = count;
+  if (device < kMostDevices) __atomic_store_n(&known[device], count, __ATOMIC_RELAXED);
   return count;
 }
 
@@ -83,7 +85,7 @@ int enqueue(const Params& params, int64 grid, int64 context) {
   config.dynamicSmemBytes = Kernel::kSharedBytes;
   config.stream = reinterpret_cast<cudaStream_t>(context);
   config.attrs = &early;
-  config.numAttrs = starts_early() ? 1 : 0;
+  config.numAttrs = has_dependent_launch() ? 1 : 0;
   const cudaError_t error = cudaLaunchKernelEx(&config, entry, params);
   if (error) cudaGetLastError();  // or whoever launches the next kernel would be told of it
   return error;

@@ -1,4 +1,4 @@
-// Dense x dense at the blocks of a pattern in IEEE float32: ordinary cores, fed by cp.async (sm_80 and later).
+// Dense x dense at the blocks of a pattern in IEEE float32: CUDA cores, fed by cp.async (sm_80 and later).
 //
 // A tile is one block row high and gathers blocks of that row: all that it multiplies is stored. With SPLIT the last tiles are divided
 // along k (sdd_tail.cuh).
@@ -76,7 +76,7 @@ struct SddFma {
       store(args, columns, c);
       Pipeline::clear_past_edge(args, piece.tile.row, columns, ptx::thread_index());
     } else {
-      leave(args, piece.slot, columns, c);
+      store_partial(args, piece.slot, columns, c);
     }
   }
 
@@ -92,16 +92,16 @@ struct SddFma {
     stream.start(begin);
     const unsigned left_offset = Product::Left::lane_offset(part.warp_m, part.lane_m);
     const unsigned right_offset = Pipeline::kLeftBytes + Product::Right::lane_offset(part.warp_n, part.lane_n);
-    // A row's last tile is filled from the left: its last warps may have nothing to do.
+    // A row's last tile is read_buffer from the left: its last warps may have nothing to do.
     const bool any = columns[part.warp_n / BLOCK_COLS].y;
-    unsigned filled = stream.buffers, free = stream.buffers + kAhead * Pipeline::kStageBytes;
+    unsigned read_buffer = stream.buffers, write_buffer = stream.buffers + kAhead * Pipeline::kStageBytes;
     for (int stage = begin; stage < end; ++stage) {
       ptx::cp_async_wait<kAhead - 1>();
       __syncthreads();
-      stream.advance(stage + kAhead, free);
-      if (any) Product::multiply(c, filled + left_offset, filled + right_offset);
-      filled = stream.next(filled);
-      free = stream.next(free);
+      stream.advance(stage + kAhead, write_buffer);
+      if (any) Product::multiply(c, read_buffer + left_offset, read_buffer + right_offset);
+      read_buffer = stream.next(read_buffer);
+      write_buffer = stream.next(write_buffer);
     }
   }
 
@@ -116,7 +116,7 @@ struct SddFma {
   }
 
   // Leaves a part of a sum in its slot.
-  static __device__ __forceinline__ void leave(const SddArgs& args, int slot, const int4* columns,
+  static __device__ __forceinline__ void store_partial(const SddArgs& args, int slot, const int4* columns,
                                                const typename Product::Accumulators& c) {
     const Part part;
     float* to = static_cast<float*>(args.workspace) + int64(slot) * (TILE_M * TILE_N) + part.warp_m * TILE_N + part.warp_n;

@@ -113,7 +113,7 @@ struct SddMma {
       if (piece.slot < 0) {
         store(args, piece.tile.row, columns, shared, c);
       } else {
-        leave(args, piece.slot, columns, c);
+        store_partial(args, piece.slot, columns, c);
       }
     } else {
       const TileCoordinates tile =
@@ -132,19 +132,19 @@ struct SddMma {
     const Part part(columns);
     typename Pipeline::Stream stream(args, panel, columns, shared, end, ptx::thread_index());
     stream.start(begin);
-    const unsigned left_offset = LeftTile::moved(LeftReads::lane_offset(part.lane), LEFT_K_CONTIGUOUS ? part.m : 0,
+    const unsigned left_offset = LeftTile::advance(LeftReads::lane_offset(part.lane), LEFT_K_CONTIGUOUS ? part.m : 0,
                                                  LEFT_K_CONTIGUOUS ? 0 : part.m / LeftTile::kPerChunk);
     const unsigned right_offset =
-        Pipeline::kLeftBytes + RightTile::moved(RightReads::lane_offset(part.lane), RIGHT_K_CONTIGUOUS ? part.n : 0,
+        Pipeline::kLeftBytes + RightTile::advance(RightReads::lane_offset(part.lane), RIGHT_K_CONTIGUOUS ? part.n : 0,
                                                 RIGHT_K_CONTIGUOUS ? 0 : part.n / RightTile::kPerChunk);
-    unsigned filled = stream.buffers, free = stream.buffers + kAhead * Pipeline::kStageBytes;
+    unsigned read_buffer = stream.buffers, write_buffer = stream.buffers + kAhead * Pipeline::kStageBytes;
     for (int stage = begin; stage < end; ++stage) {
       ptx::cp_async_wait<kAhead - 1>();
       __syncthreads();
-      stream.advance(stage + kAhead, free);
-      multiply(c, part.masks, filled + left_offset, filled + right_offset);
-      filled = stream.next(filled);
-      free = stream.next(free);
+      stream.advance(stage + kAhead, write_buffer);
+      multiply(c, part.masks, read_buffer + left_offset, read_buffer + right_offset);
+      read_buffer = stream.next(read_buffer);
+      write_buffer = stream.next(write_buffer);
     }
   }
 
@@ -171,7 +171,7 @@ struct SddMma {
   }
 
   // Leaves a part of a sum in its slot.
-  static __device__ __forceinline__ void leave(const SddArgs& args, int slot, const int4* columns, const Accumulators& c) {
+  static __device__ __forceinline__ void store_partial(const SddArgs& args, int slot, const int4* columns, const Accumulators& c) {
     const Part part(columns);
     float* to = static_cast<float*>(args.workspace) + int64(slot) * (TILE_M * TILE_N) + (part.m + part.lane / 4) * TILE_N + part.n +
                 part.lane % 4 * 2;

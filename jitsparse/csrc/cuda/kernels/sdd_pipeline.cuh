@@ -81,8 +81,8 @@ struct SddPipeline {
     return static_cast<Storage*>(args.out) + position * (BLOCK_ROWS * BLOCK_COLS);
   }
 
-  // Makes zero what the tile's blocks, which have been stored, have past the edges of the matrix: infinity times the zeros that were
-  // loaded there is not. (In registers, before storing, it costs more of them than there are.)
+  // Zeroes what the tile's stored blocks have past the edges of the matrix: infinity times the zeros loaded there is NaN. (In registers,
+  // before storing, it takes more of them than there are.)
   static __device__ __forceinline__ void clear_past_edge(const SddArgs& args, int64 panel, const int4* columns, int thread) {
     const int64 rows = args.rows - panel * TILE_M;
     for (int u = 0; u < kColumns; ++u) {

@@ -1,4 +1,4 @@
-// Dense x dense at the blocks of a pattern on the ordinary cores: any dtype, any alignment, any strides.
+// Dense x dense at the blocks of a pattern on the CUDA cores: any dtype, any alignment, any strides.
 #pragma once
 
 #include "../../abi.h"
@@ -51,7 +51,7 @@ struct SddSimt {
     }
     Storage* out = static_cast<Storage*>(args.out) + position * (BLOCK_ROWS * BLOCK_COLS);
     product.for_each([&](int i, int j, Accumulator x) {
-      // Infinity times the zeros that are loaded past the edge is not zero.
+      // Infinity times the zeros loaded past the edge is NaN.
       const bool inside = first_row + i < args.rows && first_column + j < args.cols;
       out[(row_in_block + i) * BLOCK_COLS + column_in_block + j] = Element::store(inside ? x : Accumulator(0));
     });

@@ -1,4 +1,4 @@
-// The way out of a tile of sdd_wgmma.cuh: from a warp's accumulators to the blocks that they are parts of.
+// The epilogue of sdd_wgmma.cuh: from a warp's accumulators to the blocks that they are parts of.
 //
 // A warp has 16 rows of every gathered column, which are rows of one block of each; with GATHER_ROWS they are 16 columns of it. Large
 // blocks are rounded into registers and leave part by part while the next tile is multiplied: by way of shared memory, from where
@@ -6,8 +6,8 @@
 #pragma once
 
 #include "../../abi.h"
+#include "../ptx/fence.cuh"
 #include "../ptx/tma.cuh"
-#include "../ptx/wgmma.cuh"
 #include "../tensor_map.cuh"
 #include "../tile/staged_part.cuh"
 #include "../tile/store_fragments.cuh"
@@ -37,7 +37,7 @@ struct SddStore {
   // A tile whose large blocks are still to be stored.
   static constexpr int kParts = kGroupN / kPartN, kPartsOfPiece = kBlockG / kPartN;
   static constexpr unsigned kStored = 1u << kParts;
-  struct Finished {
+  struct Unstored {
     unsigned packed[kParts][kPartN / 8 * 2];
     unsigned next = kStored;  // 1 << part, the part that is stored next (by a number the compiler would index local memory)
     int part, parts;
@@ -56,7 +56,7 @@ struct SddStore {
     return encode_map<Storage>(out, args.out, blocks, {kPartN, 16});
   }
 
-  // Makes zero what lies past the edges of the matrix: infinity times the zeros that are copied there is not. `first_row`: of the
+  // Makes zero what lies past the edges of the matrix: infinity times the zeros that are copied there is NaN. `first_row`: of the
   // panel; `column`: the lane's of the warpgroup's gathered columns, of which an edge can cut one, and the half behind it.
   __device__ __forceinline__ void keep_inside(Accumulators& c, int first_row, int columns, int column) const {
     const int warp = row / 16 % 4;
@@ -124,29 +124,29 @@ struct SddStore {
   }
 
   // Large blocks: a panel of 64 or 128 rows is one, so every gathered column has one.
-  static __device__ __forceinline__ void finish_tile(const Accumulators& c, int columns, int position, Finished& finished) {
+  static __device__ __forceinline__ void finish_tile(const Accumulators& c, int columns, int position, Unstored& unstored) {
 #pragma unroll
     for (int i = 0; i < kParts; ++i) {
-      pack_part<Element, /*RELU=*/false>(reinterpret_cast<const float(&)[kPartN / 8][4]>(c[i * kPartN / 8]), finished.packed[i]);
+      pack_part<Element, /*RELU=*/false>(reinterpret_cast<const float(&)[kPartN / 8][4]>(c[i * kPartN / 8]), unstored.packed[i]);
     }
-    finished.part = 0;
-    finished.parts = columns * kPartsOfPiece;
-    finished.next = columns > 0 ? 1 : kStored;
-    finished.position = position;
+    unstored.part = 0;
+    unstored.parts = columns * kPartsOfPiece;
+    unstored.next = columns > 0 ? 1 : kStored;
+    unstored.position = position;
   }
 
   // Hands the next part of a finished tile to TMA; false if there is none.
-  __device__ __forceinline__ bool store_part(Finished& finished) {
-    if (finished.next == kStored) return false;
+  __device__ __forceinline__ bool store_part(Unstored& unstored) {
+    if (unstored.next == kStored) return false;
     if (lane == 0) ptx::bulk_wait_read<kPartBuffers - 1>();
     __syncwarp();
     const unsigned to = unsigned(__cvta_generic_to_shared(staged)) + buffer * kPartBytes;
     buffer = (buffer + 1) % kPartBuffers;
-    const int position = __shfl_sync(~0u, finished.position, finished.part / kPartsOfPiece);
-    const int column = position % kPieces * kBlockG + finished.part % kPartsOfPiece * kPartN;
+    const int position = __shfl_sync(~0u, unstored.position, unstored.part / kPartsOfPiece);
+    const int column = position % kPieces * kBlockG + unstored.part % kPartsOfPiece * kPartN;
 #pragma unroll
     for (int i = 0; i < kParts; ++i) {
-      if (finished.next == 1u << i) stage_rows<kPartN / 8>(finished.packed[i], to, lane);
+      if (unstored.next == 1u << i) stage_rows<kPartN / 8>(unstored.packed[i], to, lane);
     }
     ptx::fence_proxy_async();
     __syncwarp();
@@ -154,12 +154,12 @@ struct SddStore {
       ptx::tma_store_3d(out, to, column, position / kPieces * BLOCK_ROWS + row, 0);
       ptx::bulk_commit();
     }
-    finished.next = ++finished.part < finished.parts ? finished.next << 1 : kStored;
+    unstored.next = ++unstored.part < unstored.parts ? unstored.next << 1 : kStored;
     return true;
   }
 
   // Waits until TMA has read everything.
-  __device__ __forceinline__ void finish() const {
+  __device__ __forceinline__ void drain() const {
     if (kBulk && lane == 0) ptx::bulk_wait_read<0>();
   }
 };

@@ -26,7 +26,7 @@ struct SddTail {
   struct Known {
     int panels, stages, ctas;     // panels; stages of a tile; CTAs at a time
     Piece piece;                  // the CTA's
-    int before[kMostPanels + 1];  // tiles of the panels before each; of all of them
+    int before[kMostPanels + 1];  // exclusive prefix sum of the panels' tiles; last: all
   };
   static constexpr int kBytes = sizeof(Known);
 
@@ -80,7 +80,7 @@ struct SddTail {
 
   // With `parts` the CTAs that the GPU has at a time, or those that the workspace has slots for, if that is fewer.
   static SddArgs prepared(SddArgs args, int ctas_of_sm) {
-    const int64 at_once = int64(ctas_of_sm) * multiprocessors();
+    const int64 at_once = int64(ctas_of_sm) * sm_count();
     if (at_once < args.parts) args.parts = at_once;
     return args;
   }

@@ -17,8 +17,8 @@ struct SddTailSum {
   static constexpr int kTileM = Kernel::kTileM, kTileN = Kernel::kTileN;
   static constexpr int kBlockRows = kTileM / Pipeline::kGroup, kBlockCols = Pipeline::kBlockCols;
   static constexpr int kThreads = 256, kSharedBytes = Tail::kBytes;
-  static constexpr int kRows = kThreads * kSumsAtOnce / kTileN, kTurns = kTileM / kRows;  // that a CTA adds at a time
-  static_assert(kThreads * kSumsAtOnce % kTileN == 0 && kTileM % kRows == 0, "a tile is a whole number of turns");
+  static constexpr int kRows = kThreads * kSumsAtOnce / kTileN, kStrips = kTileM / kRows;  // that a CTA adds at a time
+  static_assert(kThreads * kSumsAtOnce % kTileN == 0 && kTileM % kRows == 0, "a tile is a whole number of strips");
 
   using Params = SddArgs;  // those of the first half
 
@@ -28,8 +28,8 @@ struct SddTailSum {
     const int parts = tail.parts();
     if (parts == 1) return;  // they lie in `out` already
     const int e = ptx::thread_index() * kSumsAtOnce, n = e % kTileN;
-    for (int turn = ptx::block_index(); turn < tail.divided() * kTurns; turn += gridDim.x) {
-      const int number = turn / kTurns, m = turn % kTurns * kRows + e / kTileN, g = m / kBlockRows;
+    for (int strip = ptx::block_index(); strip < tail.divided() * kStrips; strip += gridDim.x) {
+      const int number = strip / kStrips, m = strip % kStrips * kRows + e / kTileN, g = m / kBlockRows;
       const typename Tail::Coordinates tile = tail.coordinates(tail.whole() + number);
       const int4 column = Pipeline::column_of_tile(args, tile.row, tile.column, n / kBlockCols);
       if (!(column.y >> g & 1)) continue;

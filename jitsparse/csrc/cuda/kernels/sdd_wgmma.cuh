@@ -42,11 +42,11 @@ struct SddWgmma {
   static constexpr int kBlockG = Shape::kPiece;
   static constexpr bool kPanelAlongK = GATHER_ROWS ? RIGHT_K_CONTIGUOUS : LEFT_K_CONTIGUOUS;
   static constexpr bool kGatheredAlongK = GATHER_ROWS ? LEFT_K_CONTIGUOUS : RIGHT_K_CONTIGUOUS;
-  static constexpr int kItemBytes = sizeof(Storage), kRowItems = 128 / kItemBytes;  // of the widest rows that a swizzle knows
-  static constexpr int kTileM = Shape::kPanel, kSlab = kRowItems;
+  static constexpr int kElementBytes = sizeof(Storage), kSwizzleElements = 128 / kElementBytes;  // of the widest rows that a swizzle knows
+  static constexpr int kTileM = Shape::kPanel, kSlab = kSwizzleElements;
   static constexpr int kColumns = Shape::kMost;
   static_assert(kColumns <= 32, "one lane copies one block column");
-  static constexpr bool kTf32 = kItemBytes == 4;
+  static constexpr bool kTf32 = kElementBytes == 4;
   static_assert(!kTf32 || (kGatheredAlongK && kBlockP >= 32 && kBlockG >= 32), "see above");
   using Panel = RegisterOperand<1, kPanelAlongK>;  // of TF32
   using Order = RowOrder<1, kTf32 && !kPanelAlongK>;
@@ -55,14 +55,14 @@ struct SddWgmma {
 
   // Two warpgroups, of 64 rows and up to 256 columns each: one below the other if they have the same columns, else side by side.
   static constexpr int kConsumers = 2, kGroupsM = kTileM / 64, kGroupsN = kConsumers / kGroupsM;
-  static constexpr int kGroupN = Store::kGroupN, kStepN = 64;  // columns of a wgmma: at most, and in steps of
+  static constexpr int kGroupN = Store::kGroupN, kWgmmaNStep = 64;  // columns of a wgmma: at most, and in steps of
   static constexpr int kProducers = 4;  // warps, each with its share of the block columns
   static constexpr int kThreads = 128 * (kConsumers + 1);
 
   static constexpr int kPanelBytes = kTileM * 128, kColumnBytes = kBlockG * 128;
-  // A block column that runs along n is copied in pieces of at most kRowItems columns, the width of the swizzle.
-  static constexpr int kSpan = kBlockG < kRowItems ? kBlockG : kRowItems;
-  static constexpr int kGatheredRowBytes = kGatheredAlongK ? 128 : kSpan * kItemBytes;
+  // A block column that runs along n is copied in pieces of at most kSwizzleElements columns, the width of the swizzle.
+  static constexpr int kSpan = kBlockG < kSwizzleElements ? kBlockG : kSwizzleElements;
+  static constexpr int kGatheredRowBytes = kGatheredAlongK ? 128 : kSpan * kElementBytes;
   static constexpr int kSpanBytes = kSpan * 128;
 
   // The widest tile of the pattern decides how many stages there are.
@@ -186,10 +186,10 @@ struct SddWgmma {
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const Tiles tiles(params);
     if (warp >= kConsumers * 4) {
-      ptx::give_registers_back<40>();
+      ptx::setmaxnreg_dec<40>();
       produce(params, tiles, base, barriers, warp - kConsumers * 4, lane);
     } else {
-      ptx::take_registers<232>();
+      ptx::setmaxnreg_inc<232>();
       consume(params, tiles, shared, base, barriers, warp, lane);
     }
   }
@@ -212,20 +212,20 @@ struct SddWgmma {
       const int panel = tile.of(lane).x * kTileM;  // that the lane copies, if it does
       int batch = slabs.x / tiles.slabs_of_batch, in_batch = slabs.x % tiles.slabs_of_batch;
       for (int slab = slabs.x; slab < slabs.y; ++slab) {
-        const unsigned stage = base + ring.stage * tiles.stage_bytes, copies = barriers.copies(ring.stage);
+        const unsigned stage = base + ring.stage * tiles.stage_bytes, full_barrier = barriers.full_barrier(ring.stage);
         const int k = in_batch * kSlab, first = column * kBlockG;
         if (slab + 1 == slabs.y) column = tiles.column(next, mine);
         barriers.wait_empty(ring.stage, ring.round);
         // Every warp arrives, even with nothing to copy: so none falls behind by two rounds.
-        if (lane == 0) ptx::mbarrier_arrive_expect(copies, bytes);
+        if (lane == 0) ptx::mbarrier_arrive_expect_tx(full_barrier, bytes);
         __syncwarp();
         if (warp == 0 && lane < panels) {
           const unsigned to = stage + lane * kPanelBytes;
-          load_operand<kPanelAlongK, kTileM, kRowItems, kRowItems * 128>(to, &params.panel, copies, panel, k, batch);
+          load_operand<kPanelAlongK, kTileM, kSwizzleElements, kSwizzleElements * 128>(to, &params.panel, full_barrier, panel, k, batch);
         }
         if (mine < columns) {
           const unsigned to = stage + columns_at + mine * kColumnBytes;
-          load_operand<kGatheredAlongK, kBlockG, kSpan, kSpanBytes>(to, &params.gathered, copies, first, k, batch);
+          load_operand<kGatheredAlongK, kBlockG, kSpan, kSpanBytes>(to, &params.gathered, full_barrier, first, k, batch);
         }
         ring.next(tiles.stages);
         if (++in_batch == tiles.slabs_of_batch) {
@@ -244,10 +244,10 @@ struct SddWgmma {
                                                  const StageBarriers& barriers, int warp, int lane) {
     const int group = warp / 4;
     const int row = group / kGroupsN * 64 + warp % 4 * 16, down = row / kBlockP;  // the warp's first
-    Store way_out = {params.args, &params.out, shared + kStagedAt + warp * Store::kBytes, row, lane};
-    typename Store::Finished finished;
+    Store epilogue = {params.args, &params.out, shared + kStagedAt + warp * Store::kBytes, row, lane};
+    typename Store::Unstored unstored;
     const auto meanwhile = [&] {
-      if constexpr (Store::kBulk) way_out.store_part(finished);
+      if constexpr (Store::kBulk) epilogue.store_part(unstored);
     };
     RingPosition ring;
     // What is needed of a tile is read while the one before it is computed.
@@ -272,30 +272,30 @@ struct SddWgmma {
       Accumulators c = {};
       accumulate<kGroupN>(multiplied(columns, tiles.step), c, tiles, base, barriers, ring, slabs.y - slabs.x, panel_at, columns_at,
                           warp % 4, lane, meanwhile);
-      ptx::keep_in_order(c);
-      way_out.keep_inside(c, mine.x * kTileM, columns, column.x);
+      ptx::fence_accumulators(c);
+      epilogue.keep_inside(c, mine.x * kTileM, columns, column.x);
       if constexpr (SPLIT) {
         if (tiles.parts > 1) {
           float* sums = static_cast<float*>(params.args.workspace) + part * params.args.nnz * (BLOCK_ROWS * BLOCK_COLS);
-          way_out.store_floats(sums, c, columns, position);
+          epilogue.store_floats(sums, c, columns, position);
           continue;
         }
       }
       if constexpr (Store::kBulk) {
-        while (way_out.store_part(finished)) {}  // what a short sum has left of the tile before
-        Store::finish_tile(c, columns, position, finished);
+        while (epilogue.store_part(unstored)) {}  // what a short sum has left of the tile before
+        Store::finish_tile(c, columns, position, unstored);
       } else {
-        way_out.store(c, columns, position);
+        epilogue.store(c, columns, position);
       }
     }
     if constexpr (Store::kBulk) {
-      while (way_out.store_part(finished)) {}
+      while (epilogue.store_part(unstored)) {}
     }
-    way_out.finish();
+    epilogue.drain();
   }
 
   // c += panel x gathered over all of k, for the warpgroup's columns, which lie at `panel_at` and `columns_at` in a stage: `columns`
-  // of them, a multiple of kStepN, COLUMNS at most; `meanwhile` is done once a stage of 16-bit elements. A loop for each width, since
+  // of them, a multiple of kWgmmaNStep, COLUMNS at most; `meanwhile` is done once a stage of 16-bit elements. A loop for each width, since
   // a branch in it would be where ptxas ends a batch of wgmma: waiting for the batch before would then wait for this one too.
   template <int COLUMNS, typename Meanwhile>
   static __device__ __forceinline__ void accumulate(int columns, Accumulators& c, const Tiles& tiles, unsigned base,
@@ -303,7 +303,7 @@ struct SddWgmma {
                                                     int columns_at, int warp, int lane, const Meanwhile& meanwhile) {
     if constexpr (COLUMNS > 0) {
       if (columns < COLUMNS) {
-        accumulate<COLUMNS - kStepN>(columns, c, tiles, base, barriers, ring, slabs, panel_at, columns_at, warp, lane, meanwhile);
+        accumulate<COLUMNS - kWgmmaNStep>(columns, c, tiles, base, barriers, ring, slabs, panel_at, columns_at, warp, lane, meanwhile);
         return;
       }
     }
@@ -339,8 +339,8 @@ struct SddWgmma {
 #pragma unroll
       for (int k = 0; k < kSlab; k += 16) {
         Element::template wgmma<!kPanelAlongK, !kGatheredAlongK>(
-            reinterpret_cast<float(&)[COLUMNS / 2]>(c), ptx::moved(panel, k * (kPanelAlongK ? 2 : 128)),
-            ptx::moved(gathered, k * (kGatheredAlongK ? 2 : kGatheredRowBytes)));
+            reinterpret_cast<float(&)[COLUMNS / 2]>(c), ptx::advance(panel, k * (kPanelAlongK ? 2 : 128)),
+            ptx::advance(gathered, k * (kGatheredAlongK ? 2 : kGatheredRowBytes)));
       }
     }
     ptx::wgmma_commit();
@@ -355,7 +355,7 @@ struct SddWgmma {
       ptx::wgmma_fence();
 #pragma unroll
       for (int k = 0; k < kSlab; k += 8) {
-        ptx::wgmma_tf32(reinterpret_cast<float(&)[COLUMNS / 2]>(c), panel[k / 8][0], ptx::moved(gathered, k * 4));
+        ptx::wgmma_tf32(reinterpret_cast<float(&)[COLUMNS / 2]>(c), panel[k / 8][0], ptx::advance(gathered, k * 4));
       }
       ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
@@ -366,7 +366,7 @@ struct SddWgmma {
     const Index index(args.index, args.rows, args.cols, args.nnz);
     const int64 most = GATHER_ROWS ? Shape::tiles(index.C, index.col_gather_steps_capacity())
                                    : Shape::tiles(index.R, index.row_gather_steps_capacity());
-    const int64 sms = multiprocessors();
+    const int64 sms = sm_count();
     return most < sms && !(SPLIT && args.parts > 1) ? most : sms;
   }
 
@@ -387,7 +387,7 @@ struct SddWgmma {
         RIGHT_K_CONTIGUOUS ? MatrixShape{args.k, args.cols, args.batch, args.right_ld, args.right_batch_stride}
                            : MatrixShape{args.cols, args.k, args.batch, args.right_ld, args.right_batch_stride};
     if (auto error = Store::encode(args, &params.out)) return error;
-    const Box panel_box = kPanelAlongK ? Box{kSlab, kTileM} : Box{kRowItems, kSlab};
+    const Box panel_box = kPanelAlongK ? Box{kSlab, kTileM} : Box{kSwizzleElements, kSlab};
     const Box gathered_box = kGatheredAlongK ? Box{kSlab, kBlockG} : Box{kSpan, kSlab};
     if (auto error = encode_map<Storage>(&params.panel, GATHER_ROWS ? args.right : args.left, GATHER_ROWS ? right : left, panel_box)) {
       return error;

@@ -1,4 +1,4 @@
-// Block-sparse x dense in IEEE float32: ordinary cores, fed by cp.async (sm_80 and later).
+// Block-sparse x dense in IEEE float32: CUDA cores, fed by cp.async (sm_80 and later).
 //
 // Role form as in spmm_pipeline.cuh. A tile is as high as a block, so that every block of its row is work for every warp: the
 // cores are slow enough that the dense operand can be loaded once a block, and panels would leave warps without work. With SPLIT
@@ -82,14 +82,14 @@ struct SpmmFma {
                           Product::Left::lane_offset(kTransposed ? part.warp_n : part.warp_m, part.lane_left);
     const unsigned right = (kTransposed ? of_blocks : of_dense) +
                            Product::Right::lane_offset(kTransposed ? part.warp_m : part.warp_n, part.lane_right);
-    unsigned filled = stream.buffers, free = stream.buffers + kAhead * Pipeline::kStageBytes;
+    unsigned read_buffer = stream.buffers, write_buffer = stream.buffers + kAhead * Pipeline::kStageBytes;
     for (int stage = 0; stage < stream.stage_count; ++stage) {
       ptx::cp_async_wait<kAhead - 1>();
       __syncthreads();
-      stream.advance(stage + kAhead, free, thread);
-      Product::multiply(c, filled + left, filled + right);
-      filled = stream.next(filled);
-      free = stream.next(free);
+      stream.advance(stage + kAhead, write_buffer, thread);
+      Product::multiply(c, read_buffer + left, read_buffer + right);
+      read_buffer = stream.next(read_buffer);
+      write_buffer = stream.next(write_buffer);
     }
   }
 

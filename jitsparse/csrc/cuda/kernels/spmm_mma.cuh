@@ -88,26 +88,26 @@ struct SpmmMma {
     // Where this warp's part of the panel begins: a block of a slot, and rows of that block.
     const int first_block = warp_m * WARP_M / kBlockM, first_row = warp_m * WARP_M % kBlockM;
     const unsigned block_offset = first_block * BlockTile::kBytes +
-                                  BlockTile::moved(BlockFragments::lane_offset(lane), FLIPPED ? 0 : first_row,
+                                  BlockTile::advance(BlockFragments::lane_offset(lane), FLIPPED ? 0 : first_row,
                                                    FLIPPED ? first_row / BlockTile::kPerChunk : 0);
     const unsigned dense_offset =
         Pipeline::kBlockBytes +
-        DenseTile::moved(DenseFragments::lane_offset(lane), DENSE_K_CONTIGUOUS ? warp_n * WARP_N : 0,
+        DenseTile::advance(DenseFragments::lane_offset(lane), DENSE_K_CONTIGUOUS ? warp_n * WARP_N : 0,
                          DENSE_K_CONTIGUOUS ? 0 : warp_n * WARP_N / DenseTile::kPerChunk);
-    unsigned filled = stream.buffers, free = stream.buffers + kAhead * Pipeline::kStageBytes;
+    unsigned read_buffer = stream.buffers, write_buffer = stream.buffers + kAhead * Pipeline::kStageBytes;
     Accumulators c = {};
     for (int stage = 0; stage < stream.stage_count; ++stage) {
       ptx::cp_async_wait<kAhead - 1>();
       __syncthreads();
-      stream.advance(stage + kAhead, free, thread);
+      stream.advance(stage + kAhead, write_buffer, thread);
       unsigned present = 1;
       if constexpr (!kAlwaysPresent) {
         const int mask = lane < kSlots * kGroup ? stream.rings.step(stage, lane / kGroup)->y : 0;
         present = __ballot_sync(~0u, mask >> lane % kGroup & 1) >> first_block;
       }
-      multiply(c, present, filled + block_offset, filled + dense_offset);
-      filled = stream.next(filled);
-      free = stream.next(free);
+      multiply(c, present, read_buffer + block_offset, read_buffer + dense_offset);
+      read_buffer = stream.next(read_buffer);
+      write_buffer = stream.next(write_buffer);
     }
     const int64 m = Pipeline::m(args);
     if (parts(args) > 1) {

@@ -74,19 +74,19 @@ struct SpmmTile {
     const bool whole = (row | (kSet - 1)) < order.grouped.rows;
     if (!order.moving || !whole) return row;
     const unsigned first_of_set = number - row % kSet;
-    unsigned turn = order.two_rounds.quotient(first_of_set);
-    const unsigned in_turn = first_of_set - turn * order.two_rounds.value;
+    unsigned period = order.two_rounds.quotient(first_of_set);
+    const unsigned in_period = first_of_set - period * order.two_rounds.value;
     if (order.group == SpmmOrder::kFourSets && (row | (SpmmOrder::kFourSets - 1)) < order.grouped.rows) {
       const unsigned in_group = row % SpmmOrder::kFourSets;
       const unsigned of_column = order.two_rounds.quotient(number - in_group);  // the same for all four sets
       row += (in_group + of_column * kSet) % SpmmOrder::kFourSets - in_group;
-      turn = of_column / 4 * 2;  // of four turns, in which each set came from both ends: the first change has been made
+      period = of_column / 4 * 2;  // of four periods, in which each set came from both ends: the first change has been made
     }
     // A pair: rows r and group - 1 - r, which two rounds give a CTA; it is numbered by r.
     const unsigned last_pair = (order.group < 2 * kSet ? order.group : 2 * kSet) / 2 - 1;
 #pragma unroll
-    for (int bit = 0; bit < 3; ++bit) row ^= turn >> bit & 1 ? last_pair >> bit : 0;
-    const unsigned sets = order.two_rounds.value / (2 * kSet), set = in_turn / kSet;
+    for (int bit = 0; bit < 3; ++bit) row ^= period >> bit & 1 ? last_pair >> bit : 0;
+    const unsigned sets = order.two_rounds.value / (2 * kSet), set = in_period / kSet;
     return row ^ (set < sets ? set : 2 * sets - 1 - set) % kTpcs * 2;
   }
 };

@@ -27,15 +27,15 @@ struct SpmmOutput {
   }
 
   // Sends off what has been put into an outbox: 64 x 64 of the output from (at_m, at_n) on.
-  static __device__ __forceinline__ void close(const Params& params, const Out& outbox, unsigned at, int at_m, int at_n, int batch) {
-    outbox.close(at, &params.out, OUT_TRANSPOSED ? at_m : at_n, OUT_TRANSPOSED ? at_n : at_m, batch);
+  static __device__ __forceinline__ void store(const Params& params, const Out& outbox, unsigned at, int at_m, int at_n, int batch) {
+    outbox.store(at, &params.out, OUT_TRANSPOSED ? at_m : at_n, OUT_TRANSPOSED ? at_n : at_m, batch);
   }
 
   static __device__ __forceinline__ void send(const Params& params, Out& outbox, const unsigned (&packed)[8 * 2], int at_m, int at_n,
                                               int batch) {
-    const unsigned at = outbox.open();
-    outbox.put(at, packed);
-    close(params, outbox, at, at_m, at_n, batch);
+    const unsigned at = outbox.acquire();
+    outbox.stage(at, packed);
+    store(params, outbox, at, at_m, at_n, batch);
   }
 
   static cudaError_t prepare(const SpmmArgs& args, Params& params) {

@@ -1,4 +1,4 @@
-// Block-sparse x dense on the ordinary cores: any dtype, any alignment, any strides. The fallback that is always right.
+// Block-sparse x dense on the CUDA cores: any dtype, any alignment, any strides. The fallback that is always right.
 //
 // Role form as in spmm_pipeline.cuh. A CTA computes TILE_M rows of one block row times TILE_N columns.
 #pragma once

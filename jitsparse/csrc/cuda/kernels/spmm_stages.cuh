@@ -8,6 +8,7 @@
 #pragma once
 
 #include "../../abi.h"
+#include "../enqueue.cuh"
 #include "../ptx/l2_policy.cuh"
 #include "../ptx/register_budget.cuh"
 #include "../ptx/tma.cuh"
@@ -30,7 +31,7 @@ struct SpmmStages {
   using Index = IndexView<BLOCK_ROWS, BLOCK_COLS>;
   using Walk = SpmmWalk<SpmmStages>;
   static constexpr bool kFlipped = FLIPPED, kCondensed = CONDENSED, kSplit = SPLIT;
-  static constexpr int kItemBytes = sizeof(Storage), kRowItems = 128 / kItemBytes;  // of the widest rows that a swizzle knows
+  static constexpr int kElementBytes = sizeof(Storage), kSwizzleElements = 128 / kElementBytes;  // of the widest rows that a swizzle knows
   static constexpr int kPanel = PANEL, kTileN = TILE_N;
   static constexpr bool kTall = PANEL == 192;  // three warpgroups, which leaves room for three stages
   static_assert(PANEL == 128 || (kTall && SLAB == 64), "the index has panels of 128, and of 192 with slabs of 64");
@@ -49,23 +50,23 @@ struct SpmmStages {
   static_assert(!CONDENSED || (kBlockK == 16 && PANEL == 128 && !DENSE_K_CONTIGUOUS), "the index has no others");
   static constexpr int kPieces = CONDENSED ? kAcross : 1;  // of the slab, each copied by itself
 
-  // As many as fit, since what is on its way decides how fast L2 delivers (tiles of 128 columns, six for four: 1.15 times as fast in
-  // blocks of 64, 1.05 in others, 1.00 in slabs of 32); of TF32 in blocks of 128, whose parts are four warps', fewer.
+  // As many as fit: L2 throughput follows the bytes in flight (tiles of 128 columns, six for four: 1.15 times as fast in blocks of 64,
+  // 1.05 in others, 1.00 in slabs of 32). Four for TF32 in blocks of 128: stages must be a multiple of four warps.
   static constexpr int kFitting = kTileN == 256 ? 4 : kTileN == 128 ? (kParts > 2 ? 4 : 6) : 8;
-  static constexpr int kStages = kTall ? 3 : kFitting * (kRowItems / SLAB);  // slabs of half a line are half as large
+  static constexpr int kStages = kTall ? 3 : kFitting * (kSwizzleElements / SLAB);  // slabs of half a line are half as large
 
   static constexpr int kConsumers = PANEL / 64;  // warpgroups
   static constexpr int kManyRounds = 8;
   static constexpr int64 kHalfOfL2 = 25 << 20;  // of an H100
   static constexpr bool kHigh = kBlockM >= 64;
-  // Producer warps take turns: a stage is always filled by the same warp. That hides what a turn waits for, and no warp can be
-  // two rounds of the ring ahead of another. A warp has its part of every kStride-th step.
+  // Producer warps fill stages round-robin, each stage always by the same warp: one warp's waits overlap the others' copies, and none
+  // gets two rounds of the ring ahead of another. A warp has its part of every kStride-th step.
   static constexpr int kProducers = kStages % 4 == 0 ? 4 : kParts == 1 ? 3 : 2, kStride = kProducers / kParts;
   static_assert(kStages % kProducers == 0 && kProducers % kParts == 0);
   static constexpr int kThreads = 128 * (kConsumers + 1);  // registers are given back by a whole warpgroup
-  static constexpr bool kFloats = kItemBytes == 4;  // whose consumers hold fragments besides
+  static constexpr bool kFloats = kElementBytes == 4;  // whose consumers hold fragments besides
   static constexpr int kConsumerRegisters = kTall ? 160 : kFloats ? 224 : 216, kProducerRegisters = kTall ? 32 : kFloats ? 56 : 72;
-  // A CTA starts with as many for every thread as fit an SM, in eights, and never has more: who asks for more waits for ever.
+  // A CTA starts with 65536 / kThreads registers a thread, a multiple of 8; setmaxnreg.inc beyond their sum waits for ever.
   static constexpr int kStartRegisters = 65536 / kThreads / 8 * 8;
   static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= (kConsumers + 1) * kStartRegisters, "what a CTA has");
 
@@ -73,13 +74,14 @@ struct SpmmStages {
   static constexpr int kLyingRows = VALUES_TRANSPOSED ? BLOCK_COLS : BLOCK_ROWS, kLyingCols = VALUES_TRANSPOSED ? BLOCK_ROWS : BLOCK_COLS;
   static constexpr bool kLiesFlipped = FLIPPED != VALUES_TRANSPOSED;
 
-  // Shared memory. A slot is one block's part of a slab, its rows as they lie, in boxes of at most kRowItems columns.
+  // Shared memory. A slot is one block's part of a slab, its rows as they lie, in boxes of at most kSwizzleElements columns.
   static constexpr int kSlotColumns = kLiesFlipped ? kBlockM : kSlotK;
   static constexpr int kSlotRows = kLiesFlipped ? kSlotK : kBlockM;
-  static constexpr int kSlotSpan = kSlotColumns < kRowItems ? kSlotColumns : kRowItems, kSlotRowBytes = kSlotSpan * kItemBytes;
+  static constexpr int kSlotSpan = kSlotColumns < kSwizzleElements ? kSlotColumns : kSwizzleElements;
+  static constexpr int kSlotRowBytes = kSlotSpan * kElementBytes;
   static constexpr int kSlotBoxBytes = kSlotRows * kSlotRowBytes, kSlotBytes = kSlotColumns / kSlotSpan * kSlotBoxBytes;
-  static constexpr int kDenseRowBytes = DENSE_K_CONTIGUOUS ? SLAB * kItemBytes : 128;
-  static constexpr int kSubtileBytes = SLAB * 128, kDenseBytes = kTileN / kRowItems * kSubtileBytes;
+  static constexpr int kDenseRowBytes = DENSE_K_CONTIGUOUS ? SLAB * kElementBytes : 128;
+  static constexpr int kSubtileBytes = SLAB * 128, kDenseBytes = kTileN / kSwizzleElements * kSubtileBytes;
   static constexpr int kPieceK = SLAB / kPieces, kPieceBytes = kDenseBytes / kPieces;
   static constexpr int kStageBytes = kDenseBytes + kSlots * kSlotBytes, kRingBytes = kStages * kStageBytes;
 
@@ -108,7 +110,7 @@ struct SpmmStages {
     }
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     if (warp >= kConsumers * 4) {
-      ptx::give_registers_back<kProducerRegisters>();
+      ptx::setmaxnreg_dec<kProducerRegisters>();
       const int producer = warp - kConsumers * 4;
       if (kProducers == 4 || producer < kProducers) {
         produce(params, base, barriers, producer, threadIdx.x % 32);
@@ -117,7 +119,7 @@ struct SpmmStages {
       }
     } else {
       __syncthreads();
-      ptx::take_registers<kConsumerRegisters>();
+      ptx::setmaxnreg_inc<kConsumerRegisters>();
       Kernel::consume(params, base, barriers, warp / 4, threadIdx.x % 128);
     }
   }
@@ -136,17 +138,18 @@ struct SpmmStages {
     __syncthreads();  // The barriers are there. The index was read meanwhile: 36.8 -> 35.8 us (4096, blocks of 64, density 0.1).
     while (step.valid) {
       const unsigned mask = step.words.y;
-      const int turn = step.number * kParts + part, at = turn % kStages;
-      const unsigned stage = base + at * kStageBytes, copies = barriers.copies(at);
-      barriers.wait_empty(at, turn / kStages);
+      const int fill = step.number * kParts + part, at = fill % kStages;
+      const unsigned stage = base + at * kStageBytes, full_barrier = barriers.full_barrier(at);
+      barriers.wait_empty(at, fill / kStages);
       const int pieces = CONDENSED ? __popc(__ballot_sync(~0u, first_k >= 0)) : 1;
-      if (lane == 0) ptx::mbarrier_arrive_expect(copies, pieces * kPieceBytes + __popc(mask) * kSlotBytes);
+      if (lane == 0) ptx::mbarrier_arrive_expect_tx(full_barrier, pieces * kPieceBytes + __popc(mask) * kSlotBytes);
       __syncwarp();
       if (lane < pieces) {
-        load_operand<DENSE_K_CONTIGUOUS, kTileN, kRowItems, kSubtileBytes>(stage + lane * kPieceK * 128, &params.dense, copies,
-                                                                           step.first_n, first_k + part * SLAB, step.batch, policy);
+        load_operand<DENSE_K_CONTIGUOUS, kTileN, kSwizzleElements, kSubtileBytes>(stage + lane * kPieceK * 128, &params.dense,
+                                                                                  full_barrier, step.first_n, first_k + part * SLAB,
+                                                                                  step.batch, policy);
       }
-      if (position >= 0) load_block(params, stage + kDenseBytes + lane * kSlotBytes, copies, position, part, policy_of_blocks);
+      if (position >= 0) load_block(params, stage + kDenseBytes + lane * kSlotBytes, full_barrier, position, part, policy_of_blocks);
       // Not before the copies: where a tile ends, this takes its time. (37.8 -> 36.7 us: 4096, blocks of 64, density 0.1.)
       step = walk.take();
       position = walk.position(step, lane);
@@ -154,12 +157,13 @@ struct SpmmStages {
     }
   }
 
-  static __device__ __forceinline__ void load_block(const Params& params, unsigned slot, unsigned copies, int position, int part,
+  static __device__ __forceinline__ void load_block(const Params& params, unsigned slot, unsigned full_barrier, int position, int part,
                                                     uint64 policy) {
     const int row = position * kLyingRows + (kLiesFlipped ? part * SLAB : 0);
 #pragma unroll
     for (int i = 0; i < kSlotColumns / kSlotSpan; ++i) {
-      ptx::tma_load_3d(slot + i * kSlotBoxBytes, &params.values, copies, kLiesFlipped ? i * kRowItems : part * SLAB, row, 0, policy);
+      const int column = kLiesFlipped ? i * kSwizzleElements : part * SLAB;
+      ptx::tma_load_3d(slot + i * kSlotBoxBytes, &params.values, full_barrier, column, row, 0, policy);
     }
   }
 
@@ -172,14 +176,14 @@ struct SpmmStages {
 
   // Of the steps of a tile.
   static int64 parts(const SpmmArgs& args) {
-    return SPLIT ? parts_of_sums<int64>(tiles(args), multiprocessors(), args.parts) : 1;
+    return SPLIT ? parts_of_sums<int64>(tiles(args), sm_count(), args.parts) : 1;
   }
 
   static int64 grid(const SpmmArgs& args) {
-    const int64 count = tiles(args) * parts(args), sms = multiprocessors();
+    const int64 count = tiles(args) * parts(args), sms = sm_count();
     if (count < sms) return count;
-    // Neighbours of a set have the same columns, and L2 answers those of them who ask at the same time with one read: whole sets,
-    // so that they stay neighbours, unless somebody gets a tile more for it. With many rounds they may, if few SMs are left out.
+    // CTAs of a set share columns, and L2 answers those that ask at the same time with one read: the grid is whole sets, unless a
+    // CTA then gets one tile more. With many rounds it may, if few SMs stay idle.
     // (128 CTAs on 132 SMs are 1 to 12 % faster.)
     const int64 sets = sms / SpmmOrder::kSet * SpmmOrder::kSet;
     if (!sets) return sms;
@@ -209,7 +213,7 @@ struct SpmmStages {
     constexpr bool kWide = kTileN == 256, kHalfLines = kWide && DENSE_K_CONTIGUOUS && kDenseRowBytes < 128;
     if (!kHalfLines && !(kHigh && kWide)) return kHigh ? kSet / 2 : kSet;
     const int64 blocks = kFourSets * args.nnz / panels(args) * BLOCK_ROWS * BLOCK_COLS, dense = 2 * kTileN * k(args);
-    const bool fits = (blocks + dense) * kItemBytes <= kHalfOfL2;
+    const bool fits = (blocks + dense) * kElementBytes <= kHalfOfL2;
     // Of 112 CTAs two rounds would not end with a column.
     const bool whole = panels(args) >= kFourSets && 2 * grid(args) % kFourSets == 0;
     if (whole && (fits || kHalfLines)) return kFourSets;
@@ -229,7 +233,7 @@ struct SpmmStages {
     if (auto error = encode_map<Storage>(&params.values, args.values, values, {kSlotSpan, kSlotRows})) return error;
     const int64 inner = DENSE_K_CONTIGUOUS ? k(args) : args.n, outer = DENSE_K_CONTIGUOUS ? args.n : k(args);
     const MatrixShape dense = {inner, outer, args.batch, args.dense_ld, args.dense_batch_stride};
-    return encode_map<Storage>(&params.dense, args.dense, dense, DENSE_K_CONTIGUOUS ? Box{SLAB, kTileN} : Box{kRowItems, kPieceK});
+    return encode_map<Storage>(&params.dense, args.dense, dense, DENSE_K_CONTIGUOUS ? Box{SLAB, kTileN} : Box{kSwizzleElements, kPieceK});
   }
 };
 

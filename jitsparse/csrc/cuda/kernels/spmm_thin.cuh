@@ -1,7 +1,7 @@
 // Block-sparse x dense where the dense operand has few columns: what counts is how fast the stored values are read.
 //
 // Role form as in spmm_pipeline.cuh; the blocks lie along k as stored, and so does the dense operand. A CTA computes TILE_M rows of
-// one block row. Its warps share out the row's values, 32 of k at a time, and go from global memory straight to the fragments of
+// one block row. Its warps share the row's values, 32 of k at a time, and load them from global memory straight into fragments of
 // mma.sync; their sums meet in shared memory, always in the same order.
 #pragma once
 

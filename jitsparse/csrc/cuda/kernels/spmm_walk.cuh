@@ -42,17 +42,16 @@ struct SpmmSteps {
     return {reinterpret_cast<const int4*>(panels), reinterpret_cast<const int4*>(steps), positions, condensed};
   }
 
-  static constexpr int kWords = 2 + kFirstSteps;  // of a panel
-  __device__ __forceinline__ int4 panel(int rank) const { return __ldg(panels + rank * kWords); }
-  __device__ __forceinline__ int4 rows(int rank) const { return __ldg(panels + rank * kWords + 1); }
-  __device__ __forceinline__ int4 first_step(int rank, int n) const { return __ldg(panels + rank * kWords + 2 + n); }
+  static constexpr int kPanelInt4s = 2 + kFirstSteps;
+  __device__ __forceinline__ int4 panel(int rank) const { return __ldg(panels + rank * kPanelInt4s); }
+  __device__ __forceinline__ int4 rows(int rank) const { return __ldg(panels + rank * kPanelInt4s + 1); }
+  __device__ __forceinline__ int4 first_step(int rank, int n) const { return __ldg(panels + rank * kPanelInt4s + 2 + n); }
 
   // Where the n-th 64 rows of a panel begin, which may lie past the end.
   static __device__ __forceinline__ int first_row(const int4& rows, int n) { return 64 * (n == 0 ? rows.x : n == 1 ? rows.y : rows.z); }
 };
 
-// The tiles of a CTA, one after another. What is needed of a tile is read while the one before it is computed, by those who store it
-// its rows too.
+// The tiles of a CTA, one after another. A tile's panel is read while the one before it is computed; STORES: its rows too.
 template <typename Stages, bool STORES>
 struct SpmmTiles {
   const SpmmOrder& order;
@@ -120,7 +119,7 @@ struct SpmmWalk {
   // Goes on to the next tile, if there is one.
   __device__ __forceinline__ bool enter() {
     if (!tiles.take()) return false;
-    at = tiles.panel.x + (at - end);  // as far behind the end of the tile before as every kStride-th step leads
+    at = tiles.panel.x + (at - end);  // carries the stride past the end of the tile before
     end = tiles.panel.y;
     return true;
   }

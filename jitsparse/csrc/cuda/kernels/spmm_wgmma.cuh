@@ -55,9 +55,9 @@ struct SpmmWgmma {
   // Columns of a wgmma: all, but ptxas wants more registers for 256 than three warpgroups have.
   static constexpr int kWide = Stages::kTall ? 128 : kTileN;
 
-  // A tile that is finished, rounded and packed, of which parts are still to be stored.
+  // A finished tile, rounded and packed, of which parts are still to be stored.
   static constexpr unsigned kStored = 1u << kOutParts;
-  struct Finished {
+  struct Unstored {
     unsigned packed[kOutParts][8 * 2];
     unsigned next = kStored;  // 1 << the part that is stored next (by a number the compiler would index local memory)
     int first_m, next_n, batch;
@@ -70,11 +70,11 @@ struct SpmmWgmma {
     StepMasks masks(tiles.index.steps, lane);
     RingPosition ring;
     Out outbox = Output::outbox_of(base, group, thread);
-    Finished finished;
+    Unstored unstored;
     if (kSlots > 1) masks.start(tiles.next_panel.x, tiles.next_panel.y);
     const bool biased = OUT_TRANSPOSED && params.args.bias != nullptr;
     BiasOfRows<Element> bias;
-    // While the tile before is finished. (Asked for when its own begins, up to 1 % slower: what waits for the masks waits for this too.)
+    // Loaded while the tile before is finished. (At the tile's own start up to 1 % slower: a wait for the masks waits for this too.)
     const auto ask_for_bias = [&] {
       const int first_row = Steps::first_row(tiles.next_rows, group) + thread / 32 * 16;
       if (tiles.next.valid) bias.ask(params.args.bias, first_row, Stages::m(params.args), lane);
@@ -97,14 +97,14 @@ struct SpmmWgmma {
               pending = -1;
             }
             barriers.release(ring.stage, lane);
-            if (kDeferred) store_part(params, finished, outbox);
+            if (kDeferred) store_part(params, unstored, outbox);
           } else {
             multiply(c, base + ring.stage * Stages::kStageBytes, first_slot, group, mask);
             if (kDeferred) {
               ptx::wgmma_wait<1>();
               if (pending >= 0) barriers.release(pending, lane);
               pending = ring.stage;
-              store_part(params, finished, outbox);
+              store_part(params, unstored, outbox);
             } else {
               ptx::wgmma_wait<0>();
               barriers.release(ring.stage, lane);
@@ -116,7 +116,7 @@ struct SpmmWgmma {
       ptx::wgmma_wait<0>();
       if (pending >= 0) barriers.release(pending, lane);
       if (kSlots > 1 && tiles.next.valid) masks.start(tiles.next_panel.x, tiles.next_panel.y);
-      ptx::keep_in_order(c);
+      ptx::fence_accumulators(c);
       if (SPLIT && params.args.parts > 1) {
         store_sums(params.args, c, first_m, tiles.tile, tiles.part, thread);
         return;
@@ -127,14 +127,14 @@ struct SpmmWgmma {
       }
       if constexpr (kDeferred) {
         // What a short tile has left to store of the one before it.
-        while (finished.next != kStored) store_part(params, finished, outbox);
-        finish(params, c, first_m, tiles.tile, finished);
+        while (unstored.next != kStored) store_part(params, unstored, outbox);
+        finish(params, c, first_m, tiles.tile, unstored);
       } else {
         store(params, c, first_m, tiles.tile, outbox);
       }
     }
-    while (finished.next != kStored) store_part(params, finished, outbox);
-    outbox.empty();
+    while (unstored.next != kStored) store_part(params, unstored, outbox);
+    outbox.drain();
   }
 
   // Starts c += blocks x slab, for the blocks in the mask. With one block a group there is no branch: ptxas ends a batch of
@@ -151,12 +151,12 @@ struct SpmmWgmma {
       ptx::wgmma_fence();  // in the branch, where ptxas would put another
 #pragma unroll
       for (int k = 0; k < kSlotK; k += 16) {
-        const uint64 block = ptx::moved(blocks, across * kSlotBytes + k * (FLIPPED ? kSlotRowBytes : 2));
+        const uint64 block = ptx::advance(blocks, across * kSlotBytes + k * (FLIPPED ? kSlotRowBytes : 2));
         const int in_slab = (across * kSlotK + k) * (DENSE_K_CONTIGUOUS ? 2 : kDenseRowBytes);
 #pragma unroll
         for (int n = 0; n < kTileN; n += kWide) {
           Element::template wgmma<FLIPPED, !DENSE_K_CONTIGUOUS>(reinterpret_cast<float(&)[kWide / 2]>(c[n / 64]), block,
-                                                                ptx::moved(dense, n / 64 * kSubtileBytes + in_slab));
+                                                                ptx::advance(dense, n / 64 * kSubtileBytes + in_slab));
         }
       }
     }
@@ -187,25 +187,25 @@ struct SpmmWgmma {
   }
 
   static __device__ __forceinline__ void finish(const Params& params, Accumulators& c, int first_m, const SpmmTile& tile,
-                                                Finished& finished) {
-    finish_parts<Element>(reinterpret_cast<float(&)[kOutParts][8][4]>(c), params.args.activation, finished.packed);
-    finished.next = first_m < Stages::m(params.args) ? 1 : kStored;
-    finished.first_m = first_m;
-    finished.next_n = tile.column * kTileN;
-    finished.batch = tile.batch;
+                                                Unstored& unstored) {
+    finish_parts<Element>(reinterpret_cast<float(&)[kOutParts][8][4]>(c), params.args.activation, unstored.packed);
+    unstored.next = first_m < Stages::m(params.args) ? 1 : kStored;
+    unstored.first_m = first_m;
+    unstored.next_n = tile.column * kTileN;
+    unstored.batch = tile.batch;
   }
 
   // Starts to store the next part of a finished tile, if there is one.
-  static __device__ __forceinline__ void store_part(const Params& params, Finished& finished, Out& outbox) {
-    if (finished.next == kStored) return;
-    const unsigned at = outbox.open();
+  static __device__ __forceinline__ void store_part(const Params& params, Unstored& unstored, Out& outbox) {
+    if (unstored.next == kStored) return;
+    const unsigned at = outbox.acquire();
 #pragma unroll
     for (int i = 0; i < kOutParts; ++i) {
-      if (finished.next & 1u << i) outbox.put(at, finished.packed[i]);
+      if (unstored.next & 1u << i) outbox.stage(at, unstored.packed[i]);
     }
-    Output::close(params, outbox, at, finished.first_m, finished.next_n, finished.batch);
-    finished.next_n += 64;
-    finished.next = finished.next_n < params.args.n ? finished.next << 1 : kStored;
+    Output::store(params, outbox, at, unstored.first_m, unstored.next_n, unstored.batch);
+    unstored.next_n += 64;
+    unstored.next = unstored.next_n < params.args.n ? unstored.next << 1 : kStored;
   }
 
   static int64 grid(const SpmmArgs& args) { return Stages::grid(args); }

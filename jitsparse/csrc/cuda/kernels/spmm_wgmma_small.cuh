@@ -67,8 +67,8 @@ struct SpmmWgmmaSmall {
     __device__ __forceinline__ Operands next() const {
       Operands moved = *this;
       moved.fragments += Stages::kStageBytes;
-      moved.slab = ptx::moved(slab, Stages::kStageBytes);
-      moved.blocks = ptx::moved(blocks, Stages::kStageBytes);
+      moved.slab = ptx::advance(slab, Stages::kStageBytes);
+      moved.blocks = ptx::advance(blocks, Stages::kStageBytes);
       return moved;
     }
   };
@@ -106,14 +106,14 @@ struct SpmmWgmmaSmall {
         }
       }
       if (tiles.next.valid) masks.start(tiles.next_panel.x, tiles.next_panel.y);
-      ptx::keep_in_order(reinterpret_cast<float(&)[kTiles * kHalves][8 * 4]>(c));
+      ptx::fence_accumulators(reinterpret_cast<float(&)[kTiles * kHalves][8 * 4]>(c));
       if (SPLIT && params.args.parts > 1) {
         store_sums(params.args, c, tiles, first_tile, first_half, thread);
         return;
       }
       store(params, c, tiles.rows, tiles.tile, first_tile, first_half, outbox);
     }
-    outbox.empty();
+    outbox.drain();
   }
 
   // c += blocks x slab of a stage, for the blocks in the mask; `meanwhile` makes ready what the next stage needs.
@@ -133,7 +133,7 @@ struct SpmmWgmmaSmall {
 #pragma unroll
         for (int k = 0; k < kSlotK; k += 16) {
           const int in_block = k * (FLIPPED ? Stages::kSlotRowBytes : 2), in_slab = across * kSlotK + k;
-          const uint64 block = ptx::moved(operands.blocks, (down * kAcross + across) * Stages::kSlotBytes + in_block);
+          const uint64 block = ptx::advance(operands.blocks, (down * kAcross + across) * Stages::kSlotBytes + in_block);
 #pragma unroll
           for (int t = 0; t < kTiles; ++t) {
             float(&of_rows)[kBlockM / 2] = reinterpret_cast<float(&)[kBlockM / 2]>(c[t][down * kBlockM / 64][down * kBlockM % 64 / 2]);
@@ -141,7 +141,7 @@ struct SpmmWgmmaSmall {
               Element::template wgmma<FLIPPED>(of_rows, a[in_slab / 16][t], block);
             } else {
               const int at = t * Stages::kSubtileBytes + in_slab * (DENSE_K_CONTIGUOUS ? 2 : Stages::kDenseRowBytes);
-              Element::template wgmma<!DENSE_K_CONTIGUOUS, FLIPPED>(of_rows, ptx::moved(operands.slab, at), block);
+              Element::template wgmma<!DENSE_K_CONTIGUOUS, FLIPPED>(of_rows, ptx::advance(operands.slab, at), block);
             }
           }
         }

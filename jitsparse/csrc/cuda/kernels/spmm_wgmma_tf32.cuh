@@ -5,8 +5,8 @@
 // instead, and so from rows that run either way. So the right operand (N) is
 //   - the stored block where its rows run along k: the product is computed transposed, columns of the dense operand are M. Each
 //     warpgroup has half of the tile's columns and all rows of the panel, so that no column is read twice;
-//   - else the dense operand, where that runs along k. Each warpgroup has 64 rows of the panel, so blocks have as many at least: two
-//     of 32 of which one is not stored would have to be zeros, and zero times infinity is not.
+//   - else the dense operand, where that runs along k. Each warpgroup has 64 rows of the panel, so blocks have at least as many:
+//     one of 32 that is not stored would be multiplied as zeros, and infinity times zero is NaN.
 // Where neither does, transpose.cuh copies the dense operand before; or the blocks, which are right operands then, of 32 rows too.
 #pragma once
 
@@ -66,7 +66,7 @@ struct SpmmWgmmaTf32 {
           ring.next(Stages::kStages);
         }
       }
-      ptx::keep_in_order(reinterpret_cast<float(&)[kTiles][kRight / 2]>(c));
+      ptx::fence_accumulators(reinterpret_cast<float(&)[kTiles][kRight / 2]>(c));
       if (Stages::kSlots > 1 && tiles.next.valid) masks.start(tiles.next_panel.x, tiles.next_panel.y);
       if constexpr (kBlocksLeft) {
         store_rows(params.args, c, Steps::first_row(tiles.rows, group), tiles.tile.column * TILE_N, tiles.tile.batch, warp, lane);
@@ -112,7 +112,7 @@ struct SpmmWgmmaTf32 {
     for (int k = 0; k < kSlab; k += 8) {
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
-        ptx::wgmma_tf32(reinterpret_cast<float(&)[kRows / 2]>(c[t][first / 8]), a[k / 8][t], ptx::moved(rows, k * 4));
+        ptx::wgmma_tf32(reinterpret_cast<float(&)[kRows / 2]>(c[t][first / 8]), a[k / 8][t], ptx::advance(rows, k * 4));
       }
     }
   }

@@ -10,7 +10,7 @@ __device__ __forceinline__ float exp2_approx(float x) {
   return result;
 }
 
-// The greater of two numbers; not a number if either is none.
+// The greater of two numbers; NaN if either is NaN.
 __device__ __forceinline__ float max_nan(float a, float b) {
 #if __CUDA_ARCH__ >= 800
   float result;

@@ -3,8 +3,8 @@
 
 namespace jitsparse::ptx {
 
-// 16 bytes, bypassing L1; zeros, and nothing is read, unless at < extent. (The form that takes a byte count instead of a predicate
-// costs five more instructions a copy, a third of the issue slots of the kernels that used it; the condition as a number two more.)
+// Copies 16 bytes, bypassing L1; writes zeros and reads nothing unless at < extent. (src-size instead of the ignore-src predicate costs
+// five more instructions a copy, a third of the issue slots of the kernels that used it; a bool argument two more.)
 __device__ __forceinline__ void cp_async_16(unsigned shared, const void* global, int at, int extent) {
   asm volatile(
       "{\n"

@@ -3,6 +3,6 @@
 
 namespace jitsparse::ptx {
 
-__device__ __forceinline__ void wait_for_prerequisites() { asm volatile("griddepcontrol.wait;\n" ::: "memory"); }
+__device__ __forceinline__ void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;\n" ::: "memory"); }
 
 }  // namespace jitsparse::ptx

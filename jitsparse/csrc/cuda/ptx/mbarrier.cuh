@@ -18,7 +18,7 @@ __device__ __forceinline__ void mbarrier_arrive(unsigned barrier) {
 }
 
 // Arrives, and makes the phase wait for `bytes` of bulk copies too.
-__device__ __forceinline__ void mbarrier_arrive_expect(unsigned barrier, int bytes) {
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(unsigned barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
@@ -40,11 +40,6 @@ __device__ __forceinline__ bool mbarrier_try_wait(unsigned barrier, unsigned par
 __device__ __forceinline__ void mbarrier_wait(unsigned barrier, unsigned parity) {
   while (!mbarrier_try_wait(barrier, parity)) {
   }
-}
-
-// Lets `threads` threads that name the same barrier wait for each other; 0 is __syncthreads.
-__device__ __forceinline__ void named_barrier(int name, int threads) {
-  asm volatile("bar.sync %0, %1;\n" ::"r"(name), "r"(threads) : "memory");
 }
 
 }  // namespace jitsparse::ptx

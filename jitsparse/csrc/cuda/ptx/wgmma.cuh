@@ -16,18 +16,15 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(PENDING) : "memory");
 }
 
-// Accumulators are written behind the compiler's back until wgmma_wait<0>; reading them must not move before it.
+// wgmma writes accumulators asynchronously, unseen by the compiler: keeps reads of them after the wgmma_wait<0>.
 template <int ROWS, int COLUMNS>
-__device__ __forceinline__ void keep_in_order(float (&c)[ROWS][COLUMNS]) {
+__device__ __forceinline__ void fence_accumulators(float (&c)[ROWS][COLUMNS]) {
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) {
 #pragma unroll
     for (int j = 0; j < COLUMNS; ++j) asm volatile("" : "+f"(c[i][j])::"memory");
   }
 }
-
-// Makes this thread's writes to shared memory visible to wgmma and to bulk copies, which use the async proxy.
-__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
 
 // Descriptor of an operand in shared memory in rows of ROW_BYTES, whose 16-byte chunks are permuted by the swizzle of that
 // width. `stride` is the distance in bytes between groups of eight rows, `leading` that between neighbouring tiles of
@@ -41,7 +38,7 @@ __device__ __forceinline__ uint64 wgmma_descriptor(unsigned address, int leading
 
 // The descriptor of an operand `bytes` further on. Shared memory ends before the address could carry out of its field, so
 // this is one 32-bit addition; the upper half stays a constant.
-__device__ __forceinline__ uint64 moved(uint64 descriptor, int bytes) {
+__device__ __forceinline__ uint64 advance(uint64 descriptor, int bytes) {
   return (descriptor & 0xffffffff00000000ull) | (unsigned(descriptor) + unsigned(bytes >> 4));
 }
 
@@ -76,8 +73,8 @@ __device__ __forceinline__ uint64 moved(uint64 descriptor, int bytes) {
 #define JITSPARSE_C96(j) JITSPARSE_C64(j), JITSPARSE_C32(j + 64)
 #define JITSPARSE_C128(j) JITSPARSE_C64(j), JITSPARSE_C64(j + 64)
 
-// The descriptor of a is operand REGISTERS, the first after the accumulators; B, T, U: the numbers of those that follow, the last two of
-// which say whether a and b are transposed. The three ones: the product is added to c, and the signs of a and b.
+// Operand REGISTERS, the first after the accumulators, is descriptor a; B is descriptor b; T and U are imm-trans-a and imm-trans-b. The
+// three ones: scale-d (accumulate), imm-scale-a, imm-scale-b.
 #define JITSPARSE_WGMMA(TYPE, N, REGISTERS, B, T, U)                                                                  \
   template <int TRANSPOSE_A, int TRANSPOSE_B>                                                                         \
   __device__ __forceinline__ void wgmma_##TYPE(float (&c)[REGISTERS], uint64 a, uint64 b) {                           \

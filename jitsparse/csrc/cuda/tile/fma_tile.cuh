@@ -1,8 +1,8 @@
-// A warp's part of a product of float32 on the ordinary cores: fragments read from shared memory 16 bytes at a time, one
+// A warp's part of a product of float32 on the CUDA cores: fragments read from shared memory 16 bytes at a time, one
 // fma a product.
 #pragma once
 
-#include "../ptx/ldmatrix.cuh"
+#include "../ptx/load_shared.cuh"
 #include "../ptx/store.cuh"
 #include "shared_tile.cuh"
 
@@ -25,7 +25,7 @@ struct FmaOperand {
   }
 
   // The lane's address `k` further along k, a multiple of eight: rows that far apart are permuted alike, and chunks by an XOR.
-  static __device__ __forceinline__ unsigned deeper(unsigned lane_address, int k) {
+  static __device__ __forceinline__ unsigned advance_k(unsigned lane_address, int k) {
     return K_CONTIGUOUS ? lane_address ^ unsigned(k / 4 * kChunkBytes) : lane_address + unsigned(k * Tile::kRowBytes);
   }
 
@@ -36,7 +36,7 @@ struct FmaOperand {
 #pragma unroll
       for (int i = 0; i < ROWS; ++i) {
         float row[4];
-        ptx::load_shared_b128(row, Tile::moved(lane_address, (first + i) * LANES, k / 4));
+        ptx::load_shared_b128(row, Tile::advance(lane_address, (first + i) * LANES, k / 4));
 #pragma unroll
         for (int depth = 0; depth < 4; ++depth) x[depth][i] = row[depth];
       }
@@ -45,7 +45,8 @@ struct FmaOperand {
       for (int depth = 0; depth < 4; ++depth) {
 #pragma unroll
         for (int i = 0; i < ROWS; i += 4) {
-          ptx::load_shared_b128(reinterpret_cast<float(&)[4]>(x[depth][i]), Tile::moved(lane_address, k + depth, (first + i) / 4 * LANES));
+          const unsigned from = Tile::advance(lane_address, k + depth, (first + i) / 4 * LANES);
+          ptx::load_shared_b128(reinterpret_cast<float(&)[4]>(x[depth][i]), from);
         }
       }
     }
@@ -54,8 +55,8 @@ struct FmaOperand {
 
 // M x N of a product, `c[i * kEachN + j]` a thread.
 //
-// Registers bound it: they come from two banks, odd and even ones, each of which gives one a clock, and an fma reads three. One that the
-// fma before had in the same place is kept, so products are taken row by row, there and back, and two are left to read. For the same
+// Register bandwidth bounds it: two banks, odd and even, give one register a clock each, and an fma reads three. An operand that the fma
+// before had in the same slot comes from the reuse cache, so products go in serpentine order, and two are left to read. For the same
 // reason the right operand should not lie along k if that can be helped: what a thread has of it for one k is then every fourth of its
 // registers, all in one bank. (dds, where it is the left one instead: 1.05 to 1.11 times as fast.)
 template <typename LeftTile, typename RightTile, bool LEFT_K_CONTIGUOUS, bool RIGHT_K_CONTIGUOUS, int M, int N, int DEPTH>
@@ -65,8 +66,8 @@ struct FmaTile {
   static constexpr int kLanesM = 32 / kLanesN, kEachM = M / kLanesM;
   static_assert(kLanesN >= 2 && kLanesM >= 2 && kLanesN * kLanesM == 32 && kEachM * kLanesM == M, "lanes divide the tile");
   // At most a thousand fma at once. With the right operand along k, or sixteen rows a thread, there would be too few registers for them.
-  static constexpr int kChunk = RIGHT_K_CONTIGUOUS || kEachM == 16 ? 8 : 16, kRows = kEachM == 8 ? 8 : 4;
-  static_assert(DEPTH % kChunk == 0, "chunks of a stage");
+  static constexpr int kUnrollK = RIGHT_K_CONTIGUOUS || kEachM == 16 ? 8 : 16, kRows = kEachM == 8 ? 8 : 4;
+  static_assert(DEPTH % kUnrollK == 0, "chunks of a stage");
   using Left = FmaOperand<LeftTile, LEFT_K_CONTIGUOUS, kEachM, kLanesM>;
   using Right = FmaOperand<RightTile, RIGHT_K_CONTIGUOUS, kEachN, kLanesN>;
   using Accumulators = float[kEachM * kEachN];
@@ -80,12 +81,12 @@ struct FmaTile {
   // 32 columns is larger than the instruction cache: warps waited for instructions 15 % of their time.
   static __device__ __forceinline__ void multiply(Accumulators& c, unsigned left, unsigned right) {
 #pragma unroll 1
-    for (int k = 0; k < DEPTH; k += kChunk) multiply_chunk(c, Left::deeper(left, k), Right::deeper(right, k));
+    for (int k = 0; k < DEPTH; k += kUnrollK) multiply_chunk(c, Left::advance_k(left, k), Right::advance_k(right, k));
   }
 
   static __device__ __forceinline__ void multiply_chunk(Accumulators& c, unsigned left, unsigned right) {
 #pragma unroll
-    for (int k = 0; k < kChunk; k += 4) {
+    for (int k = 0; k < kUnrollK; k += 4) {
       float b[4][kEachN];
       Right::load(b, right, k, 0);
 #pragma unroll
@@ -97,8 +98,8 @@ struct FmaTile {
 #pragma unroll
           for (int i = 0; i < kRows; ++i) {
 #pragma unroll
-            for (int turn = 0; turn < kEachN; ++turn) {
-              const int j = i % 2 ? kEachN - 1 - turn : turn;
+            for (int step = 0; step < kEachN; ++step) {
+              const int j = i % 2 ? kEachN - 1 - step : step;
               float& to = c[(first + i) * kEachN + j];
               to = fmaf(a[depth][i], b[depth][j], to);
             }

@@ -13,8 +13,8 @@ struct TileCoordinates {
 // Which tile of a list a CTA of a persistent kernel computes in its n-th round. Every other round is dealt out backwards, so that
 // of a list that begins with the longest tiles all CTAs get about as much. Past the end of the list there is nothing more to do.
 __device__ __forceinline__ int64 tile_of_round(int round) {
-  const unsigned turn = round & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-  return int64(round) * gridDim.x + turn;
+  const unsigned position = round & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+  return int64(round) * gridDim.x + position;
 }
 
 // Tiles of `group` tile rows are walked column by column, so that the tiles that run at the same time share

@@ -1,10 +1,10 @@
 // How parts of 64 x 64 of the output leave a warpgroup: by way of buffers in shared memory, with TMA.
 #pragma once
 
+#include "../ptx/barrier.cuh"
+#include "../ptx/fence.cuh"
 #include "../ptx/l2_policy.cuh"
-#include "../ptx/mbarrier.cuh"
 #include "../ptx/tma.cuh"
-#include "../ptx/wgmma.cuh"
 #include "staged_part.cuh"
 
 namespace jitsparse {
@@ -18,7 +18,7 @@ struct Outbox {
   int group, thread, buffer = 0;  // of the warpgroup, and in it
 
   // The address for the next part, once what was there has been read.
-  __device__ __forceinline__ unsigned open() {
+  __device__ __forceinline__ unsigned acquire() {
     const unsigned at = staged + buffer * kBytes;
     buffer = (buffer + 1) % kBuffers;
     if (thread == 0) ptx::bulk_wait_read<kBuffers - 1>();
@@ -26,12 +26,12 @@ struct Outbox {
     return at;
   }
 
-  __device__ __forceinline__ void put(unsigned at, const unsigned (&packed)[8 * 2]) const {
+  __device__ __forceinline__ void stage(unsigned at, const unsigned (&packed)[8 * 2]) const {
     stage_part<ROWS>(packed, at, thread / 32, thread % 32);
   }
 
-  // Sends off what all have put there, to (x, y, batch) of the output, which nobody reads soon.
-  __device__ __forceinline__ void close(unsigned at, const CUtensorMap* out, int x, int y, int batch) const {
+  // Stores what all have put there to (x, y, batch) of the output; evict-first, as nobody reads it soon.
+  __device__ __forceinline__ void store(unsigned at, const CUtensorMap* out, int x, int y, int batch) const {
     ptx::fence_proxy_async();
     ptx::named_barrier(1 + group, 128);
     if (thread == 0) {
@@ -41,7 +41,7 @@ struct Outbox {
   }
 
   // Waits for the last part to be read.
-  __device__ __forceinline__ void empty() const {
+  __device__ __forceinline__ void drain() const {
     if (thread == 0) ptx::bulk_wait_read<0>();
   }
 };

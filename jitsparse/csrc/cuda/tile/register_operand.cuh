@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../ptx/ldmatrix.cuh"
+#include "../ptx/load_shared.cuh"
 #include "row_order.cuh"
 
 namespace jitsparse {
@@ -27,7 +28,7 @@ struct RegisterOperand {
     } else {
       const int first = Order::element(warp, lane, 0, 0);
       const unsigned box = shared + first / 32 * (32 * 128) + first % 4 * 4, chunk = first % 32 / 4;
-      // Where half of the lanes that load together would meet in a bank, they begin with the deeper of their two k.
+      // Against bank conflicts half of the lanes that load together begin with the deeper of their two k.
       const int swap = TILES == 1 ? lane / 8 % 2 : 0;
       unsigned at[2];  // for each of the two, of the first 8 k
 #pragma unroll

@@ -22,7 +22,7 @@ struct StageBarriers {
     ptx::fence_mbarrier_init();
   }
 
-  __device__ __forceinline__ unsigned copies(int stage) const { return full + stage * 8; }
+  __device__ __forceinline__ unsigned full_barrier(int stage) const { return full + stage * 8; }
   // The parity of a stage's phase flips with every round of the ring. A fresh barrier counts as emptied.
   __device__ __forceinline__ void wait_empty(int stage, unsigned round) const { ptx::mbarrier_wait(empty + stage * 8, ~round & 1); }
   __device__ __forceinline__ void wait_full(int stage, unsigned round) const { ptx::mbarrier_wait(full + stage * 8, round & 1); }

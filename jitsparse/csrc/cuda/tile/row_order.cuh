@@ -1,12 +1,12 @@
-// Which elements of its left operand a wgmma's rows are. The product does not care, as long as whoever loads and whoever stores agree.
-// (Without NEIGHBOURS warp 0 has what a warp has of mma's fragments one below the other.)
+// The order in which wgmma's M rows take elements of the left operand: any will do if loads and stores agree. (Without NEIGHBOURS warp 0
+// has the rows of TILES mma.sync fragments stacked along m.)
 #pragma once
 
 namespace jitsparse {
 
-// A warpgroup has TILES times 64 elements, each warp 16 TILES that follow on one another; of a tile a thread has rows lane / 4 and
-// lane / 4 + 8 of its warp's 16 (half 0 and 1). They are the elements that wgmma counts so, or, with NEIGHBOURS, all of a thread's
-// elements follow on one another, and it can load and store them at once.
+// A warpgroup has 64 TILES elements, each warp 16 TILES consecutive ones; of a tile a thread has rows lane / 4 and lane / 4 + 8 of its
+// warp's 16 (half 0 and 1). Without NEIGHBOURS elements are in row order; with it all of a thread's are consecutive, for one load and
+// one store.
 template <int TILES, bool NEIGHBOURS>
 struct RowOrder {
   static_assert(!NEIGHBOURS || TILES <= 2, "8 or 16 bytes at once");

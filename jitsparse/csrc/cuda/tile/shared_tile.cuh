@@ -4,6 +4,7 @@
 #include "../../abi.h"
 #include "../ptx/cp_async.cuh"
 #include "../ptx/ldmatrix.cuh"
+#include "../ptx/load_shared.cuh"
 #include "element.cuh"
 
 namespace jitsparse {
@@ -25,7 +26,7 @@ struct SharedTile {
   static constexpr int kBytes = kChunks * kChunkBytes;
   static_assert(COLUMNS % kPerChunk == 0 && (kRowChunks & (kRowChunks - 1)) == 0, "rows are a power of two of chunks");
 
-  // Rows that share a 128-byte line of banks differ in no XOR; lines repeat after kRowChunks or 8 chunks.
+  // Rows of one 128-byte line have the same XOR; it repeats after min(kRowChunks, 8) lines.
   static constexpr int kRowsPerLine = kRowChunks >= 8 ? 1 : 8 / kRowChunks;
   static constexpr int kMask = kRowChunks >= 8 ? 7 : kRowChunks - 1;
 
@@ -39,7 +40,7 @@ struct SharedTile {
   // The address `rows` further down and `chunks` to the right of one made with offset(), if no bit of a row or chunk
   // number is set in both: offset() is linear in their bits. With constant arguments it costs one XOR, which
   // addresses that differ by a multiple of 128 bytes share.
-  static __device__ __forceinline__ unsigned moved(unsigned address, int rows, int chunks) {
+  static __device__ __forceinline__ unsigned advance(unsigned address, int rows, int chunks) {
     const unsigned by = offset(rows, chunks);
     return (address ^ (by & 0x70)) + (by & ~0x7fu);
   }
@@ -57,13 +58,13 @@ struct LeftFragments {
   // `lane_address`: the tile's address plus lane_offset.
   static __device__ __forceinline__ void load(unsigned (&a)[4], unsigned lane_address, int m, int k) {
     if constexpr (K_CONTIGUOUS) {
-      ptx::ldmatrix_x4(a, Tile::moved(lane_address, m, k / Tile::kPerChunk));
+      ptx::ldmatrix_x4(a, Tile::advance(lane_address, m, k / Tile::kPerChunk));
     } else if constexpr (sizeof(typename Element::Storage) == 2) {
-      ptx::ldmatrix_x4_trans(a, Tile::moved(lane_address, k, m / Tile::kPerChunk));
+      ptx::ldmatrix_x4_trans(a, Tile::advance(lane_address, k, m / Tile::kPerChunk));
     } else {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        a[i] = ptx::load_shared_b32(Tile::moved(lane_address, k + i / 2 * 4, (m + i % 2 * 8) / Tile::kPerChunk));
+        a[i] = ptx::load_shared_b32(Tile::advance(lane_address, k + i / 2 * 4, (m + i % 2 * 8) / Tile::kPerChunk));
       }
     }
 #pragma unroll
@@ -82,13 +83,13 @@ struct RightFragments {
 
   static __device__ __forceinline__ void load(unsigned (&b)[4], unsigned lane_address, int n, int k) {
     if constexpr (K_CONTIGUOUS) {
-      ptx::ldmatrix_x4(b, Tile::moved(lane_address, n, k / Tile::kPerChunk));
+      ptx::ldmatrix_x4(b, Tile::advance(lane_address, n, k / Tile::kPerChunk));
     } else if constexpr (sizeof(typename Element::Storage) == 2) {
-      ptx::ldmatrix_x4_trans(b, Tile::moved(lane_address, k, n / Tile::kPerChunk));
+      ptx::ldmatrix_x4_trans(b, Tile::advance(lane_address, k, n / Tile::kPerChunk));
     } else {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        b[i] = ptx::load_shared_b32(Tile::moved(lane_address, k + i % 2 * 4, (n + i / 2 * 8) / Tile::kPerChunk));
+        b[i] = ptx::load_shared_b32(Tile::advance(lane_address, k + i % 2 * 4, (n + i / 2 * 8) / Tile::kPerChunk));
       }
     }
 #pragma unroll
@@ -138,7 +139,7 @@ struct TileCopy {
   __device__ __forceinline__ void start(unsigned shared, int i, const char* from, int64 stride, int rows) const {
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
-      const unsigned to = Tile::moved(offset, pass * kRowStep, 0);
+      const unsigned to = Tile::advance(offset, pass * kRowStep, 0);
       ptx::cp_async_16(shared + i * kTileStep * Tile::kBytes + to, from, pass * kRowStep, rows);
       from += kRowStep * stride;
     }
@@ -147,7 +148,7 @@ struct TileCopy {
   __device__ __forceinline__ void start(unsigned shared, int i, const char* from, int64 stride) const {
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
-      const unsigned to = Tile::moved(offset, pass * kRowStep, 0);
+      const unsigned to = Tile::advance(offset, pass * kRowStep, 0);
       ptx::cp_async_16(shared + i * kTileStep * Tile::kBytes + to, from);
       from += kRowStep * stride;
     }
@@ -180,7 +181,7 @@ struct TransposingCopy {
   __device__ __forceinline__ void start(unsigned shared, int, const char* from, int64 stride, int rows) const {
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
-      ptx::cp_async_4(shared + Tile::moved(offset, 0, pass), from, pass * 4, rows);
+      ptx::cp_async_4(shared + Tile::advance(offset, 0, pass), from, pass * 4, rows);
       from += 4 * stride;
     }
   }
@@ -188,7 +189,7 @@ struct TransposingCopy {
   __device__ __forceinline__ void start(unsigned shared, int, const char* from, int64 stride) const {
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
-      ptx::cp_async_4(shared + Tile::moved(offset, 0, pass), from);
+      ptx::cp_async_4(shared + Tile::advance(offset, 0, pass), from);
       from += 4 * stride;
     }
   }

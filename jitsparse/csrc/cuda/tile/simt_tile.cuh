@@ -1,4 +1,4 @@
-// A TILE_M x TILE_N product accumulated by a CTA on the ordinary cores, DEPTH of the inner axis at a time.
+// A TILE_M x TILE_N product accumulated by a CTA on the CUDA cores, DEPTH of the inner axis at a time.
 #pragma once
 
 namespace jitsparse {

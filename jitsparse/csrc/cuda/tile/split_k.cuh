@@ -16,7 +16,7 @@ JITSPARSE_HD Int parts_of_sums(Int tiles, Int ctas, Int most) {
 
 constexpr int kSumsAtOnce = 4;
 
-// Element i and those behind it of (parts, count) sums; i and `count` are multiples of four.
+// Adds up elements i to i + 3 of (parts, count) sums; i and `count` are multiples of four.
 __device__ __forceinline__ void add_parts(float (&sum)[kSumsAtOnce], const float* sums, int64 parts, int64 count, int64 i) {
   for (int64 part = 0; part < parts; ++part) {
     const float4 x = *reinterpret_cast<const float4*>(sums + part * count + i);

@@ -82,8 +82,7 @@ __device__ __forceinline__ void pack_part(const float (&part)[EIGHTS][4], unsign
   }
 }
 
-// Activation and rounding of all parts. The choice stands outside: one a part is a hundredth of a product. relu comes with the rounding;
-// as an instruction of its own it is as much.
+// Activation and rounding of all parts. One branch for all: one a part is 1 % of a product, and so is relu outside the cvt.
 template <typename Element, int PARTS>
 __device__ __forceinline__ void finish_parts(float (&c)[PARTS][8][4], int64 activation, unsigned (&packed)[PARTS][8 * 2]) {
   if (activation == kRelu) {

@@ -98,7 +98,7 @@ struct Cta {
 };
 inline Cta* cta;
 inline unsigned block, grid;
-inline int multiprocessors;
+inline int sm_count;
 
 // Ends the run; from a thread by way of the scheduler, since an exception cannot leave a fiber.
 [[noreturn]] inline void fail(const char* what) {

@@ -8,7 +8,7 @@ namespace jitsparse {
 
 inline const char* failure = "";
 
-inline int multiprocessors() { return emulation::multiprocessors; }
+inline int sm_count() { return emulation::sm_count; }
 
 template <typename Kernel, int MIN_CTAS, typename Params>
 int enqueue(const Params& params, long long grid, long long) {
@@ -44,4 +44,4 @@ extern "C" void allow_reads(const long long* ranges, int count) {
   }
 }
 
-extern "C" void have_multiprocessors(int count) { emulation::multiprocessors = count; }
+extern "C" void set_sm_count(int count) { emulation::sm_count = count; }

@@ -32,7 +32,7 @@ inline void mbarrier_arrive(unsigned barrier) {
   --here.left;
   emulation::settle(here);
 }
-inline void mbarrier_arrive_expect(unsigned barrier, int bytes) {
+inline void mbarrier_arrive_expect_tx(unsigned barrier, int bytes) {
   auto& here = emulation::mbarrier(barrier);
   here.bytes += bytes;
   --here.left;
@@ -42,6 +42,5 @@ inline void mbarrier_wait(unsigned barrier, unsigned parity) {
   auto& here = emulation::mbarrier(barrier);
   emulation::wait_until([&] { return (here.phase & 1) != parity; });
 }
-inline void named_barrier(int name, int threads) { emulation::arrive_and_wait(emulation::cta->named[name], threads); }
 
 }  // namespace jitsparse::ptx

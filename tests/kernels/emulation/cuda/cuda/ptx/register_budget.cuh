@@ -3,8 +3,8 @@
 namespace jitsparse::ptx {
 
 template <int REGISTERS>
-void give_registers_back() {}
+void setmaxnreg_dec() {}
 template <int REGISTERS>
-void take_registers() {}
+void setmaxnreg_inc() {}
 
 }  // namespace jitsparse::ptx

@@ -70,20 +70,14 @@ void wgmma_wait() {
   emulation::finish(emulation::self().products, PENDING);
 }
 template <int ROWS, int COLUMNS>
-void keep_in_order(float (&)[ROWS][COLUMNS]) {}
-inline void fence_proxy_async() {
-  auto& unfenced = emulation::cta->unfenced;
-  for (auto at = unfenced.begin(); at != unfenced.end();) {
-    at = at->second == emulation::thread() ? unfenced.erase(at) : std::next(at);
-  }
-}
+void fence_accumulators(float (&)[ROWS][COLUMNS]) {}
 
 template <int ROW_BYTES>
 uint64 wgmma_descriptor(unsigned address, int leading, int stride) {
   constexpr uint64 kSwizzle = ROW_BYTES == 128 ? 1 : ROW_BYTES == 64 ? 2 : 3;
   return kSwizzle << 62 | uint64(stride >> 4) << 32 | uint64(leading >> 4) << 16 | (address & 0x3ffff) >> 4;
 }
-inline uint64 moved(uint64 descriptor, int bytes) {
+inline uint64 advance(uint64 descriptor, int bytes) {
   return (descriptor & 0xffffffff00000000ull) | (unsigned(descriptor) + unsigned(bytes >> 4));
 }
 
