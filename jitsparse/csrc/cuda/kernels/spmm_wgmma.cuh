@@ -89,26 +89,28 @@ struct SpmmWgmma {
 #pragma unroll
         for (int part = 0; part < kParts; ++part) {
           barriers.wait_full(ring.stage, ring.round);
-          if (kAcross == 1 && !(mask & 1)) {
-            if (kDeferred) {
+          const unsigned stage = base + ring.stage * Stages::kStageBytes;
+          if constexpr (kDeferred) {
+            if (mask & 1) {
+              multiply(c, stage, first_slot, group, mask);
+              ptx::wgmma_wait<1>();
+              if (pending >= 0) barriers.release(pending, lane);
+              pending = ring.stage;
+              store_part(params, unstored, outbox);  // in both branches: behind them 256 columns would spill
+            } else {
               // The stage before must not be held over a run of steps that are the other warpgroup's: the ring would stop.
               ptx::wgmma_wait<0>();
               if (pending >= 0) barriers.release(pending, lane);
               pending = -1;
+              barriers.release(ring.stage, lane);
+              store_part(params, unstored, outbox);
+            }
+          } else {
+            if (kAcross > 1 || mask & 1) {
+              multiply(c, stage, first_slot, group, mask);
+              ptx::wgmma_wait<0>();
             }
             barriers.release(ring.stage, lane);
-            if (kDeferred) store_part(params, unstored, outbox);
-          } else {
-            multiply(c, base + ring.stage * Stages::kStageBytes, first_slot, group, mask);
-            if (kDeferred) {
-              ptx::wgmma_wait<1>();
-              if (pending >= 0) barriers.release(pending, lane);
-              pending = ring.stage;
-              store_part(params, unstored, outbox);
-            } else {
-              ptx::wgmma_wait<0>();
-              barriers.release(ring.stage, lane);
-            }
           }
           ring.next(Stages::kStages);
         }
