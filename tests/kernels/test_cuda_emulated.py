@@ -266,9 +266,7 @@ class Kernel:
         self.library = ctypes.CDLL(str(library))
         self.library.jitsparse_error.restype = ctypes.c_char_p
 
-    def __call__(
-        self, words: tuple[int, ...], operands: list[Tensor], sm_count: int = FEW
-    ) -> None:
+    def __call__(self, words: tuple[int, ...], operands: list[Tensor], sm_count: int = FEW) -> None:
         self.library.set_sm_count(sm_count)
         ranges = []
         for each in operands:
@@ -305,7 +303,7 @@ def test_kernel(variant: Variant, sources: Path) -> None:
         ),
         ("sdd.wgmma.sm90a.bf16.b128x128.lnn.gcols", "kernels/sdd_wgmma", "wgmma_wait<1>"),
         ("sdd.wgmma.sm90a.bf16.b16x16.lnn.grows", "kernels/sdd_wgmma", "wgmma_wait<0>"),
-        ("sdd.wgmma.sm90a.bf16.b16x16.lnn.grows", "kernels/sdd_wgmma", "__syncthreads"),
+        ("sdd.wgmma.sm90a.bf16.b16x16.lnn.grows", "kernels/sdd_stages", "__syncthreads"),
         ("sdd.wgmma.sm90a.bf16.b64x64.lnt.gcols", "kernels/sdd_store", "bulk_wait_read<0>"),
         ("sdd.wgmma.sm90a.bf16.b64x64.lnt.gcols", "kernels/sdd_store", "bulk_wait_read<kPart"),
         ("sdd.wgmma.sm90a.bf16.b64x64.lnt.gcols", "kernels/sdd_store", "fence_proxy_async"),
@@ -377,7 +375,9 @@ using namespace jitsparse;
 template <int BLOCK, bool ALONG_K, int PANEL, int TILE_N, int SLAB>
 struct Kernel {
   static unsigned group(const SpmmArgs& args) {
-    return SpmmStages<Bf16, BLOCK, BLOCK, false, ALONG_K, PANEL, TILE_N, SLAB>::group(args);
+    using Stages =
+        SpmmStages<Bf16, BLOCK, BLOCK, false, ALONG_K, PANEL, TILE_N, SLAB, false, false, false>;
+    return Stages::group(args);
   }
 };
 

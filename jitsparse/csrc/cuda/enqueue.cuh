@@ -24,8 +24,8 @@ inline bool has_dependent_launch() {
   return kHasDependentLaunch && known;
 }
 
-template <typename Kernel, typename Params, int MIN_CTAS>
-__global__ void __launch_bounds__(Kernel::kThreads, MIN_CTAS) kernel_entry(const __grid_constant__ Params params) {
+template <typename Kernel, typename Params>
+__global__ void __launch_bounds__(Kernel::kThreads, Kernel::kMinCtas) kernel_entry(const __grid_constant__ Params params) {
   if constexpr (kHasDependentLaunch) ptx::griddepcontrol_wait();
   Kernel::run(params);
 }
@@ -63,9 +63,9 @@ inline int sm_count() {
 
 // `params` is what the kernel is given: the words of the call, or for kernels that use TMA these and its tensor maps.
 // `context` is the stream.
-template <typename Kernel, int MIN_CTAS, typename Params>
+template <typename Kernel, typename Params>
 int enqueue(const Params& params, int64 grid, int64 context) {
-  auto* entry = kernel_entry<Kernel, Params, MIN_CTAS>;
+  auto* entry = kernel_entry<Kernel, Params>;
   // More than 48 KB of dynamic shared memory has to be asked for, once a device.
   if constexpr (Kernel::kSharedBytes > 48 * 1024) {
     static bool allowed[kMostDevices];
@@ -91,14 +91,14 @@ int enqueue(const Params& params, int64 grid, int64 context) {
   return error;
 }
 
-// A kernel that is given to `enqueue` later, with MIN_CTAS of 1, if at all. The driver loads a kernel when it is first asked for; while a
+// A kernel that is given to `enqueue` later, if at all. The driver loads a kernel when it is first asked for; while a
 // graph is captured that may be too late.
 template <typename Kernel, typename Params>
 cudaError_t load_kernel() {
   static bool loaded[kMostDevices];
   return once_a_device(loaded, [] {
     cudaFuncAttributes attributes;
-    return cudaFuncGetAttributes(&attributes, kernel_entry<Kernel, Params, 1>);
+    return cudaFuncGetAttributes(&attributes, kernel_entry<Kernel, Params>);
   });
 }
 

@@ -6,9 +6,9 @@
 
 namespace jitsparse {
 
-template <typename Kernel, int MIN_CTAS, typename Args>
+template <typename Kernel, typename Args>
 int launch(const Args& args) {
-  return enqueue<Kernel, MIN_CTAS>(args, Kernel::grid(args), args.context);
+  return enqueue<Kernel>(args, Kernel::grid(args), args.context);
 }
 
 // For kernels whose Params carry tensor maps.
@@ -18,7 +18,7 @@ int launch_with_maps(const Args& args) {
   if (grid == 0) return cudaSuccess;  // no maps of nothing, and no order of no tiles
   typename Kernel::Params params;
   if (cudaError_t error = Kernel::prepare(args, params)) return error;
-  return enqueue<Kernel, /*MIN_CTAS=*/1>(params, grid, args.context);
+  return enqueue<Kernel>(params, grid, args.context);
 }
 
 // For kernels that may leave sums in parts, which are added after what `first` launches: whether there are any differs from call to call.
@@ -28,12 +28,12 @@ int and_sum(const Args& args, const First& first) {
   if (int code = first(args)) return code;
   if (args.parts <= 1) return cudaSuccess;
   const auto sum = Kernel::sum(args);
-  return enqueue<typename Kernel::Sum, /*MIN_CTAS=*/1>(sum, Kernel::Sum::grid(sum), args.context);
+  return enqueue<typename Kernel::Sum>(sum, Kernel::Sum::grid(sum), args.context);
 }
 
-template <typename Kernel, int MIN_CTAS, typename Args>
+template <typename Kernel, typename Args>
 int launch_and_sum(const Args& args) {
-  return and_sum<Kernel>(Kernel::prepared(args), launch<Kernel, MIN_CTAS, Args>);
+  return and_sum<Kernel>(Kernel::prepared(args), launch<Kernel, Args>);
 }
 
 template <typename Kernel, typename Args>

@@ -15,10 +15,10 @@
 namespace jitsparse {
 
 template <int BLOCK_ROWS, int BLOCK_COLS, bool LEFT_K_CONTIGUOUS, bool RIGHT_K_CONTIGUOUS, int TILE_M, int TILE_N, int TILE_K,
-          int WARPS_M, int WARPS_N, int STAGES, int CTAS, bool SPLIT>
+          int WARPS_M, int WARPS_N, int STAGES, int MIN_CTAS, bool SPLIT>
 struct SddFma {
   static constexpr int kTileM = TILE_M, kTileN = TILE_N;
-  static constexpr int kThreads = 32 * WARPS_M * WARPS_N;
+  static constexpr int kThreads = 32 * WARPS_M * WARPS_N, kMinCtas = MIN_CTAS;
   static constexpr int WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
   static constexpr int kAhead = STAGES - 1;
   using Pipeline = SddPipeline<F32, BLOCK_ROWS, BLOCK_COLS, LEFT_K_CONTIGUOUS, RIGHT_K_CONTIGUOUS, TILE_M, TILE_N, TILE_K,
@@ -81,7 +81,7 @@ struct SddFma {
   }
 
   static __device__ __forceinline__ TileCoordinates coordinates(const SddArgs& args) {
-    return grouped_order<int>(ptx::block_index(), int(Pipeline::panels(args)), int(Pipeline::column_tiles(args)), kGroupedPanels);
+    return grouped_order(ptx::block_index(), Pipeline::panels(args), Pipeline::column_tiles(args), kGroupedPanels);
   }
 
   // Adds the stages from `begin` to `end`.
@@ -92,11 +92,11 @@ struct SddFma {
     stream.start(begin);
     const unsigned left_offset = Product::Left::lane_offset(part.warp_m, part.lane_m);
     const unsigned right_offset = Pipeline::kLeftBytes + Product::Right::lane_offset(part.warp_n, part.lane_n);
-    // A row's last tile is read_buffer from the left: its last warps may have nothing to do.
+    // A row's last tile is filled from the left: its last warps may have nothing to do.
     const bool any = columns[part.warp_n / BLOCK_COLS].y;
     unsigned read_buffer = stream.buffers, write_buffer = stream.buffers + kAhead * Pipeline::kStageBytes;
     for (int stage = begin; stage < end; ++stage) {
-      ptx::cp_async_wait<kAhead - 1>();
+      ptx::cp_async_wait<kAhead - 1>();  // the stage has arrived; those after it may be on their way
       __syncthreads();
       stream.advance(stage + kAhead, write_buffer);
       if (any) Product::multiply(c, read_buffer + left_offset, read_buffer + right_offset);
@@ -125,7 +125,7 @@ struct SddFma {
     });
   }
 
-  static SddArgs prepared(const SddArgs& args) { return Tail::prepared(args, CTAS); }
+  static SddArgs prepared(const SddArgs& args) { return Tail::prepared(args, MIN_CTAS); }
   static int64 grid(const SddArgs& args) { return SPLIT ? Tail::grid(args) : Pipeline::grid(args); }
 
   // What is left to do where tiles were divided.

@@ -14,10 +14,10 @@
 namespace jitsparse {
 
 template <typename Element, int BLOCK_ROWS, int BLOCK_COLS, bool LEFT_K_CONTIGUOUS, bool RIGHT_K_CONTIGUOUS, int TILE_M,
-          int TILE_N, int TILE_K, int WARPS_M, int WARPS_N, int STAGES, int CTAS, bool SPLIT>
+          int TILE_N, int TILE_K, int WARPS_M, int WARPS_N, int STAGES, int MIN_CTAS, bool SPLIT>
 struct SddMma {
   static constexpr int kTileM = TILE_M, kTileN = TILE_N;
-  static constexpr int kThreads = 32 * WARPS_M * WARPS_N;
+  static constexpr int kThreads = 32 * WARPS_M * WARPS_N, kMinCtas = MIN_CTAS;
   static constexpr int WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
   static constexpr int kAhead = STAGES - 1;
   using Pipeline = SddPipeline<Element, BLOCK_ROWS, BLOCK_COLS, LEFT_K_CONTIGUOUS, RIGHT_K_CONTIGUOUS, TILE_M, TILE_N, TILE_K,
@@ -116,8 +116,7 @@ struct SddMma {
         store_partial(args, piece.slot, columns, c);
       }
     } else {
-      const TileCoordinates tile =
-          grouped_order<int64>(blockIdx.x, Pipeline::panels(args), Pipeline::column_tiles(args), kGroupedPanels);
+      const TileCoordinates tile = grouped_order(blockIdx.x, Pipeline::panels(args), Pipeline::column_tiles(args), kGroupedPanels);
       const int panel = int(tile.row);
       if (!Pipeline::find_columns(args, panel, tile.column, columns, threadIdx.x)) return;
       Accumulators c = {};
@@ -133,13 +132,13 @@ struct SddMma {
     typename Pipeline::Stream stream(args, panel, columns, shared, end, ptx::thread_index());
     stream.start(begin);
     const unsigned left_offset = LeftTile::advance(LeftReads::lane_offset(part.lane), LEFT_K_CONTIGUOUS ? part.m : 0,
-                                                 LEFT_K_CONTIGUOUS ? 0 : part.m / LeftTile::kPerChunk);
+                                                   LEFT_K_CONTIGUOUS ? 0 : part.m / LeftTile::kPerChunk);
     const unsigned right_offset =
         Pipeline::kLeftBytes + RightTile::advance(RightReads::lane_offset(part.lane), RIGHT_K_CONTIGUOUS ? part.n : 0,
-                                                RIGHT_K_CONTIGUOUS ? 0 : part.n / RightTile::kPerChunk);
+                                                  RIGHT_K_CONTIGUOUS ? 0 : part.n / RightTile::kPerChunk);
     unsigned read_buffer = stream.buffers, write_buffer = stream.buffers + kAhead * Pipeline::kStageBytes;
     for (int stage = begin; stage < end; ++stage) {
-      ptx::cp_async_wait<kAhead - 1>();
+      ptx::cp_async_wait<kAhead - 1>();  // the stage has arrived; those after it may be on their way
       __syncthreads();
       stream.advance(stage + kAhead, write_buffer);
       multiply(c, part.masks, read_buffer + left_offset, read_buffer + right_offset);
@@ -194,7 +193,7 @@ struct SddMma {
     }
   }
 
-  static SddArgs prepared(const SddArgs& args) { return Tail::prepared(args, CTAS); }
+  static SddArgs prepared(const SddArgs& args) { return Tail::prepared(args, MIN_CTAS); }
   static int64 grid(const SddArgs& args) { return SPLIT ? Tail::grid(args) : Pipeline::grid(args); }
 
   // What is left to do where tiles were divided.

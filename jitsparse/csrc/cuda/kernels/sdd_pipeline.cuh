@@ -146,8 +146,8 @@ struct SddPipeline {
       k_tiles = tiles_of_k(args);
     }
 
-    // Starts the copies of the first AHEAD stages.
-    __device__ __forceinline__ void start(int first = 0) {
+    // Starts the copies of AHEAD stages from `first` on.
+    __device__ __forceinline__ void start(int first) {
       for (int i = 0; i < AHEAD; ++i) advance(first + i, buffers + i * kStageBytes);
     }
 

@@ -16,7 +16,7 @@ struct SddSimt {
   static_assert(BLOCK_ROWS % TILE_M == 0 && BLOCK_COLS % TILE_N == 0, "a tile lies inside one block");
   static constexpr int kDepth = 16;
   using Tile = SimtTile<Accumulator, TILE_M, TILE_N, kDepth>;
-  static constexpr int kThreads = Tile::kThreads;
+  static constexpr int kThreads = Tile::kThreads, kMinCtas = 1;
   static constexpr int kSharedBytes = 0;
 
   static __device__ __forceinline__ void run(const SddArgs& args) {

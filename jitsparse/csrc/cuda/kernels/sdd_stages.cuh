@@ -67,8 +67,7 @@ struct SddStages {
   // A CTA of a kernel with these stages, whose barriers lie at Kernel::kBarriersAt; calls Kernel::consume in kConsumers warpgroups.
   template <typename Kernel>
   static __device__ __forceinline__ void run(const Params& params) {
-    extern __shared__ unsigned char unaligned[];
-    unsigned char* shared = unaligned + (-__cvta_generic_to_shared(unaligned) & 1023);
+    unsigned char* shared = aligned_shared();
     const unsigned base = unsigned(__cvta_generic_to_shared(shared));
     const StageBarriers barriers(base + Kernel::kBarriersAt, kMostStages);
     if (threadIdx.x == 0) {

@@ -9,7 +9,7 @@ namespace jitsparse {
 template <typename Element>
 struct SddSum {
   using Storage = typename Element::Storage;
-  static constexpr int kThreads = 256, kSharedBytes = 0;
+  static constexpr int kThreads = 256, kMinCtas = 1, kSharedBytes = 0;
 
   struct Params {
     const float* sums;  // (parts, count)

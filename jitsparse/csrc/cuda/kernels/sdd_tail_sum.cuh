@@ -16,7 +16,7 @@ struct SddTailSum {
   using Tail = typename Kernel::Tail;
   static constexpr int kTileM = Kernel::kTileM, kTileN = Kernel::kTileN;
   static constexpr int kBlockRows = kTileM / Pipeline::kGroup, kBlockCols = Pipeline::kBlockCols;
-  static constexpr int kThreads = 256, kSharedBytes = Tail::kBytes;
+  static constexpr int kThreads = 256, kMinCtas = 1, kSharedBytes = Tail::kBytes;
   static constexpr int kRows = kThreads * kSumsAtOnce / kTileN, kStrips = kTileM / kRows;  // that a CTA adds at a time
   static_assert(kThreads * kSumsAtOnce % kTileN == 0 && kTileM % kRows == 0, "a tile is a whole number of strips");
 

@@ -32,7 +32,7 @@ struct SddWgmma {
   static constexpr bool kPanelAlongK = Stages::kPanelAlongK, kGatheredAlongK = Stages::kGatheredAlongK;
   static constexpr int kBlockP = Stages::kBlockP, kTileM = Stages::kTileM, kSlab = Stages::kSlab;
   static constexpr int kGatheredRowBytes = Stages::kGatheredRowBytes, kSpanBytes = Stages::kSpanBytes;
-  static constexpr int kThreads = Stages::kThreads;
+  static constexpr int kThreads = Stages::kThreads, kMinCtas = 1;
   static constexpr bool kTf32 = Stages::kElementBytes == 4;
   static_assert(!kTf32 || (kGatheredAlongK && kBlockP >= 32 && Stages::kBlockG >= 32), "see above");
   using Panel = RegisterOperand<1, kPanelAlongK>;  // of TF32
@@ -44,8 +44,8 @@ struct SddWgmma {
 
   static constexpr int kStagedAt = Stages::kRingBytes;
   static constexpr int kBarriersAt = kStagedAt + Stages::kConsumers * 4 * Store::kBytes;
-  static constexpr int kSharedBytes = kBarriersAt + Stages::kMostStages * 16 + 1024;  // to begin at a multiple of 1024
-  static_assert(kSharedBytes <= 232448, "fits an SM");
+  static constexpr int kSharedBytes = kBarriersAt + Stages::kMostStages * 16 + kSharedAlignment;
+  static_assert(kSharedBytes <= kMostSharedBytes, "fits an SM");
 
   static __device__ __forceinline__ void run(const Params& params) { Stages::template run<SddWgmma>(params); }
 

@@ -16,9 +16,9 @@
 namespace jitsparse {
 
 template <int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CONTIGUOUS, bool OUT_TRANSPOSED, int TILE_M, int TILE_N,
-          int TILE_K, int WARPS_M, int WARPS_N, int STAGES, bool SPLIT>
+          int TILE_K, int WARPS_M, int WARPS_N, int STAGES, int MIN_CTAS, bool SPLIT>
 struct SpmmFma {
-  static constexpr int kThreads = 32 * WARPS_M * WARPS_N;
+  static constexpr int kThreads = 32 * WARPS_M * WARPS_N, kMinCtas = MIN_CTAS;
   static constexpr int WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
   static constexpr int kAhead = STAGES - 1;
   // The right operand of a thread's products should not lie along k in shared memory, see fma_tile.cuh. If the dense operand does, it is
@@ -84,7 +84,7 @@ struct SpmmFma {
                            Product::Right::lane_offset(kTransposed ? part.warp_m : part.warp_n, part.lane_right);
     unsigned read_buffer = stream.buffers, write_buffer = stream.buffers + kAhead * Pipeline::kStageBytes;
     for (int stage = 0; stage < stream.stage_count; ++stage) {
-      ptx::cp_async_wait<kAhead - 1>();
+      ptx::cp_async_wait<kAhead - 1>();  // the stage has arrived; those after it may be on their way
       __syncthreads();
       stream.advance(stage + kAhead, write_buffer, thread);
       Product::multiply(c, read_buffer + left, read_buffer + right);

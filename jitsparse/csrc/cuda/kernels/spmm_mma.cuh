@@ -13,9 +13,9 @@
 namespace jitsparse {
 
 template <typename Element, int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CONTIGUOUS, bool OUT_TRANSPOSED,
-          int TILE_M, int TILE_N, int TILE_K, int WARPS_M, int WARPS_N, int STAGES, bool SPLIT>
+          int TILE_M, int TILE_N, int TILE_K, int WARPS_M, int WARPS_N, int STAGES, int MIN_CTAS, bool SPLIT>
 struct SpmmMma {
-  static constexpr int kThreads = 32 * WARPS_M * WARPS_N;
+  static constexpr int kThreads = 32 * WARPS_M * WARPS_N, kMinCtas = MIN_CTAS;
   static constexpr int WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
   static constexpr int kAhead = STAGES - 1;
   using Pipeline = SpmmPipeline<Element, BLOCK_ROWS, BLOCK_COLS, FLIPPED, DENSE_K_CONTIGUOUS, TILE_M, TILE_N, TILE_K,
@@ -78,8 +78,8 @@ struct SpmmMma {
     const int thread = threadIdx.x, lane = thread % 32, warp = __shfl_sync(~0u, thread / 32, 0);
     const int warp_m = warp / WARPS_N, warp_n = warp % WARPS_N;
     const int part = SPLIT ? blockIdx.x % parts(args) : 0;
-    const TileCoordinates tile = grouped_order<int64>(blockIdx.x / unsigned(parts(args)), Pipeline::panels(args),
-                                                      Pipeline::column_tiles(args), kGroupedPanels);
+    const TileCoordinates tile = grouped_order(blockIdx.x / unsigned(parts(args)), Pipeline::panels(args),
+                                               Pipeline::column_tiles(args), kGroupedPanels);
     const int64 first_m = tile.row * TILE_M, first_n = tile.column * TILE_N;
 
     typename Pipeline::Stream stream(args, tile.row, first_n, tile.batch, shared, thread, part, parts(args));
@@ -89,15 +89,15 @@ struct SpmmMma {
     const int first_block = warp_m * WARP_M / kBlockM, first_row = warp_m * WARP_M % kBlockM;
     const unsigned block_offset = first_block * BlockTile::kBytes +
                                   BlockTile::advance(BlockFragments::lane_offset(lane), FLIPPED ? 0 : first_row,
-                                                   FLIPPED ? first_row / BlockTile::kPerChunk : 0);
+                                                     FLIPPED ? first_row / BlockTile::kPerChunk : 0);
     const unsigned dense_offset =
         Pipeline::kBlockBytes +
         DenseTile::advance(DenseFragments::lane_offset(lane), DENSE_K_CONTIGUOUS ? warp_n * WARP_N : 0,
-                         DENSE_K_CONTIGUOUS ? 0 : warp_n * WARP_N / DenseTile::kPerChunk);
+                           DENSE_K_CONTIGUOUS ? 0 : warp_n * WARP_N / DenseTile::kPerChunk);
     unsigned read_buffer = stream.buffers, write_buffer = stream.buffers + kAhead * Pipeline::kStageBytes;
     Accumulators c = {};
     for (int stage = 0; stage < stream.stage_count; ++stage) {
-      ptx::cp_async_wait<kAhead - 1>();
+      ptx::cp_async_wait<kAhead - 1>();  // the stage has arrived; those after it may be on their way
       __syncthreads();
       stream.advance(stage + kAhead, write_buffer, thread);
       unsigned present = 1;

@@ -15,8 +15,8 @@ struct SpmmOutput {
   using Out = Outbox<ACCUMULATOR_ROWS>;
   static constexpr int kOutAt = Stages::kRingBytes, kOutBytes = Out::kBuffers * Out::kBytes;  // of a warpgroup
   static constexpr int kBarriersAt = kOutAt + Stages::kConsumers * kOutBytes;
-  static constexpr int kSharedBytes = kBarriersAt + Stages::kStages * 16 + 1024;  // to begin at a multiple of 1024
-  static_assert(kSharedBytes <= 232448, "fits an SM");
+  static constexpr int kSharedBytes = kBarriersAt + Stages::kStages * 16 + kSharedAlignment;
+  static_assert(kSharedBytes <= kMostSharedBytes, "fits an SM");
 
   struct Params : Stages::Params {
     CUtensorMap out;

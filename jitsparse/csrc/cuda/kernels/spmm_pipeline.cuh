@@ -227,7 +227,7 @@ struct SpmmPipeline {
     unsigned buffers;
 
     __device__ __forceinline__ Stream(const SpmmArgs& args, int64 panel, int64 first_n, int64 batch,
-                                      unsigned char* shared, int thread, int part = 0, int parts = 1)
+                                      unsigned char* shared, int thread, int part, int parts)
         : steps(args, panel, part, parts), rings(shared), sources(args, first_n, batch, thread),
           stage_count((steps.end - steps.begin + kSlots - 1) / kSlots * kParts),
           buffers(unsigned(__cvta_generic_to_shared(shared))) {}

@@ -22,7 +22,7 @@ struct SpmmSimt {
   static_assert(kBlockM % TILE_M == 0, "a tile lies inside one block row");
   static constexpr int kDepth = kBlockK < 16 ? kBlockK : 16;
   using Tile = SimtTile<Accumulator, TILE_M, TILE_N, kDepth>;
-  static constexpr int kThreads = Tile::kThreads;
+  static constexpr int kThreads = Tile::kThreads, kMinCtas = 1;
   static constexpr int kSharedBytes = 0;
   static constexpr int kGroupedPanels = 16;
 
@@ -34,7 +34,7 @@ struct SpmmSimt {
 
   static __device__ __forceinline__ void run(const SpmmArgs& args) {
     __shared__ typename Tile::Shared shared;
-    const TileCoordinates tile = grouped_order<int64>(blockIdx.x, row_tiles(args), column_tiles(args), kGroupedPanels);
+    const TileCoordinates tile = grouped_order(blockIdx.x, row_tiles(args), column_tiles(args), kGroupedPanels);
     const int64 block_row = tile.row / kParts, first_m = tile.row * TILE_M, first_n = tile.column * TILE_N;
     const int row_in_block = int(tile.row % kParts) * TILE_M;
 

@@ -25,7 +25,7 @@ namespace jitsparse {
 // are. VALUES_TRANSPOSED: each stored block has been transposed. SPLIT: where there are more CTAs than tiles, several have a part of the
 // steps of each; spmm_sum.cuh adds what they leave in the workspace.
 template <typename Element, int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CONTIGUOUS, int PANEL, int TILE_N, int SLAB,
-          bool CONDENSED = false, bool VALUES_TRANSPOSED = false, bool SPLIT = false>
+          bool CONDENSED, bool VALUES_TRANSPOSED, bool SPLIT>
 struct SpmmStages {
   using Storage = typename Element::Storage;
   using Index = IndexView<BLOCK_ROWS, BLOCK_COLS>;
@@ -99,8 +99,7 @@ struct SpmmStages {
   // All threads meet once, when the barriers are there.
   template <typename Kernel>
   static __device__ __forceinline__ void run(const typename Kernel::Params& params) {
-    extern __shared__ unsigned char unaligned[];
-    unsigned char* shared = unaligned + (-__cvta_generic_to_shared(unaligned) & 1023);
+    unsigned char* shared = aligned_shared();
     const unsigned base = unsigned(__cvta_generic_to_shared(shared));
     const StageBarriers barriers(base + Kernel::kBarriersAt, kStages);
     if (threadIdx.x == 0) {

@@ -22,7 +22,7 @@ struct SpmmSums {
 template <typename Element>
 struct SpmmSum {
   using Storage = typename Element::Storage;
-  static constexpr int kThreads = 256, kSharedBytes = 0;
+  static constexpr int kThreads = 256, kMinCtas = 1, kSharedBytes = 0;
 
   struct Params {
     const float* sums;  // (parts, count)

@@ -16,7 +16,7 @@ template <typename Element, int BLOCK_ROWS, int BLOCK_COLS, bool OUT_TRANSPOSED,
 struct SpmmThin {
   using Storage = typename Element::Storage;
   using Index = IndexView<BLOCK_ROWS, BLOCK_COLS>;
-  static constexpr int kWarps = 8, kThreads = 32 * kWarps;
+  static constexpr int kWarps = 8, kThreads = 32 * kWarps, kMinCtas = 2;
   static constexpr int kStrips = BLOCK_ROWS / TILE_M;
   static_assert(BLOCK_ROWS % TILE_M == 0, "a tile lies inside one block row");
 

@@ -29,7 +29,7 @@ struct SpmmWgmma {
   using Steps = SpmmSteps<Stages>;
   using Sum = SpmmSum<Element>;
   using Sums = SpmmSums<OUT_TRANSPOSED>;
-  static constexpr int kThreads = Stages::kThreads, kBarriersAt = Output::kBarriersAt, kSharedBytes = Output::kSharedBytes;
+  static constexpr int kThreads = Stages::kThreads, kMinCtas = 1, kBarriersAt = Output::kBarriersAt, kSharedBytes = Output::kSharedBytes;
   static constexpr int kConsumers = Stages::kConsumers;
   static constexpr int kPanel = PANEL, kTileN = TILE_N, kParts = Stages::kParts, kAcross = Stages::kAcross;
   static constexpr int kSlotK = Stages::kSlotK, kSlots = Stages::kSlots, kBlockM = Stages::kBlockM;

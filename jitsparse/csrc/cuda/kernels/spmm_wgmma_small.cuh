@@ -37,7 +37,7 @@ struct SpmmWgmmaSmall {
   using Steps = SpmmSteps<Stages>;
   using Sum = SpmmSum<Element>;
   using Sums = SpmmSums<OUT_TRANSPOSED>;
-  static constexpr int kThreads = Stages::kThreads, kBarriersAt = Output::kBarriersAt, kSharedBytes = Output::kSharedBytes;
+  static constexpr int kThreads = Stages::kThreads, kMinCtas = 1, kBarriersAt = Output::kBarriersAt, kSharedBytes = Output::kSharedBytes;
   static constexpr int kAcross = Stages::kAcross, kSlotK = Stages::kSlotK, kBlockM = Stages::kBlockM;
   static_assert(PANEL == 128 && (kBlockM == 16 || kBlockM == 32), "the panels and blocks that this is for");
 

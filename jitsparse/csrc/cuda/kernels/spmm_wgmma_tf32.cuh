@@ -26,15 +26,15 @@ template <int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool VALUES_TRANSPOSED, 
 struct SpmmWgmmaTf32 {
   static constexpr int kSlab = 32;
   using Stages = SpmmStages<Tf32, BLOCK_ROWS, BLOCK_COLS, FLIPPED, DENSE_K_CONTIGUOUS, /*PANEL=*/128, TILE_N, kSlab, /*CONDENSED=*/false,
-                            VALUES_TRANSPOSED>;
+                            VALUES_TRANSPOSED, /*SPLIT=*/false>;
   using Steps = SpmmSteps<Stages>;
-  static constexpr int kThreads = Stages::kThreads, kBlockM = Stages::kBlockM, kRowBytes = 128;
+  static constexpr int kThreads = Stages::kThreads, kMinCtas = 1, kBlockM = Stages::kBlockM, kRowBytes = 128;
   static_assert(!Stages::kLiesFlipped || (DENSE_K_CONTIGUOUS && kBlockM >= 64), "one operand has rows along k, see above");
   static_assert(kBlockM >= 32, "see above");
   static constexpr int kBlockRows = BLOCK_ROWS, kBlockCols = BLOCK_COLS;
   static constexpr int kBarriersAt = Stages::kRingBytes;
-  static constexpr int kSharedBytes = kBarriersAt + Stages::kStages * 16 + 1024;  // to begin at a multiple of 1024
-  static_assert(kSharedBytes <= 232448, "fits an SM");
+  static constexpr int kSharedBytes = kBarriersAt + Stages::kStages * 16 + kSharedAlignment;
+  static_assert(kSharedBytes <= kMostSharedBytes, "fits an SM");
   using Params = typename Stages::Params;
 
   // The left operand, of which a warpgroup has kTiles times 64 elements; a stored block if the right one is the dense operand.

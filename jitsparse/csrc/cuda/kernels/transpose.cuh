@@ -21,7 +21,7 @@ JITSPARSE_HD int64 transposed_ld(int64 k) {
 
 template <typename Storage>
 struct Transpose {
-  static constexpr int kThreads = 256, kSharedBytes = 0;
+  static constexpr int kThreads = 256, kMinCtas = 1, kSharedBytes = 0;
   static constexpr int kSide = 16 / sizeof(Storage);                // of a thread's square
   static constexpr int kAcross = 8 * kSide, kDeep = 32 * kSide;     // of a CTA's part: eight warps, one below the other
   static_assert(sizeof(Storage) == 2 || sizeof(Storage) == 4, "16-bit elements, and float");
@@ -73,7 +73,7 @@ int transpose_operand(Args& args, const void*& operand, int64& ld, int64& batch_
   auto* to = static_cast<Storage*>(args.workspace);
   const int64 matrices = batch_stride ? batch : 1;
   const typename Transpose<Storage>::Params params = {static_cast<const Storage*>(operand), to, width, k, ld, batch_stride, matrices};
-  if (int code = enqueue<Transpose<Storage>, /*MIN_CTAS=*/1>(params, Transpose<Storage>::grid(params), args.context)) return code;
+  if (int code = enqueue<Transpose<Storage>>(params, Transpose<Storage>::grid(params), args.context)) return code;
   operand = to;
   ld = transposed_ld<Storage>(k);
   if (batch_stride) batch_stride = width * ld;

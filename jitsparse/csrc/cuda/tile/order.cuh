@@ -19,16 +19,15 @@ __device__ __forceinline__ int64 tile_of_round(int round) {
 
 // Tiles of `group` tile rows are walked column by column, so that the tiles that run at the same time share
 // both operands through L2 (a super-tile of 16 panels and a few column tiles is about its size).
-// Int: 32 bits where there are few enough tiles; a 64-bit division takes a hundred instructions.
-template <typename Int>
-__device__ __forceinline__ TileCoordinates grouped_order(Int tile, Int tile_rows, Int tile_columns, Int group) {
-  const Int plane = tile_rows * tile_columns;
-  const Int batch = tile / plane;
+// In 32 bits, since a grid has fewer than 2^31 CTAs: a 64-bit division takes a hundred instructions.
+__device__ __forceinline__ TileCoordinates grouped_order(unsigned tile, int64 rows, int64 columns, unsigned group) {
+  const unsigned tile_rows = unsigned(rows), tile_columns = unsigned(columns), plane = tile_rows * tile_columns;
+  const unsigned batch = tile / plane;
   tile -= batch * plane;
-  const Int height = tile_rows < group ? tile_rows : group;
-  const Int first_row = tile / (height * tile_columns) * height;
-  const Int group_rows = tile_rows - first_row < height ? tile_rows - first_row : height;
-  const Int in_group = tile - first_row * tile_columns;
+  const unsigned height = tile_rows < group ? tile_rows : group;
+  const unsigned first_row = tile / (height * tile_columns) * height;
+  const unsigned group_rows = tile_rows - first_row < height ? tile_rows - first_row : height;
+  const unsigned in_group = tile - first_row * tile_columns;
   return {first_row + in_group % group_rows, in_group / group_rows, batch};
 }
 

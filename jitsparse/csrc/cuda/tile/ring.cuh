@@ -5,6 +5,15 @@
 
 namespace jitsparse {
 
+// Of an SM of Hopper, for one CTA; and what the ring begins at a multiple of, as the swizzle of 128 bytes wants.
+constexpr int kMostSharedBytes = 232448, kSharedAlignment = 1024;
+
+// The first such address of the CTA's shared memory.
+__device__ __forceinline__ unsigned char* aligned_shared() {
+  extern __shared__ unsigned char unaligned[];
+  return unaligned + (-__cvta_generic_to_shared(unaligned) & (kSharedAlignment - 1));
+}
+
 // Two mbarriers a stage, which all threads of a CTA see at the same addresses.
 struct StageBarriers {
   unsigned full, empty;

@@ -15,7 +15,7 @@ constexpr int kChunkBytes = 16;
 // of one ldmatrix matrix (the same chunk of eight consecutive rows) fall into eight different bank groups.
 // SCALAR tiles are read by 4-byte loads of four consecutive rows instead (the tf32 operands that ldmatrix
 // cannot transpose), which asks for a different permutation.
-template <typename Element, int ROWS, int COLUMNS, bool SCALAR = false>
+template <typename Element, int ROWS, int COLUMNS, bool SCALAR>
 struct SharedTile {
   using Storage = typename Element::Storage;
   static constexpr int kRows = ROWS;

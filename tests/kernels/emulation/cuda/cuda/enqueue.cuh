@@ -10,7 +10,7 @@ inline const char* failure = "";
 
 inline int sm_count() { return emulation::sm_count; }
 
-template <typename Kernel, int MIN_CTAS, typename Params>
+template <typename Kernel, typename Params>
 int enqueue(const Params& params, long long grid, long long) {
   if (grid > 0x7fffffff) return cudaErrorInvalidConfiguration;
   emulation::shared_bytes = Kernel::kSharedBytes;
