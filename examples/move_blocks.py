@@ -40,17 +40,16 @@ def move_blocks(
         count: of blocks.
     """
     pattern = layer.pattern
-    stored = pattern.to_mask()
     norms = layer.values.detach().norm(dim=(1, 2))
-    weakest = norms.topk(count, largest=False).indices
+    kept = norms.topk(len(norms) - count).indices
 
-    candidates = js.Pattern.from_mask(~stored, pattern.block_size, pattern.shape)
+    candidates = js.Pattern.from_mask(~pattern.to_mask(), pattern.block_size, pattern.shape)
     gradients = js.sdd(grad_output.mT, x, candidates).values.norm(dim=(1, 2))
     grown = gradients.topk(count).indices
 
-    stored[pattern.row_indices[weakest], pattern.col_indices[weakest]] = False
-    stored[candidates.row_indices[grown], candidates.col_indices[grown]] = True
-    moved = js.Pattern.from_mask(stored, pattern.block_size, pattern.shape)
+    rows = torch.cat([pattern.row_indices[kept], candidates.row_indices[grown]])
+    cols = torch.cat([pattern.col_indices[kept], candidates.col_indices[grown]])
+    moved = js.Pattern.from_indices(rows, cols, pattern.block_size, pattern.shape)
     layer.set_pattern(moved, optimizer)
 
 

@@ -64,18 +64,24 @@ def clear_edge(values: Tensor, pattern: Pattern) -> Tensor:
 
 
 def require_like(
-    pattern: object, shape: tuple[int, int], block_size: tuple[int, int], device: torch.device
+    call: str,
+    pattern: object,
+    shape: tuple[int, int],
+    block_size: tuple[int, int],
+    device: torch.device,
 ) -> None:
     """Check a pattern that is to take the place of another.
 
     Raises:
         ArgumentError: it is none, or has another shape, block size or device.
     """
-    wanted = f"a Pattern of shape {shape} in blocks of {block_size} on {device}"
+    wanted = f"{call} takes a Pattern of shape {shape} in blocks of {block_size} on {device}"
     if not isinstance(pattern, Pattern):
-        raise ArgumentError(f"{wanted} is needed, got {type(pattern).__name__}")
-    if (pattern.shape, pattern.block_size, pattern.device) != (shape, block_size, device):
-        raise ArgumentError(f"{wanted} is needed, got {pattern!r}")
+        raise ArgumentError(f"{wanted}, got {type(pattern).__name__}")
+    if (pattern.shape, pattern.block_size) != (shape, block_size):
+        raise ArgumentError(f"{wanted}, got {pattern!r}")
+    if pattern.device != device:
+        raise ArgumentError(f"{wanted}, got one on {pattern.device}: move it with .to()")
 
 
 def block_positions(wanted: Pattern, stored: Pattern) -> Tensor:
@@ -86,7 +92,7 @@ def block_positions(wanted: Pattern, stored: Pattern) -> Tensor:
         ``(nnz,)`` int64: a position in ``stored``, or its number of blocks where it has none.
     """
     (rows, cols), nnz = stored.grid, stored.nnz_blocks
-    known, asked = (each.row_indices.long() * cols + each.col_indices for each in (stored, wanted))
+    known, asked = stored._positions(), wanted._positions()
     # A last one that nobody asks for, so that every answer is a position.
     known = torch.nn.functional.pad(known, (0, 1), value=rows * cols)
     place = torch.searchsorted(known, asked)

@@ -18,6 +18,7 @@ __all__ = [
     "as_block_size",
     "as_count",
     "as_shape",
+    "check_coordinates",
     "check_dtype",
     "check_generator",
     "check_indices",
@@ -130,6 +131,36 @@ def check_dtype(dtype: torch.dtype | None) -> None:
         raise ArgumentError(f"values must be float64, float32, float16 or bfloat16, got {dtype}")
 
 
+def check_coordinates(row: Tensor, col: Tensor, grid: tuple[int, int]) -> None:
+    """PatternError unless these are coordinates of different blocks of a grid. Reads them once."""
+    for name, indices in (("row_indices", row), ("col_indices", col)):
+        if not is_dense(indices):
+            raise PatternError(f"{name} is a tensor, got {kind_of(indices)}")
+        if indices.dtype not in (torch.int32, torch.int64) or indices.dim() != 1:
+            raise PatternError(
+                f"{name} is 1-d and int32 or int64, got shape {tuple(indices.shape)} and "
+                f"{indices.dtype}"
+            )
+        if not is_readable(indices):
+            raise PatternError(
+                f"{name} has no data that says where blocks are; make the pattern of indices that "
+                "have, and move it: Pattern.from_indices(...).to('meta')"
+            )
+    if row.shape != col.shape or row.device != col.device:
+        raise PatternError(
+            f"row_indices and col_indices have an entry a block on one device, got {row.numel()} "
+            f"on {row.device} and {col.numel()} on {col.device}"
+        )
+    check_range(*grid, col.numel())
+    outside = (row < 0) | (row >= grid[0]) | (col < 0) | (col >= grid[1])
+    if outside.any():
+        at = int(outside.nonzero()[0])
+        raise PatternError(
+            f"block {at} is at ({int(row[at])}, {int(col[at])}), and the matrix has {grid[0]} x "
+            f"{grid[1]} blocks"
+        )
+
+
 def check_indices(
     shape: tuple[int, int], block_size: tuple[int, int], crow: Tensor, col: Tensor
 ) -> None:
@@ -154,10 +185,10 @@ def check_indices(
             f"crow_indices has {rows + 1} entries; got {crow.numel()}"
         )
     if crow.device.type != "meta" and not is_fake(crow):
-        _check_values(rows, cols, crow, col)
+        _check_entries(cols, crow, col)
 
 
-def _check_values(rows: int, cols: int, crow: Tensor, col: Tensor) -> None:
+def _check_entries(cols: int, crow: Tensor, col: Tensor) -> None:
     """Read the indices once and raise what is wrong with them, the first offender by name."""
     nnz = col.numel()
     starts = torch.zeros(nnz + 1, dtype=torch.bool, device=col.device)

@@ -24,6 +24,7 @@ from jitsparse.checks import (
     as_block_size,
     as_count,
     as_shape,
+    check_coordinates,
     check_generator,
     check_indices,
     check_range,
@@ -199,6 +200,39 @@ class Pattern:
         return cls._trusted(size, block, crow, mask.nonzero()[:, 1])
 
     @classmethod
+    def from_indices(
+        cls,
+        row_indices: Tensor,
+        col_indices: Tensor,
+        block_size: int | Sequence[int],
+        shape: Sequence[int],
+    ) -> Pattern:
+        """Pattern of the blocks at given coordinates, in any order.
+
+        Args:
+            row_indices, col_indices: ``(nnz_blocks,)`` int32 or int64 on one device: the block row
+                and the block column of each block.
+            block_size: an int or a pair.
+            shape: ``(rows, cols)`` of the matrix in elements.
+
+        Raises:
+            PatternError: if the coordinates are no such tensors, lie outside of the matrix or name
+                a block twice, or shape or block size is illegal.
+
+        Example:
+            >>> import torch, jitsparse as js
+            >>> rows, cols = torch.tensor([2, 0, 1]), torch.tensor([0, 1, 1])
+            >>> js.Pattern.from_indices(rows, cols, 32, (96, 64)).crow_indices.tolist()
+            [0, 1, 2, 3]
+        """
+        size, block = as_shape(shape), as_block_size(block_size)
+        grid = grid_of(size, block)
+        check_coordinates(row_indices, col_indices, grid)
+        positions = (row_indices.long() * grid[1] + col_indices).sort().values
+        crow, col = _compressed(positions, grid)
+        return cls(size, block, crow, col)
+
+    @classmethod
     def random(
         cls,
         shape: Sequence[int],
@@ -229,10 +263,7 @@ class Pattern:
         check_range(*grid, count)
         where = torch.get_default_device() if device is None else torch.device(device)
         drawn = draw(total, count, generator, where if generator is None else generator.device)
-        chosen = drawn.to(where)
-        rows = torch.arange(grid[0] + 1, device=where) * grid[1]
-        crow = torch.searchsorted(chosen, rows)
-        return cls._trusted(size, block, crow, chosen % max(grid[1], 1))
+        return cls._trusted(size, block, *_compressed(drawn.to(where), grid))
 
     # -- facts ----------------------------------------------------------------------------------
 
@@ -278,14 +309,17 @@ class Pattern:
 
     @property
     def T(self) -> Pattern:
-        """The pattern of the transposed matrix, in its own row-major order."""
-        return Pattern._trusted(
-            (self.shape[1], self.shape[0]),
-            (self.block_size[1], self.block_size[0]),
-            self._part("ccol_indices").clone(),
-            self._part("row_indices_t").clone(),
-            transposed(self.traits),
-        )
+        """The pattern of the transposed matrix, in its own row-major order. Made once."""
+        made: Pattern | None = self.__dict__.get("_transposed")
+        if made is None:
+            made = self.__dict__["_transposed"] = Pattern._trusted(
+                (self.shape[1], self.shape[0]),
+                (self.block_size[1], self.block_size[0]),
+                self._part("ccol_indices").clone(),
+                self._part("row_indices_t").clone(),
+                transposed(self.traits),
+            )
+        return made
 
     def to(self, device: torch.device | str) -> Pattern:
         """This pattern on ``device``; itself if it is there already."""
@@ -295,6 +329,52 @@ class Pattern:
             return self
         col = self.col_indices.to(where)
         return Pattern._trusted(self.shape, self.block_size, crow, col, self.traits)
+
+    def cpu(self) -> Pattern:
+        """As ``to("cpu")``."""
+        return self.to("cpu")
+
+    def cuda(self, device: torch.device | str | int | None = None) -> Pattern:
+        """As ``to(device)``, by default the current GPU."""
+        return self.to(torch.device("cuda") if device is None else torch.device(device))
+
+    def __or__(self, other: Pattern) -> Pattern:
+        """The blocks of either pattern, of one shape, block size and device."""
+        if not isinstance(other, Pattern):
+            return NotImplemented
+        mine, others = self._positions(), self._aligned("|", other)._positions()
+        return self._of_positions(torch.cat([mine, others]).unique())
+
+    def __and__(self, other: Pattern) -> Pattern:
+        """The blocks of both patterns, of one shape, block size and device."""
+        if not isinstance(other, Pattern):
+            return NotImplemented
+        mine, others = self._positions(), self._aligned("&", other)._positions()
+        return self._of_positions(mine[torch.isin(mine, others, assume_unique=True)])
+
+    def __sub__(self, other: Pattern) -> Pattern:
+        """The blocks of this pattern that another, of one shape, block size and device, lacks."""
+        if not isinstance(other, Pattern):
+            return NotImplemented
+        mine, others = self._positions(), self._aligned("-", other)._positions()
+        return self._of_positions(mine[torch.isin(mine, others, assume_unique=True, invert=True)])
+
+    def _aligned(self, operator: str, other: Pattern) -> Pattern:
+        facts = [(each.shape, each.block_size, each.device) for each in (self, other)]
+        if facts[0] != facts[1]:
+            raise PatternError(
+                f"a {operator} b takes patterns of one shape, block size and device, got {self!r} "
+                f"and {other!r}"
+            )
+        return other
+
+    def _positions(self) -> Tensor:
+        """``(nnz_blocks,)`` int64: the row-major number of each block in the grid, in order."""
+        return self._part("row_indices").long() * self.grid[1] + self.col_indices
+
+    def _of_positions(self, positions: Tensor) -> Pattern:
+        """The pattern of the same matrix with blocks at these positions, in order."""
+        return Pattern._trusted(self.shape, self.block_size, *_compressed(positions, self.grid))
 
     def to_mask(self) -> Tensor:
         """``(R, C)`` bool tensor, true where a block is stored."""
@@ -378,6 +458,12 @@ class Pattern:
         # that is loaded with map_location has to build its own.
         state = (self.shape, self.block_size, self.crow_indices, self.col_indices)
         return restoring.restore_pattern, state
+
+
+def _compressed(positions: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """crow and col of blocks at row-major positions in a grid, which are in order."""
+    rows = torch.arange(grid[0] + 1, device=positions.device) * grid[1]
+    return torch.searchsorted(positions, rows), positions % max(grid[1], 1)
 
 
 restoring.allow()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,8 +43,10 @@ class BlockSparse:
     ``pattern`` are always as stored, ``transposed`` says how they are read, ``shape`` is that of
     the matrix as it is read. Gradients arrive in ``values.grad``.
 
-    ``a @ x`` and ``x @ a`` are :func:`~jitsparse.dsd` and :func:`~jitsparse.dds`. Write the latter
+    ``a @ x`` and ``x @ a`` are :func:`~jitsparse.dsd` and :func:`~jitsparse.dds`, and so are
+    ``torch.matmul`` and ``torch.mm``; ``F.linear(x, a)`` is :func:`~jitsparse.linear`. Write these
     inside ``torch.compile(fullgraph=True)``, which does not trace the operator of a class.
+    ``a + b`` and ``a - b`` have the blocks of both.
     ``2 * a``, ``a / 2`` and ``-a`` have the same pattern.
 
     Raises:
@@ -158,8 +160,7 @@ class BlockSparse:
             True
         """
         stored = self.pattern
-        block = stored.block_size[::-1] if self.transposed else stored.block_size
-        require_like(pattern, self.shape, block, stored.device)
+        require_like("with_pattern(pattern)", pattern, self.shape, self.block_size, stored.device)
         wanted = pattern.T if self.transposed else pattern
         values = gather_blocks(self.values, block_positions(wanted, stored))
         return self._with(clear_edge(values, wanted), wanted)
@@ -216,9 +217,11 @@ class BlockSparse:
             )
         if not self.transposed:
             return pattern.crow_indices, pattern.col_indices, self.values
-        flipped = pattern.T
-        values = self.values[pattern._part("perm").long()].mT.contiguous()
-        return flipped.crow_indices, flipped.col_indices, values
+        return pattern._part("ccol_indices"), pattern._part("row_indices_t"), self._flipped_values()
+
+    def _flipped_values(self) -> Tensor:
+        """The values of the transposed matrix in its own row-major order."""
+        return self.values[self.pattern._part("perm").long()].mT.contiguous()
 
     # -- what a tensor has ----------------------------------------------------------------------
 
@@ -231,8 +234,33 @@ class BlockSparse:
         return self.values.device
 
     @property
+    def ndim(self) -> int:
+        return 2
+
+    @property
+    def block_size(self) -> tuple[int, int]:
+        """``(block_rows, block_cols)`` of the matrix as it is read."""
+        rows, cols = self.pattern.block_size
+        return (cols, rows) if self.transposed else (rows, cols)
+
+    @property
+    def nnz_blocks(self) -> int:
+        """Number of stored blocks."""
+        return self.pattern.nnz_blocks
+
+    @property
+    def density(self) -> float:
+        """Stored blocks as a fraction of all blocks."""
+        return self.pattern.density
+
+    @property
     def requires_grad(self) -> bool:
+        """Whether operations record gradients of ``values``; can be set."""
         return self.values.requires_grad
+
+    @requires_grad.setter
+    def requires_grad(self, requires_grad: bool) -> None:
+        self.values.requires_grad = requires_grad
 
     @property
     def grad(self) -> Tensor | None:
@@ -279,7 +307,34 @@ class BlockSparse:
     def __reduce__(self) -> tuple[Any, ...]:
         return restoring.restore_matrix, (self.values, self.pattern, self.transposed)
 
-    # -- multiples ------------------------------------------------------------------------------
+    # -- sums and multiples ---------------------------------------------------------------------
+
+    def __add__(self, other: BlockSparse) -> BlockSparse:
+        """On the blocks of either matrix, of one shape, block size and device."""
+        return (
+            self._combined(other, torch.add) if isinstance(other, BlockSparse) else NotImplemented
+        )
+
+    def __sub__(self, other: BlockSparse) -> BlockSparse:
+        return (
+            self._combined(other, torch.sub) if isinstance(other, BlockSparse) else NotImplemented
+        )
+
+    def _combined(
+        self, other: BlockSparse, combine: Callable[[Tensor, Tensor], Tensor]
+    ) -> BlockSparse:
+        if other.transposed != self.transposed:
+            other = BlockSparse(other._flipped_values(), other.pattern.T).T
+        pattern = self.pattern
+        if pattern != other.pattern:
+            pattern = pattern | other.pattern
+        mine, others = (
+            each.values
+            if each.pattern == pattern
+            else gather_blocks(each.values, block_positions(pattern, each.pattern))
+            for each in (self, other)
+        )
+        return self._with(clear_edge(combine(mine, others), pattern), pattern)
 
     def __mul__(self, factor: float | Tensor) -> BlockSparse:
         return self._scaled(self.values * factor) if _is_scalar(factor) else NotImplemented
@@ -311,16 +366,29 @@ class BlockSparse:
             return NotImplemented
         return jitsparse.functional.dds(other, self)
 
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """``torch.matmul``, ``torch.mm`` and ``F.linear`` are the operations here; of any other
+        function torch says that there is no implementation."""
+        ours = _TORCH_FUNCTIONS.get(func)
+        if ours is None or (func in _OPERATOR and torch.compiler.is_dynamo_compiling()):
+            return NotImplemented
+        return ours(*args, **(kwargs or {}))
+
     # -- display --------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        pattern = self.pattern
-        block_size = pattern.block_size[::-1] if self.transposed else pattern.block_size
         facts = [
             f"shape={self.shape}",
-            f"block_size={block_size}",
-            f"nnz_blocks={pattern.nnz_blocks}",
-            f"density={pattern.density:.1%}",
+            f"block_size={self.block_size}",
+            f"nnz_blocks={self.nnz_blocks}",
+            f"density={self.density:.1%}",
             f"dtype={self.dtype}",
             f"device={self.device}",
         ]
@@ -332,6 +400,31 @@ class BlockSparse:
 
     def __str__(self) -> str:
         return f"{self!r}\n{(self.pattern.T if self.transposed else self.pattern).to_string()}"
+
+
+def _matmul(input: BlockSparse | Tensor, other: BlockSparse | Tensor) -> Tensor:
+    functional = jitsparse.functional
+    if isinstance(input, BlockSparse):
+        return functional.dsd(input, other)  # type: ignore[arg-type]  # which dsd checks
+    return functional.dds(input, other)  # type: ignore[arg-type]
+
+
+def _linear(input: Tensor, weight: BlockSparse | Tensor, bias: Tensor | None = None) -> Tensor:
+    return jitsparse.functional.linear(input, weight, bias)  # type: ignore[arg-type]
+
+
+_TORCH_FUNCTIONS: dict[Callable[..., Any], Callable[..., Tensor]] = {
+    torch.matmul: _matmul,
+    torch.mm: _matmul,
+    Tensor.matmul: _matmul,
+    Tensor.mm: _matmul,
+    Tensor.__matmul__: _matmul,
+    torch.nn.functional.linear: _linear,
+}
+
+_OPERATOR = (Tensor.matmul, Tensor.__matmul__)
+"""What Dynamo (torch 2.13) takes ``@`` for. Where a matrix is its left operand it has the two
+change places: ``a @ x`` would be ``x @ a``."""
 
 
 def random(

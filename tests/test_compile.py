@@ -59,6 +59,17 @@ def test_sizes_do_not_recompile() -> None:
     assert counter.frame_count == 1
 
 
+@pytest.mark.parametrize("function", [torch.matmul, lambda p, q: p @ q])
+def test_a_square_product_keeps_its_order(function: Any) -> None:
+    """Dynamo has a matrix and its right operand change places if the operator is ``@``: that one
+    stays outside of the graph."""
+    a, x = js.random((64, 64), 32, 0.5), torch.randn(64, 64)
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="eager", fullgraph=function is torch.matmul)
+    assert torch.equal(compiled(a, x), js.dsd(a, x))
+    assert torch.equal(compiled(x, a), js.dds(x, a))
+
+
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("op", ["linear", "dds", "dsd", "sdd"])
 def test_patterns_of_any_shape(op: str, dynamic: bool | None) -> None:

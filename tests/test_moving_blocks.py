@@ -70,7 +70,7 @@ def test_gradients_of_what_moved() -> None:
         (js.Pattern.random((64, 64), 16, 0.5), r"blocks of \(32, 32\)"),
         (js.Pattern.random((64, 96), 32, 0.5), r"shape \(64, 64\)"),
         (torch.ones(2, 2), "got Tensor"),
-        (js.Pattern.random((64, 64), 32, 0.5, device="meta"), "on cpu is needed"),
+        (js.Pattern.random((64, 64), 32, 0.5, device="meta"), r"on cpu, got one on meta: move it"),
     ],
 )
 def test_a_pattern_that_does_not_fit(pattern: object, said: str) -> None:

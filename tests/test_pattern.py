@@ -298,3 +298,82 @@ def test_indices_and_masks_of_sparse_layouts_are_refused() -> None:
         js.Pattern.from_mask(pattern.to_mask().to_sparse(), 32)
     with pytest.raises(js.PatternError, match=r"crow_indices is a tensor, got .*sparse_coo"):
         js.Pattern((64, 64), 32, pattern.crow_indices.to_sparse(), pattern.col_indices)
+
+
+@given(rows=st.integers(0, 5), cols=st.integers(0, 5), seed=st.integers(0, 99))
+def test_coordinates_in_any_order(rows: int, cols: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    mask = torch.rand(rows, cols, generator=generator) < 0.5
+    places = mask.nonzero()
+    places = places[torch.randperm(len(places), generator=generator)]
+    size = (rows * 8, cols * 16)
+    made = js.Pattern.from_indices(places[:, 0], places[:, 1].int(), (8, 16), size)
+    assert made == js.Pattern.from_mask(mask, (8, 16), size)
+    assert torch.equal(made.row_indices, mask.nonzero()[:, 0].int())
+
+
+@pytest.mark.parametrize(
+    ("rows", "cols", "says"),
+    [
+        ([0, 3], [0, 0], r"block 1 is at \(3, 0\), and the matrix has 3 x 4 blocks"),
+        ([0], [-1], r"block 0 is at \(0, -1\)"),
+        ([1, 0, 1], [2, 0, 2], "block row 1 has a duplicate: 2 is followed by 2"),
+        ([0, 1], [0], "2 on cpu and 1 on cpu"),
+        ([[0]], [[0]], "row_indices is 1-d"),
+        ([0.0], [0], "row_indices is 1-d and int32 or int64"),
+        ("none", [0], "row_indices is a tensor, got str"),
+    ],
+)
+def test_coordinates_are_checked(rows: Any, cols: Any, says: str) -> None:
+    given_rows = rows if isinstance(rows, str) else torch.tensor(rows)
+    with pytest.raises(PatternError, match=says):
+        js.Pattern.from_indices(given_rows, torch.tensor(cols), (8, 16), (20, 60))
+
+
+def test_coordinates_without_data() -> None:
+    nowhere = torch.zeros(1, dtype=torch.int64, device="meta")
+    with pytest.raises(PatternError, match="row_indices has no data"):
+        js.Pattern.from_indices(nowhere, nowhere, 8, (8, 8))
+
+
+@given(seed=st.integers(0, 99), densities=st.tuples(st.floats(0, 1), st.floats(0, 1)))
+def test_patterns_are_sets_of_blocks(seed: int, densities: tuple[float, float]) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    a, b = (js.Pattern.random((20, 60), (8, 16), d, generator=generator) for d in densities)
+    for combined, mask in (
+        (a | b, a.to_mask() | b.to_mask()),
+        (a & b, a.to_mask() & b.to_mask()),
+        (a - b, a.to_mask() & ~b.to_mask()),
+    ):
+        assert combined == js.Pattern.from_mask(mask, (8, 16), (20, 60))
+        assert combined.traits == js.Pattern.from_mask(mask, (8, 16), (20, 60)).traits
+
+
+def test_sets_are_of_one_matrix() -> None:
+    for other in (example().T, example().to("meta"), js.Pattern.random((20, 61), (8, 16), 0.5)):
+        with pytest.raises(
+            PatternError, match="takes patterns of one shape, block size and device"
+        ):
+            example() | other
+    with pytest.raises(TypeError):
+        example() & 1  # type: ignore[operator]
+
+
+def test_the_transposed_pattern_is_made_once() -> None:
+    pattern = example()
+    assert pattern.T is pattern.T
+    assert pattern.T.T == pattern
+    assert copy.copy(pattern) is pattern
+    assert pickle.loads(pickle.dumps(pattern)) == pattern
+
+
+def test_row_indices_are_a_copy() -> None:
+    a = js.BlockSparse(torch.ones(3, 8, 16), example())
+    before = a.to_dense()
+    a.pattern.row_indices.mul_(100)
+    assert torch.equal(a.to_dense(), before)
+
+
+def test_moves_by_name() -> None:
+    assert example().cpu() == example()
+    assert example().to("meta").device.type == "meta"

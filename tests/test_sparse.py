@@ -476,3 +476,60 @@ def test_fake_tensors_have_no_data_to_check() -> None:
     with FakeTensorMode():
         pattern = js.Pattern((32, 32), 16, torch.tensor([0, 1, 2]), torch.tensor([0, 1]))
         assert "no data" in str(js.BlockSparse(torch.randn(2, 16, 16), pattern))
+
+
+def test_facts_of_the_matrix_as_it_is_read() -> None:
+    a = js.random((40, 96), (8, 16), 0.5)
+    assert (a.ndim, a.block_size, a.T.block_size) == (2, (8, 16), (16, 8))
+    assert (a.nnz_blocks, a.density) == (15, 0.5)
+    a.requires_grad = True
+    assert a.values.requires_grad
+    assert a.T.requires_grad
+
+
+@pytest.mark.parametrize("flipped", [(False, False), (False, True), (True, False), (True, True)])
+def test_sums_have_the_blocks_of_both(flipped: tuple[bool, bool]) -> None:
+    shape, block = (40, 90), (8, 16)
+
+    def made(transposed: bool) -> js.BlockSparse:
+        if transposed:
+            return js.random(shape[::-1], block[::-1], 0.4, dtype=torch.float64).T
+        return js.random(shape, block, 0.4, dtype=torch.float64)
+
+    a, b = (made(each).requires_grad_() for each in flipped)
+    assert torch.equal((a + b).to_dense(), a.to_dense() + b.to_dense())
+    assert torch.equal((a - b).to_dense(), a.to_dense() - b.to_dense())
+    assert (a + b).nnz_blocks == (_read(a) | _read(b)).nnz_blocks
+    assert (a + a).pattern is a.pattern
+    (a - b).to_dense().sum().backward()
+    assert torch.equal(js.BlockSparse(a.grad, a.pattern).to_dense() != 0, _stored(a))
+    assert b.grad is not None
+
+
+def _read(a: js.BlockSparse) -> js.Pattern:
+    return a.pattern.T if a.transposed else a.pattern
+
+
+def _stored(a: js.BlockSparse) -> torch.Tensor:
+    """Elements of stored blocks, of the matrix as it is stored."""
+    return js.BlockSparse(torch.ones_like(a.values), a.pattern).to_dense() != 0
+
+
+def test_sums_of_other_matrices_are_refused() -> None:
+    a = js.random((64, 64), 32, 0.5)
+    with pytest.raises(PatternError, match="takes patterns of one shape"):
+        a + js.random((64, 64), 16, 0.5)
+    with pytest.raises(TypeError):
+        a + 1  # type: ignore[operator]
+
+
+def test_functions_of_torch() -> None:
+    a = js.random((40, 96), (8, 16), 0.5)
+    x, y, bias = torch.randn(96, 5), torch.randn(5, 40), torch.randn(40)
+    for multiply in (torch.matmul, torch.mm, lambda p, q: p @ q):
+        assert torch.equal(multiply(a, x), js.dsd(a, x))
+        assert torch.equal(multiply(y, a), js.dds(y, a))
+    assert torch.equal(y.matmul(a), js.dds(y, a))
+    assert torch.equal(torch.nn.functional.linear(x.T, a, bias=bias), js.linear(x.T, a, bias))
+    with pytest.raises(TypeError, match=r"torch\.add"):
+        torch.add(a, x)

@@ -82,9 +82,8 @@ class PatternBuffers(nn.Module):
             >>> adam = torch.optim.Adam(layer.parameters())
             >>> pattern, norms = layer.pattern, layer.values.detach().norm(dim=(1, 2))
             >>> kept = norms.topk(28).indices  # of 32 blocks
-            >>> mask = torch.zeros(pattern.grid, dtype=torch.bool)
-            >>> mask[pattern.row_indices[kept], pattern.col_indices[kept]] = True
-            >>> layer.set_pattern(js.Pattern.from_mask(mask, 32, pattern.shape), adam)
+            >>> rows, cols = pattern.row_indices[kept], pattern.col_indices[kept]
+            >>> layer.set_pattern(js.Pattern.from_indices(rows, cols, 32, pattern.shape), adam)
             >>> layer.pattern.nnz_blocks
             28
         """
@@ -94,7 +93,7 @@ class PatternBuffers(nn.Module):
                 "set_pattern moves values from their places, and a layer that is on the meta "
                 "device, or left it empty, has none: materialize it and load a state dict first"
             )
-        require_like(pattern, old.shape, old.block_size, old.device)
+        require_like("set_pattern(pattern)", pattern, old.shape, old.block_size, old.device)
         plain = type(values) is nn.Parameter and values.shape == old.values_shape
         if not plain or values.device != old.device:
             computed = "take off what computes them, such as pruning or weight_norm"
