@@ -176,7 +176,7 @@ def _panels(
     steps[:, 2].fill_(nnz).scatter_reduce_(0, step, position, "amin")
     if nnz:
         steps[:, 3] = order[steps[:, 2].clamp(max=nnz - 1)]
-    pointers_in_blocks = _pointers(panel[order], -(-majors // down))
+    pointers_in_blocks = _pointers(panel[order], div_up(majors, down))
     # Step index of the first block of each panel; past the last block it is the number of steps.
     step_or_end = torch.cat([step, step[-1:] + 1]) if nnz else step.new_zeros(1)
     return steps, step_or_end[pointers_in_blocks], order

@@ -43,6 +43,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from jitsparse.layout import div_up
 from jitsparse.panels import PANEL, SLAB
 
 __all__ = [
@@ -224,7 +225,7 @@ def random_steps(
     wanted = -math.expm1(places * math.log1p(-share)) if share < 1 else 1.0
     slabs = depth / (block[1] * across)
     # The largest of so many binomial numbers, by its distance from the mean.
-    beyond = math.sqrt(2 * math.log(-(-rows // panel)) * slabs * wanted * (1 - wanted))
+    beyond = math.sqrt(2 * math.log(div_up(rows, panel)) * slabs * wanted * (1 - wanted))
     return Steps(slabs * wanted, slabs * wanted + beyond)
 
 
@@ -260,8 +261,8 @@ def _panels(
     major: Tensor, minor: Tensor, shape: tuple[int, int], block: tuple[int, int], across: int
 ) -> Tensor:
     """Steps of each panel, of so many block columns each."""
-    slabs = -(-shape[1] // (block[1] * across))
-    panels = -(-shape[0] // max(PANEL, block[0]))
+    slabs = div_up(shape[1], block[1] * across)
+    panels = div_up(shape[0], max(PANEL, block[0]))
     slab = major // max(1, PANEL // block[0]) * slabs + minor // across
     if panels * slabs <= _LARGEST_TABLE:
         # Four times as fast as sorting, at 2048 and at 8192 blocks a side.
@@ -277,7 +278,7 @@ def _panels(
 def _digits(facts: Sequence[int], nnz: int, shape: tuple[int, int], block: tuple[int, int]) -> int:
     """Clustering and skew of a side."""
     steps, columns, longest = facts
-    panels = -(-shape[0] // max(PANEL, block[0]))
+    panels = div_up(shape[0], max(PANEL, block[0]))
     random = random_steps(*shape, nnz, block, across=slab_columns(block))
     random_columns = random_steps(*shape, nnz, block, across=1)
     clustering = random.mean * panels / steps

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from jitsparse.errors import ArgumentError
+from jitsparse.layout import div_up
 from jitsparse.pattern import Pattern
 
 __all__ = ["PATTERNS", "make_pattern"]
@@ -38,7 +39,7 @@ def make_pattern(
         return Pattern.random(shape, block, density, generator=generator, device=device)
     if name not in _MASKS:
         raise ArgumentError(f"there is no pattern {name!r}; there are {', '.join(PATTERNS)}")
-    rows, cols = (-(-extent // b) for extent, b in zip(shape, block, strict=True))
+    rows, cols = (div_up(extent, b) for extent, b in zip(shape, block, strict=True))
     return Pattern.from_mask(_MASKS[name](rows, cols, density, generator), block, shape)
 
 

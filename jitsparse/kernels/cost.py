@@ -41,6 +41,7 @@ from jitsparse.kernels import split, thin, transpose
 from jitsparse.kernels.cuda import CONDENSED
 from jitsparse.kernels.price_table import GPUS, prices_of
 from jitsparse.kernels.roles import is_flipped, is_k_contiguous, op_block
+from jitsparse.layout import div_up
 from jitsparse.panels import PAIRED, PAIRED_AMONG, PANEL, SMS, TRIPLED_AMONG
 from jitsparse.traits import LINE, Steps, density, random_steps, side_of, slab_columns
 
@@ -289,15 +290,15 @@ def _grid(tiles: int) -> int:
     """CTAs of family wgmma: whole sets of neighbours where nobody gets a tile more for it, see
     csrc/cuda/kernels/spmm_stages.cuh."""
     sets = SMS // _SET * _SET
-    rounds = -(-tiles // sets)
-    return sets if rounds > _MANY_ROUNDS or rounds == -(-tiles // SMS) else SMS
+    rounds = div_up(tiles, sets)
+    return sets if rounds > _MANY_ROUNDS or rounds == div_up(tiles, SMS) else SMS
 
 
 def _tiles(problem: Problem, variant: Variant) -> tuple[int, int]:
     """Panels, and tiles of each."""
     rows, _ = _size(problem)
     tile = variant.ints("t")
-    return -(-rows // tile[0]), -(-problem.extent // tile[1]) * problem.batch
+    return div_up(rows, tile[0]), div_up(problem.extent, tile[1]) * problem.batch
 
 
 def _items(problem: Problem, variant: Variant) -> float:

@@ -11,6 +11,7 @@ from jitsparse.jit import Template, Variant
 from jitsparse.jit.template import Context
 from jitsparse.kernels import abi, roles, split
 from jitsparse.kernels.problem import Problem, typical_problem
+from jitsparse.layout import div_up
 from jitsparse.panels import SMS
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "CSRC",
     "TEMPLATES",
     "Tile",
+    "cta_tile_context",
     "ctas_per_sm",
     "cuda_template",
     "dividing_pays",
@@ -72,6 +74,12 @@ def ctas_per_sm(shared_memory: int, target: str) -> int:
 def operand_context(variant: Variant) -> dict[str, str | int | bool]:
     """The template names that follow from op, dtype, block and layout."""
     return roles.operand_names(variant, ELEMENTS)
+
+
+def cta_tile_context(variant: Variant) -> Context:
+    """The same, and the tile of a kernel that has no other knobs."""
+    tile_m, tile_n = variant.ints("t")
+    return operand_context(variant) | {"tile_m": tile_m, "tile_n": tile_n}
 
 
 def cuda_template(family: str, op: str, context: Callable[[Variant], Context]) -> Template:
@@ -145,7 +153,7 @@ def tile_count(problem: Problem, tile: Tile) -> float:
         tiles = problem.rows / tile_m * (merged / together + (together - 1) / (2 * together))
         return float(tiles)
     rows = problem.cols if roles.is_flipped(problem.op, problem.layout) else problem.rows
-    return -(-rows // tile_m) * -(-problem.extent // tile_n) * problem.batch
+    return div_up(rows, tile_m) * div_up(problem.extent, tile_n) * problem.batch
 
 
 def parts_of_tile(problem: Problem, tile: Tile, family: str) -> int:

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from jitsparse.layout import div_up
 from jitsparse.traits import describe, of_class, of_side, side_class, size_class
 
 __all__ = ["Priority", "Problem", "product_problem", "typical_problem"]
@@ -144,7 +145,7 @@ def product_problem(
     rows, cols = {"dsd": (m, k), "dds": (k, n), "sdd": (m, n)}[op]
     if {"dsd": layout[0], "dds": layout[1], "sdd": "n"}[op] == "t":
         rows, cols = cols, rows
-    grid = -(-rows // block[0]) * -(-cols // block[1])
+    grid = div_up(rows, block[0]) * div_up(cols, block[1])
     nnz, extent = max(1, round(density * grid)), {"dsd": n, "dds": m, "sdd": k}[op]
     return Problem(op, device, dtype, block, layout, aligned, rows, cols, nnz, extent, batch=1)
 

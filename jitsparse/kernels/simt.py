@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from jitsparse.jit import Candidate, Template, Variant
-from jitsparse.jit.template import Context
-from jitsparse.kernels.cuda import cuda_template, knobs, operand_context, typical_problems
+from jitsparse.kernels.cuda import cta_tile_context, cuda_template, knobs, typical_problems
 from jitsparse.kernels.legality import before_ampere, first_legal
 from jitsparse.kernels.problem import Priority, Problem
 from jitsparse.kernels.roles import op_block
@@ -60,10 +59,4 @@ def default_variants(target: str) -> Iterator[Variant]:
 
 def template(variant: Variant) -> Template:
     """What a variant is rendered from."""
-    return cuda_template("simt", variant.op, context)
-
-
-def context(variant: Variant) -> Context:
-    """The names that the templates use."""
-    tile_m, tile_n = variant.ints("t")
-    return operand_context(variant) | {"tile_m": tile_m, "tile_n": tile_n}
+    return cuda_template("simt", variant.op, cta_tile_context)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from jitsparse.jit import Variant
 from jitsparse.kernels.roles import op_block
+from jitsparse.layout import div_up
 from jitsparse.panels import PANEL, SLAB, SMS
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def pays_in_sdd(problem: Problem) -> bool:
     Measured on an H200: 1.2 to 2.6 times where this says so, but 0.98 where many tiles are narrow;
     0.55 to 1.03 times elsewhere.
     """
-    slabs = problem.batch * -(-problem.extent // SLAB)
+    slabs = problem.batch * div_up(problem.extent, SLAB)
     elements = problem.nnz * problem.block[0] * problem.block[1]
     return slabs >= _FEWEST_SLABS_THAT_PAY and elements <= _ELEMENTS_A_SLAB * min(
         slabs, _ENOUGH_SLABS
@@ -102,7 +103,7 @@ def parts_of_sdd(variant: Variant, elements: int, k: int, batch: int) -> tuple[i
         at_once = SMS * variant.ints("c")[0]
         tile_m, tile_n, tile_k = variant.ints("t")
         # A tile has a block at least, and a part a stage.
-        blocks, stages = elements // math.prod(variant.ints("b")), -(-k // tile_k) * batch
+        blocks, stages = elements // math.prod(variant.ints("b")), div_up(k, tile_k) * batch
         slots = min(_MOST_ROUNDS * at_once, blocks * stages)
         return at_once, 4 * slots * tile_m * tile_n
     parts = most_parts(elements, k, batch) if elements <= MOST_ELEMENTS else 1
@@ -111,7 +112,7 @@ def parts_of_sdd(variant: Variant, elements: int, k: int, batch: int) -> tuple[i
 
 def too_many_panels(problem: Problem, height: int) -> str | None:
     """Every CTA of an sdd that divides its last tiles counts those of all panels."""
-    panels = -(-problem.rows // height)
+    panels = div_up(problem.rows, height)
     if problem.op == "sdd" and panels > _MOST_PANELS:
         most = f"the last tiles of at most {_MOST_PANELS} are divided"
         return f"{panels} panels of {height} rows: {most}"
@@ -126,8 +127,8 @@ def most_parts(elements: int, k: int, batch: int) -> int:
         k: length of a sum.
         batch: sums that are added up.
     """
-    tiles = -(-elements // _TILE)
-    return max(1, min(SMS // tiles, batch * -(-k // SLAB) // _FEWEST_SLABS, _MOST))
+    tiles = div_up(elements, _TILE)
+    return max(1, min(SMS // tiles, batch * div_up(k, SLAB) // _FEWEST_SLABS, _MOST))
 
 
 def parts_of_product(
@@ -145,7 +146,7 @@ def parts_of_product(
     if variant.family in _FEWEST_K:
         rows, cols = variant.ints("b")
         height, _ = op_block(variant.op, (rows, cols), variant.knob("l"))
-        tiles = -(-m // tile_m) * -(-n // tile_n) * batch
+        tiles = div_up(m, tile_m) * div_up(n, tile_n) * batch
         walked = walked_k(k, stored / (m * k), tile_m // height)
         parts = parts_of_tiles(variant.family, tiles, SMS * variant.ints("c")[0], walked)
     else:
@@ -180,8 +181,8 @@ def most_parts_of_steps(m: int, n: int, k: int, batch: int, width: int) -> int:
         batch: results.
         width: columns of a tile.
     """
-    tiles = -(-m // PANEL) * -(-n // width) * batch
-    return max(1, min(SMS // max(1, tiles), -(-k // SLAB) // _FEWEST_SLABS, _MOST))
+    tiles = div_up(m, PANEL) * div_up(n, width) * batch
+    return max(1, min(SMS // max(1, tiles), div_up(k, SLAB) // _FEWEST_SLABS, _MOST))
 
 
 def most_parts_of_problem(problem: Problem, width: int) -> int:

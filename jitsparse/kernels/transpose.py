@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from jitsparse.jit import Variant
 from jitsparse.kernels.cuda import CONDENSED
+from jitsparse.layout import div_up
 from jitsparse.traits import random_steps
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def pays(problem: Problem, side: str) -> bool:
     panel = max(height, _PANEL)
     mean = random_steps(rows, cols, problem.nnz, (height, gathered), panel=panel, across=1).mean
     k = problem.extent * problem.batch
-    saved = _SAVED[gathered] * mean * -(-rows // panel) * k
+    saved = _SAVED[gathered] * mean * div_up(rows, panel) * k
     return saved > copying(width(problem, side) * k)
 
 
@@ -109,7 +110,7 @@ def bytes_of(width: int, k: int, batch: int, batch_stride: int, itemsize: int) -
     """Bytes of a transposed copy: ``width`` rows of ``k`` elements, ``batch`` times unless a matrix
     serves the whole batch (stride 0)."""
     matrices = batch if batch_stride else 1
-    return matrices * width * -(-k * itemsize // _ALIGNMENT) * _ALIGNMENT
+    return matrices * width * div_up(k * itemsize, _ALIGNMENT) * _ALIGNMENT
 
 
 def bytes_for_spmm(
