@@ -6,6 +6,8 @@ back to the host.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -39,111 +41,171 @@ def build_index(
     Returns:
         int32 tensor of length :attr:`IndexLayout.size`.
     """
-    device = crow_indices.device
     rows, nnz = crow_indices.numel() - 1, col_indices.numel()
     if panels is None:
-        panels = device.type == "cuda"
-    layout = IndexLayout(rows, cols, nnz, block_size, panels=panels)
-    if device.type == "meta":
-        return torch.empty(layout.size, dtype=torch.int32, device=device)
-    index = torch.zeros(layout.size, dtype=torch.int32, device=device)
-    parts = layout.parts()
-
-    def put(part: str, data: Tensor) -> None:
-        index.narrow(0, *parts[part]).copy_(data)
-
-    def put_prefix(part: str, steps: Tensor) -> None:
-        """Of an array whose length is the upper bound Z, as much as the part has room for."""
-        put(part, steps.flatten()[: parts[part][1]])
-
-    positions = torch.arange(nnz, device=device)
+        panels = crow_indices.device.type == "cuda"
+    index = _Index(IndexLayout(rows, cols, nnz, block_size, panels=panels), crow_indices.device)
+    if index.packed.is_meta:
+        return index.packed
+    positions = torch.arange(nnz, device=index.packed.device)
     row_indices = torch.searchsorted(crow_indices, positions.to(torch.int32), right=True) - 1
     col64 = col_indices.to(torch.int64)
     perm = torch.argsort(col64 * max(rows, 1) + row_indices)
-    put("crow_indices", crow_indices)
-    put("col_indices", col_indices)
-    put("row_indices", row_indices)
+    index.put("crow_indices", crow_indices)
+    index.put("col_indices", col_indices)
+    index.put("row_indices", row_indices)
     ccol_indices = _pointers(col64[perm], cols)
-    put("ccol_indices", ccol_indices)
-    put("row_indices_t", row_indices[perm])
-    put("perm", perm)
-    if not layout.panels:
-        return index
-    put("rows_sorted", _longest_first(crow_indices))
-    put("cols_sorted", _longest_first(ccol_indices))
+    index.put("ccol_indices", ccol_indices)
+    index.put("row_indices_t", row_indices[perm])
+    index.put("perm", perm)
+    if not index.layout.panels:
+        return index.packed
+    index.put("rows_sorted", _longest_first(crow_indices))
+    index.put("cols_sorted", _longest_first(ccol_indices))
+    sides = (
+        _Side("row", rows, cols, row_indices, col64, block_size[0]),
+        _Side("col", cols, rows, col64, row_indices, block_size[1]),
+    )
     walked: dict[str, Steps] = {}  # at one pace, by the part that holds the panels
-
-    def walk(
-        steps: str, pointers: Tensor, starts: Tensor, minors: int, across: int, extent: int
-    ) -> Steps:
-        """Steps that are in the index, of panels that are not yet."""
-        listed = layout.view(index, steps).view(-1, 4)
-        order = _longest_first(pointers)
-        return Steps(listed, pointers, order, starts, nnz, minors, across, extent)
-
-    for side, majors, minors, major, minor, extent in (
-        ("row", rows, cols, row_indices, col64, block_size[0]),
-        ("col", cols, rows, col64, row_indices, block_size[1]),
-    ):
-        group = max(1, PANEL // extent)
-        placed, starts = major, _starts(div_up(majors, group), device)
-        if layout.hopper and extent == PAIRED:
-            paired = pair_rows(major, minor, majors, minors)
-            placed, starts = torch.argsort(paired)[major], pad(paired.view(-1, 2), (0, 1))
-        by_column = _panels(placed, minor, majors, group, 1)
-        steps, pointers, blocks = by_column
-        put(f"{side}_panel_ptr", pointers)
-        put(f"{side}_panel_blocks", blocks)
-        put(f"{side}_steps", steps.flatten())
-        if not layout.hopper:
+    for side in sides:
+        panelled = _put_panels(index, side)
+        if not index.layout.hopper:
             continue
-        if f"{side}_panels_sorted" in parts:
-            part = f"{side}_panels_sorted"
-            walked[part] = walk(f"{side}_steps", pointers, starts, minors, 1, extent)
-        kinds = {kind: layout.slabs(kind).get(side) for kind in ("slab", "tall")}
-        for kind, slabs in kinds.items():
-            if slabs is None:
-                continue
-            row, starting = placed, starts
-            if kind == "tall":
-                tripled = triple_rows(major, minor, majors, minors)
-                row, starting = torch.argsort(tripled)[major], tripled.view(-1, 3)
-            steps, pointers, blocks = _panels(row, minor, majors, slabs.down, slabs.across)
-            put_prefix(f"{side}_{kind}_steps", steps)
-            put(f"{side}_{kind}_blocks", blocks)
-            name, facts = f"{side}_{kind}", (starting, minors, slabs.across, extent)
-            walked[f"{name}_panels"] = walk(f"{name}_steps", pointers, *facts)
-        condensed = layout.slabs("condensed").get(side)
-        if condensed is not None:
-            rank = _ranks_in_panels(*by_column, placed // group)
-            steps, pointers, blocks = _panels(placed, rank, majors, group, condensed.across)
-            column = (pointers[placed // group] * condensed.across + rank,)
-            columns = torch.full((condensed.most * condensed.across,), -1, device=device)
-            put(f"{side}_condensed_columns", columns.index_put_(column, minor))
-            steps[:, 0] = torch.arange(nnz, device=device)
-            put_prefix(f"{side}_condensed_steps", steps)
-            put(f"{side}_condensed_blocks", blocks)
-            # In no common order: no two panels have a slab. (With the columns in an order that sets
-            # share: 0.98 to 1.01 times as fast.)
-            facts = starts, minors, condensed.across, extent
-            found = walk(f"{side}_condensed_steps", pointers, *facts)
-            put(f"{side}_condensed_panels", _rows_of_panels(found).flatten())
-        gather = layout.gathers()[side]
-        pieces = minor[:, None] * gather.pieces + torch.arange(gather.pieces, device=device)
-        of_pieces = major.repeat_interleave(gather.pieces), pieces.flatten()
-        steps, pointers, blocks = _panels(*of_pieces, majors, gather.down, 1)
-        put(f"{side}_gather_blocks", blocks)
+        if f"{side.name}_panels_sorted" in index.parts:
+            steps = index.walk(side, f"{side.name}_steps", panelled.pointers, panelled.starts, 1)
+            walked[f"{side.name}_panels_sorted"] = steps
+        for kind in ("slab", "tall"):
+            if side.name in index.layout.slabs(kind):
+                walked[f"{side.name}_{kind}_panels"] = _put_slabs(index, side, kind, panelled)
+        if side.name in index.layout.slabs("condensed"):
+            _put_condensed(index, side, panelled)
         # Blocks 64 high and more are gathered along rows in TF32 alone: too seldom to compare
         # panels for it in every pattern.
-        may_share = gather.height == 64 and (side == "row" or block_size[0] < 64)
-        gathered = gather_tiles(steps[:, 0], pointers, gather, may_share=may_share)
-        put_prefix(f"{side}_gather_steps", steps[gathered.order])
-        put(f"{side}_gather_tiles", gathered.tiles.flatten())
-        put(f"{side}_wide_tiles", gathered.wide.flatten())
+        _put_gathered(index, side, may_share=side.name == "row" or block_size[0] < 64)
     keep_pace([*walked.values()])
     for part, each in walked.items():
-        put(part, _rows_of_panels(each).flatten())
-    return index
+        index.put(part, _rows_of_panels(each).flatten())
+    return index.packed
+
+
+class _Index:
+    """The packed tensor while it is filled."""
+
+    def __init__(self, layout: IndexLayout, device: torch.device) -> None:
+        self.layout = layout
+        self.parts = layout.parts()
+        self.packed = torch.zeros(layout.size, dtype=torch.int32, device=device)
+
+    def put(self, part: str, data: Tensor) -> None:
+        self.packed.narrow(0, *self.parts[part]).copy_(data)
+
+    def put_prefix(self, part: str, steps: Tensor) -> None:
+        """Of an array whose length is the upper bound Z, as much as the part has room for."""
+        self.put(part, steps.flatten()[: self.parts[part][1]])
+
+    def walk(self, side: _Side, part: str, pointers: Tensor, starts: Tensor, across: int) -> Steps:
+        """Steps that are in the index, of panels that are not yet."""
+        listed, order = self.layout.view(self.packed, part).view(-1, 4), _longest_first(pointers)
+        nnz, minors, extent = side.major.numel(), side.minors, side.extent
+        return Steps(listed, pointers, order, starts, nnz, minors, across, extent)
+
+
+class _Side(NamedTuple):
+    """The blocks as panels along one side see them: of the rows, or of the columns.
+
+    Attributes:
+        name: ``"row"`` or ``"col"``.
+        majors, minors: blocks along the side and across it.
+        major, minor: ``(Z,)`` int64, the coordinates of each block.
+        extent: of a block along the side.
+    """
+
+    name: str
+    majors: int
+    minors: int
+    major: Tensor
+    minor: Tensor
+    extent: int
+
+
+class _Panelled(NamedTuple):
+    """Panels whose steps are single block columns.
+
+    Attributes:
+        group: block rows of a panel.
+        placed: ``(Z,)`` the place of each block's row in the order of the panels.
+        starts: the rows where each panel begins.
+        steps, pointers, blocks: as :func:`_panels` has them.
+    """
+
+    group: int
+    placed: Tensor
+    starts: Tensor
+    steps: Tensor
+    pointers: Tensor
+    blocks: Tensor
+
+
+def _put_panels(index: _Index, side: _Side) -> _Panelled:
+    group = max(1, PANEL // side.extent)
+    placed, starts = side.major, _starts(div_up(side.majors, group), side.major.device)
+    if index.layout.hopper and side.extent == PAIRED:
+        paired = pair_rows(side.major, side.minor, side.majors, side.minors)
+        placed, starts = torch.argsort(paired)[side.major], pad(paired.view(-1, 2), (0, 1))
+    steps, pointers, blocks = _panels(placed, side.minor, side.majors, group, 1)
+    index.put(f"{side.name}_panel_ptr", pointers)
+    index.put(f"{side.name}_panel_blocks", blocks)
+    index.put(f"{side.name}_steps", steps.flatten())
+    return _Panelled(group, placed, starts, steps, pointers, blocks)
+
+
+def _put_slabs(index: _Index, side: _Side, kind: str, panelled: _Panelled) -> Steps:
+    """Panels whose steps are slabs; ``"tall"`` ones have three block rows, any."""
+    placed, starts = panelled.placed, panelled.starts
+    if kind == "tall":
+        tripled = triple_rows(side.major, side.minor, side.majors, side.minors)
+        placed, starts = torch.argsort(tripled)[side.major], tripled.view(-1, 3)
+    slabs = index.layout.slabs(kind)[side.name]
+    steps, pointers, blocks = _panels(placed, side.minor, side.majors, slabs.down, slabs.across)
+    index.put_prefix(f"{side.name}_{kind}_steps", steps)
+    index.put(f"{side.name}_{kind}_blocks", blocks)
+    return index.walk(side, f"{side.name}_{kind}_steps", pointers, starts, slabs.across)
+
+
+def _put_condensed(index: _Index, side: _Side, panelled: _Panelled) -> None:
+    """Panels whose steps are slabs of the next block columns that they store."""
+    slabs = index.layout.slabs("condensed")[side.name]
+    nnz, device = side.major.numel(), side.major.device
+    panel = panelled.placed // panelled.group
+    rank = _ranks_in_panels(panelled.steps, panelled.pointers, panelled.blocks, panel)
+    placed = panelled.placed
+    steps, pointers, blocks = _panels(placed, rank, side.majors, panelled.group, slabs.across)
+    columns = torch.full((slabs.most * slabs.across,), -1, device=device)
+    columns.index_put_((pointers[panel] * slabs.across + rank,), side.minor)
+    index.put(f"{side.name}_condensed_columns", columns)
+    steps[:, 0] = torch.arange(nnz, device=device)
+    part = f"{side.name}_condensed_steps"
+    index.put_prefix(part, steps)
+    index.put(f"{side.name}_condensed_blocks", blocks)
+    # In no common order: no two panels have a slab. (With the columns in an order that sets share:
+    # 0.98 to 1.01 times as fast.)
+    walked = index.walk(side, part, pointers, panelled.starts, slabs.across)
+    index.put(f"{side.name}_condensed_panels", _rows_of_panels(walked).flatten())
+
+
+def _put_gathered(index: _Index, side: _Side, *, may_share: bool) -> None:
+    """The tiles of an sdd that gathers blocks across panels of this side."""
+    gather = index.layout.gathers()[side.name]
+    device = side.major.device
+    pieces = side.minor[:, None] * gather.pieces + torch.arange(gather.pieces, device=device)
+    of_pieces = side.major.repeat_interleave(gather.pieces), pieces.flatten()
+    steps, pointers, blocks = _panels(*of_pieces, side.majors, gather.down, 1)
+    index.put(f"{side.name}_gather_blocks", blocks)
+    shares = may_share and gather.height == 64
+    gathered = gather_tiles(steps[:, 0], pointers, gather, may_share=shares)
+    index.put_prefix(f"{side.name}_gather_steps", steps[gathered.order])
+    index.put(f"{side.name}_gather_tiles", gathered.tiles.flatten())
+    index.put(f"{side.name}_wide_tiles", gathered.wide.flatten())
 
 
 def _pointers(sorted_ids: Tensor, count: int) -> Tensor:
