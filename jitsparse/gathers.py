@@ -21,7 +21,7 @@ from jitsparse.sharing import PAIRINGS, nothing_shared, share
 
 __all__ = ["Gathered", "gather_tiles"]
 
-_FEWEST_LOADED = 300
+_MIN_LOADED = 300
 _FIXED = 60
 _FIXED_OF_TWO = 110
 """Tuned for Hopper, in rows and columns loaded: below what a tile takes no less time, and what one
@@ -49,7 +49,7 @@ another pace than its neighbours, which costs up to an eighth."""
 _TILES_OF_A_PANEL = 16
 """Tiles per panel of 128 rows, on average, up to which those of a panel run side by side."""
 
-_MOST_BALANCED = 1 << 14
+_MAX_BALANCED = 1 << 14
 """Tiles that there may be, above which all are as wide as can be: each width takes a list of 8
 bytes a tile, a few times."""
 
@@ -157,7 +157,7 @@ def _planned(key: Tensor, partner: Tensor, gather: Gather, capacity: int) -> tup
     _, begin, end = _dealt_out(steps.flatten(1), parts.flatten(1), capacity)
     two = _cost(2 * gather.height, end - begin, gather, _FIXED_OF_TWO)
     # Many tiles are balanced however wide they are.
-    fewest = gather.fewest if capacity <= _MOST_BALANCED else gather.most
+    fewest = gather.fewest if capacity <= _MAX_BALANCED else gather.most
     halves = torch.arange(2 * fewest, 2 * gather.most + 1, device=device)  # of a step, in a width
     alone = steps[:, None, :, 0].expand(-1, halves.numel(), -1)
     parts_alone = (2 * alone + halves[:, None] - 1) // halves[:, None]
@@ -174,7 +174,7 @@ def _planned(key: Tensor, partner: Tensor, gather: Gather, capacity: int) -> tup
 def _cost(rows: int, width: Tensor, gather: Gather, fixed: int) -> Tensor:
     """Of tiles of so many steps each, none of 0."""
     loaded = rows + width * gather.block
-    return (loaded.clamp(min=_FEWEST_LOADED) + fixed) * (width > 0)
+    return (loaded.clamp(min=_MIN_LOADED) + fixed) * (width > 0)
 
 
 def _dealt_out(steps: Tensor, parts: Tensor, capacity: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -95,8 +95,8 @@ from torch import Tensor
 
 from jitsparse.panels import (
     HOPPER_BLOCK,
+    MIN_DEPTH,
     PANEL,
-    SHALLOWEST,
     SLAB,
     TALL_PANEL,
     has_condensed,
@@ -250,7 +250,7 @@ class IndexLayout:
             head = sum(lengths.values())
             lengths["hopper_padding"] = -head % 4
             for side, depth in (("row", self.block_size[1]), ("col", self.block_size[0])):
-                if depth >= SHALLOWEST:
+                if depth >= MIN_DEPTH:
                     panels = lengths[f"{side}_panel_ptr"] - 1
                     lengths[f"{side}_panels_sorted"] = PANEL_WORDS * panels
             gathers = self.gathers()

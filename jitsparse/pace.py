@@ -29,10 +29,10 @@ _NEIGHBOURS = 16
 _TOGETHER = 4
 """Slabs that stay side by side. One and two gain no more, and ask for more decisions."""
 
-_MOST_DECISIONS = 256
+_MAX_DECISIONS = 256
 """Deeper patterns keep the order of k: every decision is three launches."""
 
-_MOST_PAIRS = 1 << 23
+_MAX_PAIRS = 1 << 23
 """Likewise those that would have to compare more pairs of slabs in all sets, 8 bytes each."""
 
 _TILE_COLUMNS = 256
@@ -94,7 +94,7 @@ def keep_pace(everything: list[Steps]) -> None:
 
 def _worth_ordering(each: Steps) -> bool:
     """Blocks of 128 gain nothing: a panel of one block row needs too few slabs."""
-    few = each.decisions <= _MOST_DECISIONS and each.sets * each.decisions**2 <= _MOST_PAIRS
+    few = each.decisions <= _MAX_DECISIONS and each.sets * each.decisions**2 <= _MAX_PAIRS
     return few and each.extent < 128 and each.decisions > 1 and each.panels.numel() > 1
 
 

@@ -31,7 +31,7 @@ __all__ = ["NO_PAIR", "in_no_order", "match", "pair_rows", "triple_rows"]
 _ROUNDS = 8
 """Of a matching."""
 
-_MOST_COMPARISONS = 1 << 27
+_MAX_COMPARISONS = 1 << 27
 """Patterns that ask for more, a byte each, keep their order of rows."""
 
 _NOBODY, NO_PAIR = -(1 << 42), -(1 << 60)
@@ -55,7 +55,7 @@ def pair_rows(major: Tensor, minor: Tensor, majors: int, minors: int) -> Tensor:
         them if their number is odd.
     """
     windows = div_up(majors, PAIRED_AMONG)
-    few = windows * PAIRED_AMONG**2 * minors <= _MOST_COMPARISONS
+    few = windows * PAIRED_AMONG**2 * minors <= _MAX_COMPARISONS
     if majors <= 2 or not few or torch.compiler.is_compiling():
         return torch.arange(2 * div_up(majors, 2), device=major.device)
     stored = _stored(major, minor, (windows, PAIRED_AMONG, minors))
@@ -93,7 +93,7 @@ def triple_rows(major: Tensor, minor: Tensor, majors: int, minors: int) -> Tenso
     """
     device, most = major.device, TRIPLED_AMONG // 3
     windows = div_up(majors, TRIPLED_AMONG)
-    few = windows * TRIPLED_AMONG**2 * minors <= _MOST_COMPARISONS
+    few = windows * TRIPLED_AMONG**2 * minors <= _MAX_COMPARISONS
     if majors <= 3 or not few or torch.compiler.is_compiling():
         return torch.arange(3 * div_up(majors, 3), device=device).clamp(max=majors)
     stored = _stored(major, minor, (windows, TRIPLED_AMONG, minors))

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 __all__ = [
     "HOPPER_BLOCK",
+    "MIN_DEPTH",
     "PAIRED",
     "PAIRED_AMONG",
     "PANEL",
-    "SHALLOWEST",
     "SLAB",
     "SMS",
     "TALL_PANEL",
@@ -39,7 +39,7 @@ TRIPLED_AMONG = 126
 SLAB = 64
 """Depth of a stage of the Hopper kernels, in elements."""
 
-SHALLOWEST = 32
+MIN_DEPTH = 32
 """Depth of the shallowest stage: one block of 32, or 32 elements of TF32."""
 
 SMS = 132
@@ -59,4 +59,4 @@ def has_condensed(depth: int) -> bool:
     """Whether the block columns of a slab may be any: where blocks are less deep than the
     shallowest slab, so that every slab has several. (A slab of 32 is one block column of 32, and as
     fast as one of two that are condensed.)"""
-    return HOPPER_BLOCK <= depth < SHALLOWEST
+    return HOPPER_BLOCK <= depth < MIN_DEPTH

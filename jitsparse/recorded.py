@@ -29,7 +29,7 @@ from jitsparse.schedule import build_index
 
 __all__ = ["index_of"]
 
-_MOST = 32
+_MAX_RECORDINGS = 32
 """Recordings of a device. None is dropped for another: to destroy a graph is an error while another
 thread captures one."""
 
@@ -40,7 +40,7 @@ _ROOM = 1 << 30
 """Bytes that must be free on the device for a recording. Those that were measured kept 158 MB at
 most (16384 x 16384, blocks of 64), 2.3 KB a block where there are many."""
 
-_MOST_BLOCKS = 1 << 18
+_MAX_BLOCKS = 1 << 18
 """Of a pattern, above which the device has more to do than the host."""
 
 _Key = tuple[int, ...]
@@ -75,7 +75,7 @@ def _may_replay(crow: Tensor, col: Tensor) -> bool:
         is_readable(crow)
         and is_readable(col)
         and crow.is_cuda
-        and 0 < col.numel() <= _MOST_BLOCKS
+        and 0 < col.numel() <= _MAX_BLOCKS
         and not torch._C._len_torch_dispatch_stack()
         and not torch._C._are_functorch_transforms_active()
     )
@@ -125,7 +125,7 @@ class _Device:
     def __init__(self) -> None:
         self.recordings: dict[_Key, _Recording] = {}
         self._seen: OrderedDict[_Key, None] = OrderedDict()
-        self._most = _MOST
+        self._most = _MAX_RECORDINGS
         self._lock = threading.Lock()
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream()

@@ -29,7 +29,7 @@ _WINDOW = 64
 same time, and half as many are wanted at once as in windows of 128: products are 0.95 to 1.05 times
 as fast, those of skewed patterns up to 1.12 times."""
 
-_MOST_COMPARISONS = 1 << 28
+_MAX_COMPARISONS = 1 << 28
 """Patterns that ask for more, a byte each, share nothing."""
 
 _ROUNDS = 4
@@ -69,7 +69,7 @@ def share(column: Tensor, panel: Tensor, gather: Gather) -> Shares:
     windows = div_up(gather.panels, _WINDOW)
     cells = windows * _WINDOW * gather.minors
     # Each pair of panels has a few weights of 8 bytes, too, however few columns there are.
-    many = windows * _WINDOW**2 * max(gather.minors, 64) > _MOST_COMPARISONS
+    many = windows * _WINDOW**2 * max(gather.minors, 64) > _MAX_COMPARISONS
     none = gather.panels < 2 or gather.minors < gather.fewest
     if none or many or torch.compiler.is_compiling():
         return nothing_shared(panel, gather.panels)

@@ -87,7 +87,7 @@ _SKEW = (0.0, *(eighths / 8 for eighths in (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16,
 """Where the steps of both begin, as binary logarithms. Skew is finer: the longest panel can be all
 that a CTA does. Of random patterns 95 in 100 are within 0.06."""
 
-_LARGEST_TABLE = 1 << 24
+_MAX_TABLE_BYTES = 1 << 24
 
 
 class Side(NamedTuple):
@@ -264,7 +264,7 @@ def _panels(
     slabs = div_up(shape[1], block[1] * across)
     panels = div_up(shape[0], max(PANEL, block[0]))
     slab = major // max(1, PANEL // block[0]) * slabs + minor // across
-    if panels * slabs <= _LARGEST_TABLE:
+    if panels * slabs <= _MAX_TABLE_BYTES:
         # Four times as fast as sorting, at 2048 and at 8192 blocks a side.
         table = slab.new_zeros(panels * slabs, dtype=torch.bool)
         table[slab] = True

@@ -16,7 +16,7 @@ import jitsparse as js
 from jitsparse import gathers
 from jitsparse.layout import PANEL_WORDS, Gather, IndexLayout
 from jitsparse.pairs import pair_rows, triple_rows
-from jitsparse.panels import HOPPER_BLOCK, PAIRED, PANEL, SHALLOWEST, SLAB, TALL_PANEL
+from jitsparse.panels import HOPPER_BLOCK, MIN_DEPTH, PAIRED, PANEL, SLAB, TALL_PANEL
 from jitsparse.schedule import build_index
 
 Blocks = list[tuple[int, int]]
@@ -262,7 +262,7 @@ def check(mask: torch.Tensor, block_size: tuple[int, int]) -> None:
         assert layout.view(index, f"{side}_panel_ptr").tolist() == pointers, side
         assert layout.view(index, f"{side}_panel_blocks").tolist() == order, side
         walked = f"{side}_panels_sorted" in layout.parts()
-        assert walked == (min(block_size) >= HOPPER_BLOCK and depth >= SHALLOWEST)
+        assert walked == (min(block_size) >= HOPPER_BLOCK and depth >= MIN_DEPTH)
         if walked:
             names = f"{side}_panels_sorted", f"{side}_steps"
             check_walked(layout, index, names, steps, pointers, starts)

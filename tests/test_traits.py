@@ -158,7 +158,7 @@ def test_a_pattern_may_be_made_in_a_graph() -> None:
 @pytest.mark.parametrize("name", ["powerlaw", "banded", "causal"])
 def test_large_patterns_are_sorted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     small = made(name, (1000, 3000), 32)
-    monkeypatch.setattr(traits, "_LARGEST_TABLE", 0)
+    monkeypatch.setattr(traits, "_MAX_TABLE_BYTES", 0)
     assert made(name, (1000, 3000), 32).traits == small.traits
 
 

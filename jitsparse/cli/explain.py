@@ -7,7 +7,7 @@ from dataclasses import asdict
 import typer
 
 from jitsparse.cli.console import one, print_json
-from jitsparse.cli.options import MOST, read_arch
+from jitsparse.cli.options import MAX_SIZE, read_arch
 
 __all__ = ["command"]
 
@@ -16,9 +16,9 @@ def command(
     op: str = typer.Argument(help="dsd, dds or sdd."),
     dtype: str = typer.Option("f32", help="f64, f32, tf32, f16, bf16."),
     block_size: str = typer.Option("32", help="32 or 32x64."),
-    m: int = typer.Option(4096, min=1, max=MOST, help="Rows of the product."),
-    n: int = typer.Option(4096, min=1, max=MOST, help="Columns of the product."),
-    k: int = typer.Option(4096, min=1, max=MOST, help="The extent that is summed over."),
+    m: int = typer.Option(4096, min=1, max=MAX_SIZE, help="Rows of the product."),
+    n: int = typer.Option(4096, min=1, max=MAX_SIZE, help="Columns of the product."),
+    k: int = typer.Option(4096, min=1, max=MAX_SIZE, help="The extent that is summed over."),
     density: float = typer.Option(0.25, min=0.0, max=1.0, help="Share of blocks stored."),
     layout: str = typer.Option(
         "nn", help="A letter an operand: n as stored (last axis contiguous), t transposed."

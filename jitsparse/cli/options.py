@@ -23,11 +23,11 @@ __all__ = [
     "writable_file",
 ]
 
-MOST = 2**31 - 1
+MAX_SIZE = 2**31 - 1
 """Rows, columns and steps are 32-bit numbers in kernels."""
 
-LONGEST_PATH = 4000
-LONGEST_NAME = 200
+MAX_PATH = 4000
+MAX_NAME = 200
 """Bytes of a path and of the name at its end: below what systems allow, since a longer name is
 written first."""
 
@@ -54,8 +54,8 @@ def read_size(text: str) -> tuple[int, ...]:
     """``"512"`` or ``"512x256x128"`` as ``(m, n, k)``."""
     words = text.lower().split("x")
     sides = tuple(int(word) if word.isdecimal() and len(word) < 20 else 0 for word in words)
-    if len(sides) not in (1, 3) or min(sides) < 1 or max(sides) > MOST:
-        raise ValueError(f"a size is m = n = k, or MxNxK, each from 1 to {MOST}")
+    if len(sides) not in (1, 3) or min(sides) < 1 or max(sides) > MAX_SIZE:
+        raise ValueError(f"a size is m = n = k, or MxNxK, each from 1 to {MAX_SIZE}")
     return sides * 3 if len(sides) == 1 else sides
 
 
@@ -73,7 +73,7 @@ def read_density(text: str) -> float:
 def readable_file(text: str) -> Path:
     """A file that is there."""
     path = Path(text)
-    short = len(os.fsencode(text)) <= LONGEST_PATH
+    short = len(os.fsencode(text)) <= MAX_PATH
     if short and path.is_dir():
         raise ValueError("a directory, not a file")
     if not (short and path.is_file()):
@@ -87,8 +87,8 @@ def writable_file(text: str) -> Path:
     # Written beside and renamed, so what is no regular file would be replaced by one.
     if not path.name or (os.path.lexists(path) and not os.path.isfile(path)):
         raise ValueError("not the name of a file")
-    if len(os.fsencode(path.name)) > LONGEST_NAME:
-        raise ValueError(f"a name of more than {LONGEST_NAME} bytes")
+    if len(os.fsencode(path.name)) > MAX_NAME:
+        raise ValueError(f"a name of more than {MAX_NAME} bytes")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

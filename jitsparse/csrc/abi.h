@@ -64,11 +64,11 @@ template <int PANEL_BLOCK, int GATHERED_BLOCK>
 struct GatherShape {
   static constexpr int64 kPanel = PANEL_BLOCK > 64 ? PANEL_BLOCK : 64, kDown = kPanel / PANEL_BLOCK;
   static constexpr int64 kPiece = GATHERED_BLOCK < 64 ? GATHERED_BLOCK : 64, kPieces = GATHERED_BLOCK / kPiece;
-  static constexpr int64 kFewest = 128 / kPiece, kMost = (kPanel > 64 ? 256 : 512) / kPiece;
+  static constexpr int64 kMin = 128 / kPiece, kMax = (kPanel > 64 ? 256 : 512) / kPiece;
   static JITSPARSE_HD int64 panels(int64 majors) { return div_up(majors, kDown); }
-  static JITSPARSE_HD int64 tiles(int64 majors, int64 steps) { return panels(majors) + steps / kFewest; }  // at most
+  static JITSPARSE_HD int64 tiles(int64 majors, int64 steps) { return panels(majors) + steps / kMin; }  // at most
   static JITSPARSE_HD int64 tiles_size(int64 majors, int64 steps) { return 8 + 8 * tiles(majors, steps); }
-  static JITSPARSE_HD int64 wide_size(int64 majors, int64 steps) { return 8 + 8 * (panels(majors) + steps / kMost); }
+  static JITSPARSE_HD int64 wide_size(int64 majors, int64 steps) { return 8 + 8 * (panels(majors) + steps / kMax); }
 };
 
 // Block rows of a panel of 192 rows whose steps are slabs of 64, or 0 if there is no such panel.

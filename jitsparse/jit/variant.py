@@ -16,7 +16,7 @@ __all__ = ["Variant"]
 _WORD = re.compile(r"[a-z][a-z0-9_]*")
 _LETTER = re.compile(r"[a-z]")
 _VALUE = re.compile(r"[a-z0-9]+")
-_LONGEST = 128
+_MAX_NAME = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +77,9 @@ class Variant:
             letters.append(letter)
             if letters.count(letter) > 1:
                 raise ArgumentError(f"knob {letter!r} occurs more than once in {self.knobs}.")
-        if len(self.name) > _LONGEST:
+        if len(self.name) > _MAX_NAME:
             raise ArgumentError(
-                f"the name of a variant has at most {_LONGEST} characters, as it is part of file "
+                f"the name of a variant has at most {_MAX_NAME} characters, as it is part of file "
                 f"names: {self.name} has {len(self.name)}."
             )
 

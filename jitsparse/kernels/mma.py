@@ -105,7 +105,7 @@ _DIVIDING_SDD = 1100
 """As in :func:`~jitsparse.kernels.cuda.dividing_pays`."""
 _FIXED_OF_SDD = 64
 """As in :func:`~jitsparse.kernels.cuda.time_to_the_end`."""
-_WIDEST_TO_DIVIDE = 64
+_MAX_DIVIDED_COLUMNS = 64
 """Of a dsd or dds: few columns are what leaves CTAs idle."""
 _DIVIDING = 16000 * 128
 """What leaving parts and adding them takes, in products of an SM."""
@@ -162,7 +162,7 @@ def _to_divide(problem: Problem, target: str) -> list[Tile]:
     narrow = [
         tile
         for tile in tiles
-        if tile.shape[1] <= _WIDEST_TO_DIVIDE and parts_of_tile(problem, tile, "mma") > 1
+        if tile.shape[1] <= _MAX_DIVIDED_COLUMNS and parts_of_tile(problem, tile, "mma") > 1
     ]
     return sorted(narrow, key=lambda tile: _time(problem, tile, divides=True))
 

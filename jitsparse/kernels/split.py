@@ -28,7 +28,7 @@ __all__ = [
     "BYTES_OF_TAIL",
     "DIVIDE_THE_TAIL",
     "KNOB",
-    "MOST_ELEMENTS",
+    "MAX_ELEMENTS",
     "most_parts",
     "most_parts_of_problem",
     "most_parts_of_steps",
@@ -47,25 +47,25 @@ KNOB = ("k", "split")
 _TILE = 128 * 256
 """Elements of the largest tile (``csrc/cuda/kernels/sdd_wgmma.cuh``)."""
 
-_FEWEST_SLABS = 8
+_MIN_SLABS = 8
 """Slabs that a part has at least: starting and storing cost as much as two."""
 
-_MOST = 16
+_MAX_PARTS = 16
 
-MOST_ELEMENTS = SMS // 2 * _TILE
+MAX_ELEMENTS = SMS // 2 * _TILE
 """Stored elements of a result above which its sums are not divided."""
 
-_FEWEST_K = {"fma": 128, "mma": 256}
+_MIN_K = {"fma": 128, "mma": 256}
 """Of k that a part of a tile of a dsd or dds walks at least, by family."""
 
-DIVIDE_THE_TAIL = tuple(_FEWEST_K)
+DIVIDE_THE_TAIL = tuple(_MIN_K)
 """Families whose sdd divides its last tiles alone."""
 
-_MOST_ROUNDS, _MOST_PANELS = 3, 512
-BYTES_OF_TAIL = 4 * (_MOST_PANELS + 9)
+_MAX_ROUNDS, _MAX_PANELS = 3, 512
+BYTES_OF_TAIL = 4 * (_MAX_PANELS + 9)
 """Of shared memory; as in ``csrc/cuda/kernels/sdd_tail.cuh``."""
 
-_FEWEST_SLABS_THAT_PAY, _ENOUGH_SLABS = 64, 128
+_MIN_SLABS_THAT_PAY, _ENOUGH_SLABS = 64, 128
 _ELEMENTS_A_SLAB = 4096
 """A part costs what its elements cost to write and to read, and saves some of the sum's slabs."""
 
@@ -83,9 +83,7 @@ def pays_in_sdd(problem: Problem) -> bool:
     """
     slabs = problem.batch * div_up(problem.extent, SLAB)
     elements = problem.nnz * problem.block[0] * problem.block[1]
-    return slabs >= _FEWEST_SLABS_THAT_PAY and elements <= _ELEMENTS_A_SLAB * min(
-        slabs, _ENOUGH_SLABS
-    )
+    return slabs >= _MIN_SLABS_THAT_PAY and elements <= _ELEMENTS_A_SLAB * min(slabs, _ENOUGH_SLABS)
 
 
 def parts_of_sdd(variant: Variant, elements: int, k: int, batch: int) -> tuple[int, int]:
@@ -104,17 +102,17 @@ def parts_of_sdd(variant: Variant, elements: int, k: int, batch: int) -> tuple[i
         tile_m, tile_n, tile_k = variant.ints("t")
         # A tile has a block at least, and a part a stage.
         blocks, stages = elements // math.prod(variant.ints("b")), div_up(k, tile_k) * batch
-        slots = min(_MOST_ROUNDS * at_once, blocks * stages)
+        slots = min(_MAX_ROUNDS * at_once, blocks * stages)
         return at_once, 4 * slots * tile_m * tile_n
-    parts = most_parts(elements, k, batch) if elements <= MOST_ELEMENTS else 1
+    parts = most_parts(elements, k, batch) if elements <= MAX_ELEMENTS else 1
     return parts, 4 * parts * elements if parts > 1 else 0
 
 
 def too_many_panels(problem: Problem, height: int) -> str | None:
     """Every CTA of an sdd that divides its last tiles counts those of all panels."""
     panels = div_up(problem.rows, height)
-    if problem.op == "sdd" and panels > _MOST_PANELS:
-        most = f"the last tiles of at most {_MOST_PANELS} are divided"
+    if problem.op == "sdd" and panels > _MAX_PANELS:
+        most = f"the last tiles of at most {_MAX_PANELS} are divided"
         return f"{panels} panels of {height} rows: {most}"
     return None
 
@@ -128,7 +126,7 @@ def most_parts(elements: int, k: int, batch: int) -> int:
         batch: sums that are added up.
     """
     tiles = div_up(elements, _TILE)
-    return max(1, min(SMS // tiles, batch * div_up(k, SLAB) // _FEWEST_SLABS, _MOST))
+    return max(1, min(SMS // tiles, batch * div_up(k, SLAB) // _MIN_SLABS, _MAX_PARTS))
 
 
 def parts_of_product(
@@ -143,7 +141,7 @@ def parts_of_product(
         stored: elements of all blocks.
     """
     tile_m, tile_n, _ = variant.ints("t")
-    if variant.family in _FEWEST_K:
+    if variant.family in _MIN_K:
         rows, cols = variant.ints("b")
         height, _ = op_block(variant.op, (rows, cols), variant.knob("l"))
         tiles = div_up(m, tile_m) * div_up(n, tile_n) * batch
@@ -165,7 +163,7 @@ def parts_of_tiles(family: str, tiles: int, at_once: int, walked: float) -> int:
     """
     # A third of 768 may be a little less than 256 in floats.
     whole = int(walked * (1 + 1e-9))
-    return max(1, min(at_once // max(1, tiles), whole // _FEWEST_K[family], _MOST))
+    return max(1, min(at_once // max(1, tiles), whole // _MIN_K[family], _MAX_PARTS))
 
 
 def walked_k(k: int, density: float, block_rows: int) -> float:
@@ -182,7 +180,7 @@ def most_parts_of_steps(m: int, n: int, k: int, batch: int, width: int) -> int:
         width: columns of a tile.
     """
     tiles = div_up(m, PANEL) * div_up(n, width) * batch
-    return max(1, min(SMS // max(1, tiles), div_up(k, SLAB) // _FEWEST_SLABS, _MOST))
+    return max(1, min(SMS // max(1, tiles), div_up(k, SLAB) // _MIN_SLABS, _MAX_PARTS))
 
 
 def most_parts_of_problem(problem: Problem, width: int) -> int:

@@ -212,7 +212,7 @@ def test_another_gpu_than_the_current_one() -> None:
 
 
 def test_beyond_the_most_layouts_they_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded, "_MOST", 1)
+    monkeypatch.setattr(recorded, "_MAX_RECORDINGS", 1)
     for which in (0, 1):
         for number in range(3):
             given = arguments(number, which)

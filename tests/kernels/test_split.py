@@ -16,7 +16,7 @@ from jitsparse.kernels.roles import LAYOUTS
 from jitsparse.kernels.split import (
     BYTES_OF_TAIL,
     DIVIDE_THE_TAIL,
-    MOST_ELEMENTS,
+    MAX_ELEMENTS,
     most_parts,
     most_parts_of_steps,
     parts_of_product,
@@ -39,7 +39,7 @@ def test_parts_leave_no_tile_waiting_and_are_long_enough(elements: int, k: int, 
         assert parts * -(-elements // TILE) <= SMS, "every part has a CTA of its own"
         assert parts * 8 <= batch * -(-k // 64), "a part has eight slabs and more"
         assert parts * elements <= SMS * TILE, "the workspace does not grow with the matrix"
-        assert elements <= MOST_ELEMENTS
+        assert elements <= MAX_ELEMENTS
 
 
 def test_a_small_weight_gradient_is_divided_and_a_large_one_is_not() -> None:

@@ -31,7 +31,7 @@ class DdsRows : public StripProduct {
   static constexpr int64 kPart = max(1, 128 / BLOCK_ROWS);
   // Strips are as high as leaves their panels in the L2 cache. The blocks of a column pass through it once
   // a strip. The sums of all its rows are to be in L1, too.
-  static constexpr int64 kMostTiles = 98 / TILE_ROWS;
+  static constexpr int64 kMaxTiles = 98 / TILE_ROWS;
   // A strip's tiles are as few as there have to be and as high as deals its rows out evenly, in such steps.
   static constexpr int kStep = (TILE_ROWS + 4) / 5;
 
@@ -40,7 +40,7 @@ class DdsRows : public StripProduct {
 
   DdsRows(const SpmmArgs& args, int64 threads) : args_(args), index_(args.index, args.rows, args.cols, args.nnz) {
     const int64 row_bytes = BLOCK_ROWS * index_.R * int64(sizeof(A));
-    const StripWidth strip = {kMostTiles * TILE_ROWS, TILE_ROWS, kStep, row_bytes, l2_bytes()};
+    const StripWidth strip = {kMaxTiles * TILE_ROWS, TILE_ROWS, kStep, row_bytes, l2_bytes()};
     const int64 highest = strip.widest(args.n * args.batch, threads);
     plan = {args.batch, args.n, highest, index_.C, index_.ccol(), BLOCK_ROWS};
     panels_bytes_ = highest * row_bytes;

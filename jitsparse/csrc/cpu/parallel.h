@@ -53,10 +53,10 @@ inline void barrier(int64 size) {
 class Scratch {
  public:
   static constexpr int64 kLine = 64;
-  static constexpr int64 kMostKept = 64 << 20;
+  static constexpr int64 kMaxKept = 64 << 20;
   static constexpr int64 round_up(int64 bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
-  Scratch(int64 bytes, void* kept) : kept_(bytes <= kMostKept ? static_cast<Block**>(kept) : nullptr) {
+  Scratch(int64 bytes, void* kept) : kept_(bytes <= kMaxKept ? static_cast<Block**>(kept) : nullptr) {
     if (kept_) block_ = __atomic_exchange_n(kept_, static_cast<Block*>(nullptr), __ATOMIC_ACQ_REL);
     if (block_ && block_->bytes >= bytes) return;
     free(block_);

@@ -38,13 +38,13 @@ struct StripWidth {
   int64 in_l2;   // bytes that may be there
 
   // A strip of more packed data than this is narrower than a register tile.
-  static constexpr int64 kMostBytes = 4 << 20;
+  static constexpr int64 kMaxBytes = 4 << 20;
 
   // As leaves its packed data in the L2 cache, a register tile at least.
   int64 widest(int64 units, int64 threads) const {
     int64 width = most;
     while (width > step && width * bytes > in_l2) width -= step;
-    while (width > finest && width * bytes > kMostBytes) width -= finest;
+    while (width > finest && width * bytes > kMaxBytes) width -= finest;
     // Rather a strip for every thread than a cut through one, where both parts pack its panels.
     const int64 fair = div_up(div_up(units, threads), step) * step;
     return fair < width ? fair : width;

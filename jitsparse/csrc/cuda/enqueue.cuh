@@ -32,32 +32,32 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kMinCtas) kernel_ent
 
 // What has to be asked of the driver once a device: `ask`, on the current one, unless `done` says that it has been.
 // Threads may ask at once: ctypes releases Python's lock for a launch. (<atomic> would cost compile time.)
-constexpr int kMostDevices = 64;  // those beyond are asked at every launch
+constexpr int kMaxDevices = 64;  // those beyond are asked at every launch
 template <typename Ask>
-cudaError_t once_a_device(bool (&done)[kMostDevices], Ask ask) {
+cudaError_t once_a_device(bool (&done)[kMaxDevices], Ask ask) {
   int device = 0;
   if (cudaError_t error = cudaGetDevice(&device)) return error;
-  if (device < kMostDevices && __atomic_load_n(&done[device], __ATOMIC_RELAXED)) return cudaSuccess;
+  if (device < kMaxDevices && __atomic_load_n(&done[device], __ATOMIC_RELAXED)) return cudaSuccess;
   if (cudaError_t error = ask()) {
     cudaGetLastError();  // or whoever launches the next kernel would be told of it
     return error;
   }
-  if (device < kMostDevices) __atomic_store_n(&done[device], true, __ATOMIC_RELAXED);
+  if (device < kMaxDevices) __atomic_store_n(&done[device], true, __ATOMIC_RELAXED);
   return cudaSuccess;
 }
 
 // Streaming multiprocessors of the current device; 1 if it cannot be asked, which is slow and right.
 inline int sm_count() {
-  static int known[kMostDevices];
+  static int known[kMaxDevices];
   int device = 0, count = 0;
   if (cudaGetDevice(&device) != cudaSuccess) return 1;
-  if (device < kMostDevices) count = __atomic_load_n(&known[device], __ATOMIC_RELAXED);
+  if (device < kMaxDevices) count = __atomic_load_n(&known[device], __ATOMIC_RELAXED);
   if (count) return count;
   if (cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
     cudaGetLastError();
     return 1;
   }
-  if (device < kMostDevices) __atomic_store_n(&known[device], count, __ATOMIC_RELAXED);
+  if (device < kMaxDevices) __atomic_store_n(&known[device], count, __ATOMIC_RELAXED);
   return count;
 }
 
@@ -68,7 +68,7 @@ int enqueue(const Params& params, int64 grid, int64 context) {
   auto* entry = kernel_entry<Kernel, Params>;
   // More than 48 KB of dynamic shared memory has to be asked for, once a device.
   if constexpr (Kernel::kSharedBytes > 48 * 1024) {
-    static bool allowed[kMostDevices];
+    static bool allowed[kMaxDevices];
     const auto allow = [entry] {
       return cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::kSharedBytes);
     };
@@ -95,7 +95,7 @@ int enqueue(const Params& params, int64 grid, int64 context) {
 // graph is captured that may be too late.
 template <typename Kernel, typename Params>
 cudaError_t load_kernel() {
-  static bool loaded[kMostDevices];
+  static bool loaded[kMaxDevices];
   return once_a_device(loaded, [] {
     cudaFuncAttributes attributes;
     return cudaFuncGetAttributes(&attributes, kernel_entry<Kernel, Params>);

@@ -33,8 +33,8 @@ cudaError_t encode_map(CUtensorMap* map, const void* base, const MatrixShape& sh
   }();
   if (encode == nullptr) return cudaErrorNotSupported;
   // Coordinates of a copy are 32-bit.
-  constexpr int64 kMost = 0x7fffffff;
-  if (shape.inner > kMost || shape.outer > kMost || shape.batch > kMost) return cudaErrorInvalidValue;
+  constexpr int64 kMax = 0x7fffffff;
+  if (shape.inner > kMax || shape.outer > kMax || shape.batch > kMax) return cudaErrorInvalidValue;
   const cuuint64_t sizes[3] = {cuuint64_t(shape.inner), cuuint64_t(shape.outer), cuuint64_t(shape.batch)};
   // The stride of an axis of one entry is never used, but must be legal.
   const cuuint64_t row_bytes = cuuint64_t(shape.ld) * sizeof(Storage);

@@ -40,7 +40,7 @@ struct SddStages {
   static constexpr bool kGatheredAlongK = GATHER_ROWS ? LEFT_K_CONTIGUOUS : RIGHT_K_CONTIGUOUS;
   static constexpr int kElementBytes = sizeof(Storage), kSwizzleElements = 128 / kElementBytes;  // of the widest rows that a swizzle knows
   static constexpr int kTileM = Shape::kPanel, kSlab = kSwizzleElements;
-  static constexpr int kColumns = Shape::kMost;
+  static constexpr int kColumns = Shape::kMax;
   static_assert(kColumns <= 32, "one lane copies one block column");
 
   // Two warpgroups, of 64 rows and up to 256 columns each: one below the other if they have the same columns, else side by side.
@@ -55,7 +55,7 @@ struct SddStages {
   static constexpr int kSpanBytes = kSpan * 128;
 
   // The widest tile of the pattern decides how many stages there are.
-  static constexpr int kRingBytes = (kGroupsM > 1 ? 4 : 3) * (kPanelBytes + Shape::kMost * kColumnBytes), kMostStages = 8;
+  static constexpr int kRingBytes = (kGroupsM > 1 ? 4 : 3) * (kPanelBytes + Shape::kMax * kColumnBytes), kMaxStages = 8;
 
   struct Params {
     SddArgs args;
@@ -69,9 +69,9 @@ struct SddStages {
   static __device__ __forceinline__ void run(const Params& params) {
     unsigned char* shared = aligned_shared();
     const unsigned base = unsigned(__cvta_generic_to_shared(shared));
-    const StageBarriers barriers(base + Kernel::kBarriersAt, kMostStages);
+    const StageBarriers barriers(base + Kernel::kBarriersAt, kMaxStages);
     if (threadIdx.x == 0) {
-      barriers.init(kMostStages, kProducers, kConsumers * 4);
+      barriers.init(kMaxStages, kProducers, kConsumers * 4);
       ptx::tma_prefetch_map(&params.panel);
       ptx::tma_prefetch_map(&params.gathered);
     }

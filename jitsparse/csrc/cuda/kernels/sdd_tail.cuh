@@ -11,8 +11,8 @@ namespace jitsparse {
 // GROUP: panels whose tiles are dealt out column by column, as in tile/order.cuh.
 template <typename Pipeline, int GROUP>
 struct SddTail {
-  static constexpr int kMostPanels = 512;   // this and kMostRounds as in kernels/split.py
-  static constexpr int kMostRounds = 3;     // of CTAs that a GPU has at a time
+  static constexpr int kMaxPanels = 512;   // this and kMaxRounds as in kernels/split.py
+  static constexpr int kMaxRounds = 3;     // of CTAs that a GPU has at a time
   static constexpr int kStagesToStart = 2;  // as long as these take to begin and to leave a part
 
   struct Coordinates {
@@ -26,7 +26,7 @@ struct SddTail {
   struct Known {
     int panels, stages, ctas;     // panels; stages of a tile; CTAs at a time
     Piece piece;                  // the CTA's
-    int before[kMostPanels + 1];  // exclusive prefix sum of the panels' tiles; last: all
+    int before[kMaxPanels + 1];  // exclusive prefix sum of the panels' tiles; last: all
   };
   static constexpr int kBytes = sizeof(Known);
 
@@ -51,7 +51,7 @@ struct SddTail {
   __device__ __forceinline__ int parts() const {
     int best = 1, least = known.stages + kStagesToStart;
 #pragma unroll
-    for (int rounds = 1; rounds <= kMostRounds; ++rounds) {
+    for (int rounds = 1; rounds <= kMaxRounds; ++rounds) {
       const int fitting = divided() ? rounds * known.ctas / divided() : 1, parts = fitting < known.stages ? fitting : known.stages;
       // In stages: of the longest part in each round, and what starting costs.
       const int time = parts ? rounds * ((known.stages + parts - 1) / parts + kStagesToStart) : least;
@@ -63,7 +63,7 @@ struct SddTail {
   __device__ __forceinline__ Coordinates coordinates(int tile) const {
     int group = 0;  // the last one that does not begin after the tile
 #pragma unroll
-    for (int step = kMostPanels / GROUP / 2; step > 0; step /= 2) {
+    for (int step = kMaxPanels / GROUP / 2; step > 0; step /= 2) {
       if ((group + step) * GROUP < known.panels && known.before[(group + step) * GROUP] <= tile) group += step;
     }
     const int first = group * GROUP, height = known.panels - first < GROUP ? known.panels - first : GROUP;
@@ -88,7 +88,7 @@ struct SddTail {
   static int64 grid(const SddArgs& args) {
     // No pattern has more tiles: every panel at most one that is not full.
     const int64 most = Pipeline::grid(args), tiles = args.nnz / Pipeline::kColumns + Pipeline::panels(args);
-    return (tiles < most ? tiles : most) + kMostRounds * args.parts;
+    return (tiles < most ? tiles : most) + kMaxRounds * args.parts;
   }
 
  private:
@@ -105,7 +105,7 @@ struct SddTail {
 
   // By a warp, of which each lane has panels that lie side by side.
   static __device__ __forceinline__ void count_tiles(int* before, const int* pointers, int panels, int lane) {
-    constexpr int kEach = kMostPanels / 32;
+    constexpr int kEach = kMaxPanels / 32;
     const auto tiles_of = [&](int panel) {
       return panel < panels ? (pointers[panel + 1] - pointers[panel] + Pipeline::kColumns - 1) / Pipeline::kColumns : 0;
     };
@@ -123,7 +123,7 @@ struct SddTail {
       if (first + i <= panels) before[first + i] = running;
       running += tiles_of(first + i);
     }
-    if (lane == 31 && panels == kMostPanels) before[panels] = running;
+    if (lane == 31 && panels == kMaxPanels) before[panels] = running;
   }
 };
 

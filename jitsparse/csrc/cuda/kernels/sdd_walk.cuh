@@ -73,7 +73,7 @@ struct SddTiles {
                          head.z ? 2 * Stages::kPanelBytes + room(head.z) * Stages::kColumnBytes : 0);
     stages = 0;  // as many as fit; without a division, which would come before the first copy
 #pragma unroll
-    for (int n = 1; n <= Stages::kMostStages; ++n) stages += n * stage_bytes <= Stages::kRingBytes;
+    for (int n = 1; n <= Stages::kMaxStages; ++n) stages += n * stage_bytes <= Stages::kRingBytes;
     // But not five: four are 0.97 to 1.23 times as fast (docs/performance.md). Six are faster than four.
     if (stages == 5) stages = 4;
     slabs = slabs_of_batch * int(params.args.batch);

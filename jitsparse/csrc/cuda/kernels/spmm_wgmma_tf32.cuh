@@ -34,7 +34,7 @@ struct SpmmWgmmaTf32 {
   static constexpr int kBlockRows = BLOCK_ROWS, kBlockCols = BLOCK_COLS;
   static constexpr int kBarriersAt = Stages::kRingBytes;
   static constexpr int kSharedBytes = kBarriersAt + Stages::kStages * 16 + kSharedAlignment;
-  static_assert(kSharedBytes <= kMostSharedBytes, "fits an SM");
+  static_assert(kSharedBytes <= kMaxSharedBytes, "fits an SM");
   using Params = typename Stages::Params;
 
   // The left operand, of which a warpgroup has kTiles times 64 elements; a stored block if the right one is the dense operand.

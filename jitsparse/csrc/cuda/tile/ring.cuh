@@ -6,7 +6,7 @@
 namespace jitsparse {
 
 // Of an SM of Hopper, for one CTA; and what the ring begins at a multiple of, as the swizzle of 128 bytes wants.
-constexpr int kMostSharedBytes = 232448, kSharedAlignment = 1024;
+constexpr int kMaxSharedBytes = 232448, kSharedAlignment = 1024;
 
 // The first such address of the CTA's shared memory.
 __device__ __forceinline__ unsigned char* aligned_shared() {

@@ -7,7 +7,7 @@ typedef struct {
   unsigned x, y, z;
 } Dim3;
 
-enum { kSuccess = 0, kInvalidValue = 1, kMostStaticShared = 48 << 10, kMostShared = 232448 };
+enum { kSuccess = 0, kInvalidValue = 1, kMaxStaticShared = 48 << 10, kMaxShared = 232448 };
 
 // Set by the tests.
 int device, launch_error, driver_version = 13000;
@@ -40,7 +40,7 @@ int cudaDeviceGetAttribute(int* value, int attribute, int which) {
 }
 int cudaFuncSetAttribute(const void* function, int attribute, int value) {
   ++attributes_set;
-  if (value > kMostShared) return pending = kInvalidValue;
+  if (value > kMaxShared) return pending = kInvalidValue;
   if (value > shared_allowed[device]) shared_allowed[device] = value;  // of all kernels, which this does not tell apart
   return kSuccess;
 }
@@ -58,7 +58,7 @@ typedef struct {
 
 int cudaLaunchKernelExC(const Launch* launch, const void* function, void** arguments) {
   if (launch_error) return pending = launch_error;
-  if (launch->shared > kMostStaticShared && launch->shared > (size_t)shared_allowed[device]) return pending = kInvalidValue;
+  if (launch->shared > kMaxStaticShared && launch->shared > (size_t)shared_allowed[device]) return pending = kInvalidValue;
   ++launches;
   last_grid = launch->grid.x;
   last_threads = launch->threads.x;

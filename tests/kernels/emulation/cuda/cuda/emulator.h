@@ -230,8 +230,8 @@ inline void run_cta(int threads, const std::function<void()>& body) {
 // ---- memory
 
 constexpr unsigned kSharedBase = 1024;  // addresses of shared memory begin here
-inline constexpr unsigned kMostShared = 232448;
-alignas(1024) inline unsigned char memory[kMostShared];
+inline constexpr unsigned kMaxShared = 232448;
+alignas(1024) inline unsigned char memory[kMaxShared];
 inline unsigned shared_bytes;
 
 inline unsigned char* at(unsigned address, unsigned bytes) {
@@ -324,7 +324,7 @@ T __ldg(const T* from) {
 }
 inline std::size_t __cvta_generic_to_shared(const void* p) {
   const auto* byte = static_cast<const unsigned char*>(p);
-  if (byte < emulation::memory || byte > emulation::memory + emulation::kMostShared) emulation::fail("not in shared memory");
+  if (byte < emulation::memory || byte > emulation::memory + emulation::kMaxShared) emulation::fail("not in shared memory");
   return byte - emulation::memory + emulation::kSharedBase;
 }
 inline void __syncthreads() { emulation::arrive_and_wait(emulation::cta->named[0], int(emulation::cta->threads.size())); }

@@ -28,8 +28,8 @@ namespace jitsparse {
 template <typename Storage>
 cudaError_t encode_map(CUtensorMap* map, const void* base, const MatrixShape& shape, const Box& box) {
   constexpr int kBytes = sizeof(Storage);
-  constexpr int64 kMost = 0x7fffffff;
-  if (shape.inner > kMost || shape.outer > kMost || shape.batch > kMost) return cudaErrorInvalidValue;
+  constexpr int64 kMax = 0x7fffffff;
+  if (shape.inner > kMax || shape.outer > kMax || shape.batch > kMax) return cudaErrorInvalidValue;
   const bool legal = box.inner * kBytes <= 128 && box.outer <= 256 && shape.ld * kBytes % 16 == 0 &&
                      shape.batch_stride * kBytes % 16 == 0 && reinterpret_cast<std::size_t>(base) % 16 == 0;
   if (!legal) return cudaErrorInvalidValue;
