@@ -163,6 +163,7 @@ def own_headers(template: Template, context: Context) -> dict[str, tuple[str, st
     """What :func:`headers` finds, by path: the name and the text of each."""
     found: dict[str, tuple[str, str]] = {}
     labels: set[str] = set()
+    plain: dict[str, bool] = {}
     roots = roots_of(template)
     source = os.path.join(roots[0], os.path.basename(template.source))
     queue, seen = [(source, template.text())], {source}
@@ -184,7 +185,7 @@ def own_headers(template: Template, context: Context) -> dict[str, tuple[str, st
                 )
             beside = (os.path.dirname(including),) if match[2] else ()
             for directory in (*beside, *roots):
-                path = _as_opened(os.path.join(directory, name))
+                path = _as_opened(directory, name, plain)
                 if path not in seen and os.path.isfile(path):
                     with open(path, encoding="utf-8", errors="surrogateescape") as file:
                         content = file.read()
@@ -211,12 +212,23 @@ def _includes(text: str) -> Iterable[re.Match[str]]:
     return found.values()
 
 
-def _as_opened(path: str) -> str:
-    """The path without what does not lead elsewhere; `..` behind a link does."""
-    plain = os.path.normpath(path)
-    if ".." in path and os.path.realpath(plain) != os.path.realpath(path):
-        return os.path.realpath(path)
-    return plain
+def _as_opened(directory: str, name: str, plain: dict[str, bool]) -> str:
+    """The path without what does not lead elsewhere; `..` behind a link does.
+
+    Args:
+        directory, name: where, and what of it, is included.
+        plain: of a directory in which a file was looked for, whether `..` just goes up in it. Most
+            headers share a few: to ask for each anew was half the time of a key.
+    """
+    path = os.path.join(directory, name)
+    normal = os.path.normpath(path)
+    if ".." in path:
+        above, normal_above = os.path.dirname(path), os.path.dirname(normal)
+        if above not in plain:
+            plain[above] = os.path.realpath(above) == os.path.realpath(normal_above)
+        if not plain[above] and os.path.realpath(normal) != os.path.realpath(path):
+            return os.path.realpath(path)
+    return normal
 
 
 def _unused(label: str, taken: set[str]) -> str:
