@@ -93,7 +93,7 @@ def test_what_cannot_be_deleted_is_said(cache: Cache, monkeypatch: pytest.Monkey
     for delete in (lambda: prune(cache, max_size=0), cache.clear):
         with pytest.raises(UnwritableCache, match=r"Read-only file system.*JITSPARSE_CACHE_DIR"):
             delete()
-    pruning.enforce(cache, 1)
+    pruning.enforce(cache, 1, 1)
     assert left(cache) == [entry]
 
 
@@ -158,10 +158,31 @@ def test_the_cap_is_kept_after_a_build(
     assert set(left(Cache(cache_dir))) == {fresh, kernel.entry.path}, "built just now"
 
 
+def test_a_cache_is_not_measured_after_every_build(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A warm-up of a thousand kernels would look at a million files."""
+    measured, real = [], pruning.directories
+    monkeypatch.setattr(pruning, "directories", lambda root: measured.append(root) or real(root))
+    for n in range(20):
+        path = toykernel.publish(cache, n, age=HOUR, size=1000)
+        pruning.enforce(cache, 100_000, disk_usage(path)[0])
+    assert len(measured) == 1
+    for n in range(20, 200):
+        path = toykernel.publish(cache, n, age=HOUR, size=1000)
+        pruning.enforce(cache, 100_000, disk_usage(path)[0])
+        assert sum(disk_usage(each)[0] for each in left(cache)) <= 100_000 * (1 + 1 / 64)
+    monkeypatch.setattr(pruning, "MEASURED_EVERY", -1.0)  # what others add is seen in time
+    measured.clear()
+    for added in (100_000, 1, 1):
+        pruning.enforce(cache, 100_000, added)
+    assert len(measured) >= 3
+
+
 def test_the_cap_leaves_what_was_used_just_now(cache: Cache) -> None:
     """Another process may have found it, and be about to map it."""
     old, new = toykernel.publish(cache, 1, age=HOUR), toykernel.publish(cache, 2, age=60.0)
-    pruning.enforce(cache, 1)
+    pruning.enforce(cache, 1, 1)
     assert left(cache) == [new]
     assert prune(cache, max_size=1, dry_run=True).deleted == (new,)
     assert not old.exists()

@@ -123,9 +123,8 @@ def test_what_belongs_to_the_compilers_may_lie_in_an_include_directory(
     (folder / "inc" / "theirs").mkdir()
     (folder / "inc" / "theirs" / "a.h").write_text("")
     read, found = ninja.dependencies, toolchain.Compiler.header_directories
-    monkeypatch.setattr(
-        ninja, "dependencies", lambda at: {*read(at), str(folder / "inc" / "theirs" / "a.h")}
-    )
+    theirs = str(folder / "inc" / "theirs" / "a.h")
+    monkeypatch.setattr(ninja, "dependencies", lambda *at: {*read(*at), theirs})
     mine = template(folder, "#define VALUE 3")
     with pytest.raises(CompileError, match=r"theirs/a\.h, which the text does not show"):
         value(mine)
@@ -154,7 +153,7 @@ def test_a_header_above_a_linked_directory(folder: Path) -> None:
 def test_what_a_line_mark_names_is_no_header(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """nvcc says that it has read the template."""
     mine, read = template(folder, "#define VALUE 3"), ninja.dependencies
-    monkeypatch.setattr(ninja, "dependencies", lambda at: {*read(at), str(mine.source)})
+    monkeypatch.setattr(ninja, "dependencies", lambda *at: {*read(*at), str(mine.source)})
     assert value(mine) == 3
 
 

@@ -111,17 +111,16 @@ def _require_known_headers(
     own = own_headers(template, template.context(variant))
     # nvcc counts what a #line names among what it has read.
     known = {os.path.realpath(path) for path in (str(template.source), *own)}
-    roots = tuple(root + os.sep for root in roots_of(template))
-    unknown = [path for path in ninja.dependencies(staging) - known if path.startswith(roots)]
+    unknown = ninja.dependencies(staging, tuple(roots_of(template))) - known
     if unknown:
         # nvcc names what belongs to it, too, which may lie there.
         theirs = tuple(os.path.realpath(each) + os.sep for each in tools.header_directories())
-        unknown = sorted(path for path in unknown if not path.startswith(theirs))
+        unknown = {path for path in unknown if not path.startswith(theirs)}
     if unknown:
         others = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         raise CompileError(
             f"template {template.name!r} cannot be compiled\n"
-            f"  it includes {unknown[0]}{others}, which the text does not show: write #include "
+            f"  it includes {min(unknown)}{others}, which the text does not show: write #include "
             'with the name in "" or <> on a line of its own. A header that is not known would not '
             "be part of the cache key, and what it was before an edit would run",
             variant=variant.name,

@@ -13,6 +13,7 @@ from jitsparse.jit import config, prune, tuned
 from jitsparse.jit.bundle import FILE_LIMIT, MANIFEST, Expected, read_manifest
 from jitsparse.jit.cache import VERSION, Cache
 from jitsparse.jit.entry import LIBRARY, examine
+from jitsparse.jit.inventory import disk_usage
 from jitsparse.jit.ustar import Member, members
 
 __all__ = ["Imported", "import_bundle"]
@@ -60,7 +61,8 @@ def import_bundle(cache: Cache, path: Path) -> Imported:
             f"{path} is not a bundle of compiled kernels: {error}. Bundles are written by "
             "jitsparse cache export."
         ) from error
-    prune.enforce(cache, config.get().cache_max_size)
+    added = sum(disk_usage(path)[0] for path in progress.imported)
+    prune.enforce(cache, config.get().cache_max_size, added)
     rejected = tuple(progress.rejected.items())
     return Imported(tuple(progress.imported), tuple(progress.present), progress.tuned, rejected)
 

@@ -21,15 +21,32 @@ def commands(staging: Path, source: str) -> list[str]:
     return [line for line in text.splitlines() if line]
 
 
-def dependencies(staging: Path) -> set[str]:
-    """Real paths of the files elsewhere that the compiler read, by its own account; of those that
-    belong to a C++ compiler it keeps none. Empty where a wrapper keeps the account back."""
+def dependencies(staging: Path, roots: tuple[str, ...]) -> set[str]:
+    """Real paths of the files below some directories that the compiler read, by its own account; of
+    those that belong to a C++ compiler it keeps none. Empty where a wrapper keeps the account back.
+
+    Args:
+        staging: where it was built, of which no file counts.
+        roots: real paths of the directories.
+    """
     lines = _ask("deps", staging).splitlines()
-    named = (line.strip() for line in lines if line.startswith(" "))
     here = os.path.realpath(staging)
-    paths = {os.path.realpath(os.path.join(here, name)) for name in named}
+    directories: dict[str, str] = {}  # nvcc names hundreds of files in few
+    paths = set()
+    for line in lines:
+        if not line.startswith(" "):
+            continue
+        directory, name = os.path.split(os.path.join(here, line.strip()))
+        if directory not in directories:
+            directories[directory] = os.path.realpath(directory)
+        path = os.path.join(directories[directory], name)
+        paths.add(os.path.realpath(path) if name == ".." or os.path.islink(path) else path)
+    below = tuple(root + os.sep for root in roots)
+    elsewhere = (
+        each for each in paths if each.startswith(below) and not each.startswith(here + os.sep)
+    )
     # ninja takes ".." behind a link for the directory before it, where there may be nothing.
-    return {path for path in paths if not path.startswith(here + os.sep) and os.path.isfile(path)}
+    return {path for path in elsewhere if os.path.isfile(path)}
 
 
 def _ask(what: str, staging: Path) -> str:

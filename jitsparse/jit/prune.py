@@ -10,8 +10,10 @@ not looked at: they become entries by a rename at their end.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,12 @@ __all__ = ["Pruned", "enforce", "mapped", "prune"]
 # Under the size cap, what was built or loaded so recently stays: another process may have found it
 # and be about to map it.
 GRACE = 600.0
+# Under the size cap the whole cache is measured again this long after the last time, since other
+# processes add to it, too; or when this one has added half of what was left, at least a share of
+# the cap. To measure it after every build took half of a warm-up's Python time from 400 entries on,
+# and on 64 processors that was what a warm-up waited for (docs/performance.md).
+MEASURED_EVERY = 60.0
+MIN_SHARE = 1 / 64
 # The source and log of a failed build, and what was set aside as damaged, are kept for this long.
 LEFTOVER_AGE = 86400.0
 
@@ -95,14 +103,53 @@ def prune(
     return Pruned(tuple(deleted), before - kept_bytes, kept, kept_bytes, tuple(in_use))
 
 
-def enforce(cache: Cache, max_size: int | None) -> None:
-    """Keep a cache below its size cap, after an entry was added. Never an error of that build."""
-    if max_size is None:
+class _Allowances:
+    """How much may be added to each cache before it is measured again, and until when."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.guard = threading.Lock()
+        self.of: dict[tuple[Path, int], tuple[float, float]] = {}
+
+    def spend(self, cache: tuple[Path, int], added: int) -> bool:
+        """Whether it need not be measured although so many bytes were added."""
+        with self.guard:
+            left, until = self.of.get(cache, (0.0, 0.0))
+            if added < left and time.monotonic() < until:
+                self.of[cache] = left - added, until
+                return True
+            # One thread measures; others go on meanwhile.
+            self.of[cache] = math.inf, time.monotonic() + MEASURED_EVERY
+            return False
+
+    def grant(self, cache: tuple[Path, int], left: int) -> None:
+        """So many bytes are left below the cap; negative if there are more."""
+        with self.guard:
+            share = max(left / 2, MIN_SHARE * cache[1])
+            self.of[cache] = share, time.monotonic() + MEASURED_EVERY
+
+
+_allowances = _Allowances()
+
+os.register_at_fork(after_in_child=_allowances.reset)
+
+
+def enforce(cache: Cache, max_size: int | None, added: int) -> None:
+    """Keep a cache below its size cap, after so many bytes were added. Never an error of what added
+    them. Not every call measures the cache: it may exceed the cap by a 64th, and by what other
+    processes add in a minute.
+    """
+    if max_size is None or _allowances.spend((cache.root, max_size), added):
         return
     with contextlib.suppress(OSError):
-        if sum(disk_usage(path)[0] for path in directories(cache.root)) <= max_size:
+        total = sum(disk_usage(path)[0] for path in directories(cache.root))
+        if total <= max_size:
+            _allowances.grant((cache.root, max_size), max_size - total)
             return
         done = prune(cache, max_size=max_size, grace=GRACE)
+        _allowances.grant((cache.root, max_size), max_size - done.kept_bytes)
         if done.deleted:
             progress.say(
                 "info",

@@ -192,9 +192,9 @@ def _build(request: Request, tools: toolchain.Toolchain, cache: Cache) -> Entry 
         entry = cache.publish(staging, request.name, meta)
         if entry.fresh:
             forks.ready("jitsparse.jit.prune")
-            from jitsparse.jit import prune
+            from jitsparse.jit import inventory, prune
 
-            prune.enforce(cache, config.get().cache_max_size)
+            prune.enforce(cache, config.get().cache_max_size, inventory.disk_usage(entry.path)[0])
         return entry
     except build.BuildFailure as failure:
         kept = cache.keep_failure(staging, request.name)
