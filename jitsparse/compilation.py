@@ -193,8 +193,8 @@ class BackgroundWarmup:
         Raises:
             CompileError: some variants failed; all others were compiled.
             ToolchainError: there is no compiler for the device.
-            Exception: what ``on_outcome`` raised, first of all; every outcome is in
-                :meth:`outcomes` all the same.
+            Exception: the first that ``on_outcome`` raised; every outcome is in :meth:`outcomes`
+                all the same.
             TimeoutError: some are not done after so many seconds. They go on.
         """
         builds = self._builds()

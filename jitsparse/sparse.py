@@ -44,8 +44,9 @@ class BlockSparse:
     the matrix as it is read. Gradients arrive in ``values.grad``.
 
     ``a @ x`` and ``x @ a`` are :func:`~jitsparse.dsd` and :func:`~jitsparse.dds`, and so are
-    ``torch.matmul`` and ``torch.mm``; ``F.linear(x, a)`` is :func:`~jitsparse.linear`. Write these
-    inside ``torch.compile(fullgraph=True)``, which does not trace the operator of a class.
+    ``torch.matmul`` and ``torch.mm``; ``F.linear(x, a)`` is :func:`~jitsparse.linear`. Inside
+    ``torch.compile(fullgraph=True)``, which does not trace the operator of a class, write the
+    former, or from torch 2.11 on the functions of torch.
     ``a + b`` and ``a - b`` have the blocks of both.
     ``2 * a``, ``a / 2`` and ``-a`` have the same pattern.
 

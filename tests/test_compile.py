@@ -65,7 +65,8 @@ def test_a_square_product_keeps_its_order(function: Any) -> None:
     stays outside of the graph."""
     a, x = js.random((64, 64), 32, 0.5), torch.randn(64, 64)
     torch._dynamo.reset()
-    compiled = torch.compile(function, backend="eager", fullgraph=function is torch.matmul)
+    whole = function is torch.matmul and torch.__version__ >= (2, 11)
+    compiled = torch.compile(function, backend="eager", fullgraph=whole)
     assert torch.equal(compiled(a, x), js.dsd(a, x))
     assert torch.equal(compiled(x, a), js.dds(x, a))
 

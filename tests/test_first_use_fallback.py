@@ -175,7 +175,7 @@ def test_jit_off_has_nothing_to_wait_for(held: Held, operands: Operands) -> None
 def test_a_capture_does_not_keep_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(js.CacheMiss, match="captured"):
-        dispatch._plain(lambda: torch.zeros(()), 0)
+        dispatch._run_reference(lambda: torch.zeros(()), 0)
 
 
 def test_the_setting() -> None:

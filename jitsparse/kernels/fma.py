@@ -76,7 +76,7 @@ operands lie along k, where there are two widths: from which is faster at 1024 a
 
 def priority(problem: Problem) -> Priority:
     """Before ``simt`` always."""
-    return Priority(2, "float32 on ordinary cores; the tile with the least waves of CTAs first")
+    return Priority(2, "float32 on CUDA cores; the tile with the least waves of CTAs first")
 
 
 def candidates(problem: Problem, target: str) -> list[Candidate]:
