@@ -56,7 +56,7 @@ def clear_edge(values: Tensor, pattern: Pattern) -> Tensor:
     if not pattern.has_edge:
         return values
     (rows, cols), (block_rows, block_cols) = pattern.shape, pattern.block_size
-    row = pattern.row_indices.long()[:, None, None] * block_rows
+    row = pattern._rows.long()[:, None, None] * block_rows
     col = pattern.col_indices.long()[:, None, None] * block_cols
     row = row + torch.arange(block_rows, device=values.device)[:, None]
     col = col + torch.arange(block_cols, device=values.device)

@@ -34,7 +34,7 @@ def character_map(pattern: Pattern, max_rows: int, max_cols: int) -> str:
         return "(no blocks)"
     line_of = torch.arange(rows, device="cpu") * lines // rows
     column_of = torch.arange(cols, device="cpu") * columns // cols
-    cell = line_of[pattern.row_indices.cpu().long()] * columns
+    cell = line_of[pattern._rows.cpu().long()] * columns
     cell += column_of[pattern.col_indices.cpu().long()]
     stored = torch.bincount(cell, minlength=lines * columns).view(lines, columns)
     room = torch.outer(line_of.bincount(), column_of.bincount())

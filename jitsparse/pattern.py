@@ -12,7 +12,7 @@ Pattern(shape=(96, 96), block_size=(32, 32), nnz_blocks=3, density=33.3%, device
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -149,7 +149,7 @@ class Pattern:
         nnz = self.nnz_blocks
         if not nnz:
             return pack(*self.shape, nnz)
-        row, col = self.row_indices, self.col_indices
+        row, col = self._rows, self.col_indices
         return pack(*self.shape, nnz, measure(row, col, self.shape, self.block_size))
 
     # -- construction ---------------------------------------------------------------------------
@@ -195,9 +195,7 @@ class Pattern:
                 "a block mask on the meta device has no data that says where blocks are; make the "
                 "pattern of a mask that has, and move it: Pattern.from_mask(...).to('meta')"
             )
-        counts = mask.sum(1, dtype=torch.int32)
-        crow = torch.cat([counts.new_zeros(1), counts.cumsum(0, dtype=torch.int32)])
-        return cls._trusted(size, block, crow, mask.nonzero()[:, 1])
+        return cls._trusted(size, block, *_compressed(mask.flatten().nonzero()[:, 0], grid))
 
     @classmethod
     def from_indices(
@@ -302,8 +300,12 @@ class Pattern:
     @property
     def row_indices(self) -> Tensor:
         """``(nnz_blocks,)`` int32: the block row of each stored block."""
-        # A copy: kernels read the index that it is a part of.
-        return self._part("row_indices").clone()
+        return self._rows.clone()
+
+    @property
+    def _rows(self) -> Tensor:
+        """:attr:`row_indices`, not copied: a part of the index, which kernels read."""
+        return self._part("row_indices")
 
     # -- derived patterns -----------------------------------------------------------------------
 
@@ -340,46 +342,39 @@ class Pattern:
 
     def __or__(self, other: Pattern) -> Pattern:
         """The blocks of either pattern, of one shape, block size and device."""
-        if not isinstance(other, Pattern):
-            return NotImplemented
-        mine, others = self._positions(), self._aligned("|", other)._positions()
-        return self._of_positions(torch.cat([mine, others]).unique())
+        return self._combined("|", other, lambda a, b: torch.cat([a, b]).unique())
 
     def __and__(self, other: Pattern) -> Pattern:
         """The blocks of both patterns, of one shape, block size and device."""
-        if not isinstance(other, Pattern):
-            return NotImplemented
-        mine, others = self._positions(), self._aligned("&", other)._positions()
-        return self._of_positions(mine[torch.isin(mine, others, assume_unique=True)])
+        return self._combined("&", other, lambda a, b: a[torch.isin(a, b, assume_unique=True)])
 
     def __sub__(self, other: Pattern) -> Pattern:
         """The blocks of this pattern that another, of one shape, block size and device, lacks."""
+        return self._combined("-", other, lambda a, b: a[~torch.isin(a, b, assume_unique=True)])
+
+    def _combined(
+        self, operator: str, other: Pattern, combine: Callable[[Tensor, Tensor], Tensor]
+    ) -> Pattern:
+        """The pattern at what two lists of positions, each in order, combine to, in order."""
         if not isinstance(other, Pattern):
             return NotImplemented
-        mine, others = self._positions(), self._aligned("-", other)._positions()
-        return self._of_positions(mine[torch.isin(mine, others, assume_unique=True, invert=True)])
-
-    def _aligned(self, operator: str, other: Pattern) -> Pattern:
         facts = [(each.shape, each.block_size, each.device) for each in (self, other)]
         if facts[0] != facts[1]:
             raise PatternError(
                 f"a {operator} b takes patterns of one shape, block size and device, got {self!r} "
                 f"and {other!r}"
             )
-        return other
+        positions = combine(self._positions(), other._positions())
+        return Pattern._trusted(self.shape, self.block_size, *_compressed(positions, self.grid))
 
     def _positions(self) -> Tensor:
         """``(nnz_blocks,)`` int64: the row-major number of each block in the grid, in order."""
-        return self._part("row_indices").long() * self.grid[1] + self.col_indices
-
-    def _of_positions(self, positions: Tensor) -> Pattern:
-        """The pattern of the same matrix with blocks at these positions, in order."""
-        return Pattern._trusted(self.shape, self.block_size, *_compressed(positions, self.grid))
+        return self._rows.long() * self.grid[1] + self.col_indices
 
     def to_mask(self) -> Tensor:
         """``(R, C)`` bool tensor, true where a block is stored."""
         mask = torch.zeros(self.grid, dtype=torch.bool, device=self.device)
-        mask[self.row_indices.long(), self.col_indices.long()] = True
+        mask[self._rows.long(), self.col_indices.long()] = True
         return mask
 
     # -- display --------------------------------------------------------------------------------

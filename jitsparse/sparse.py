@@ -132,15 +132,13 @@ class BlockSparse:
         if mask is None:
             mask = nonzero_block_mask(dense.detach(), block)
         pattern = Pattern.from_mask(mask, block, tuple(dense.shape)).to(dense.device)
-        row, col = pattern.row_indices, pattern.col_indices
+        row, col = pattern._rows, pattern.col_indices
         return cls(extract_blocks(dense, row, col, block), pattern)
 
     def to_dense(self) -> Tensor:
         """``(rows, cols)`` tensor with zeros where no block is stored; differentiable."""
         pattern = self.pattern
-        dense = reference.expand(
-            self.values, pattern.row_indices, pattern.col_indices, pattern.shape
-        )
+        dense = reference.expand(self.values, pattern._rows, pattern.col_indices, pattern.shape)
         return dense.mT if self.transposed else dense
 
     def with_pattern(self, pattern: Pattern) -> BlockSparse:
@@ -163,8 +161,7 @@ class BlockSparse:
         stored = self.pattern
         require_like("with_pattern(pattern)", pattern, self.shape, self.block_size, stored.device)
         wanted = pattern.T if self.transposed else pattern
-        values = gather_blocks(self.values, block_positions(wanted, stored))
-        return self._with(clear_edge(values, wanted), wanted)
+        return self._with(clear_edge(self._values_on(wanted), wanted), wanted)
 
     @classmethod
     def from_bsr(cls, tensor: Tensor) -> BlockSparse:
@@ -326,16 +323,15 @@ class BlockSparse:
     ) -> BlockSparse:
         if other.transposed != self.transposed:
             other = BlockSparse(other._flipped_values(), other.pattern.T).T
-        pattern = self.pattern
+        pattern, values = self.pattern, [self.values, other.values]
         if pattern != other.pattern:
             pattern = pattern | other.pattern
-        mine, others = (
-            each.values
-            if each.pattern == pattern
-            else gather_blocks(each.values, block_positions(pattern, each.pattern))
-            for each in (self, other)
-        )
-        return self._with(clear_edge(combine(mine, others), pattern), pattern)
+            values = [each._values_on(pattern) for each in (self, other)]
+        return self._with(clear_edge(combine(*values), pattern), pattern)
+
+    def _values_on(self, pattern: Pattern) -> Tensor:
+        """The values on another pattern of the matrix as it is stored."""
+        return gather_blocks(self.values, block_positions(pattern, self.pattern))
 
     def __mul__(self, factor: float | Tensor) -> BlockSparse:
         return self._scaled(self.values * factor) if _is_scalar(factor) else NotImplemented

@@ -52,6 +52,7 @@ def describe(template: Template, variant: Variant, *, why: bool = True) -> Descr
     request = Request(template, variant)
     cache = caches.current()
     entry = request.find(cache)
+    _, changed = request.nearest(cache) if why and not entry else (None, ())
     return Description(
         variant=variant.name,
         key=entry.key if entry else request.key,
@@ -59,9 +60,7 @@ def describe(template: Template, variant: Variant, *, why: bool = True) -> Descr
         cached=entry is not None,
         compile_seconds=entry.compile_seconds if entry else cache.last_seconds(variant.name),
         library_bytes=entry.library_bytes if entry else None,
-        changed=tuple(each.field for each in request.nearest(cache)[1])
-        if why and not entry
-        else (),
+        changed=tuple(each.field for each in changed),
     )
 
 

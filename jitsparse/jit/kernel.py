@@ -173,9 +173,8 @@ def obtainable(template: Template, variant: Variant) -> bool:
 def is_cached(template: Template, variant: Variant) -> bool:
     """Whether this process has mapped a variant, or a cache has a valid entry of it."""
     request = Request(template, variant)
-    return (request.key, template.arguments) in _mapped or request.find(
-        caches.current()
-    ) is not None
+    mapped = (request.key, template.arguments) in _mapped
+    return mapped or request.find(caches.current()) is not None
 
 
 _mapped: dict[tuple[str, int], Kernel] = {}
