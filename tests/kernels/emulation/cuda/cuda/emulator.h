@@ -136,15 +136,18 @@ void wait_until(const Ready& ready) {
   ++cta->progress;
 }
 
-inline void arrive_and_wait(Barrier& barrier, int expected) {
-  const unsigned generation = barrier.generation;
+inline void arrive(Barrier& barrier, int expected) {
   ++cta->progress;
   if (++barrier.arrived == expected) {
     barrier.arrived = 0;
     ++barrier.generation;
-  } else {
-    wait_until([&] { return barrier.generation != generation; });
   }
+}
+
+inline void arrive_and_wait(Barrier& barrier, int expected) {
+  const unsigned generation = barrier.generation;
+  arrive(barrier, expected);
+  if (barrier.generation == generation) wait_until([&] { return barrier.generation != generation; });
 }
 
 inline void sync_warp() { arrive_and_wait(cta->warps[thread() / 32], 32); }
