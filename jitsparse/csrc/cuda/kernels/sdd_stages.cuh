@@ -71,7 +71,7 @@ struct SddStages {
     const unsigned base = unsigned(__cvta_generic_to_shared(shared));
     const StageBarriers barriers(base + Kernel::kBarriersAt, kMaxStages);
     if (threadIdx.x == 0) {
-      barriers.init(0, kMaxStages, 1, kProducers, kConsumers * 4);
+      barriers.init(kMaxStages, kProducers, kConsumers * 4);
       ptx::tma_prefetch_map(&params.panel);
       ptx::tma_prefetch_map(&params.gathered);
     }

@@ -8,9 +8,4 @@ __device__ __forceinline__ void named_barrier(int name, int threads) {
   asm volatile("bar.sync %0, %1;\n" ::"r"(name), "r"(threads) : "memory");
 }
 
-// Counts this warp's threads without waiting: what they wrote is there for those that wait.
-__device__ __forceinline__ void named_barrier_arrive(int name, int threads) {
-  asm volatile("bar.arrive %0, %1;\n" ::"r"(name), "r"(threads) : "memory");
-}
-
 }  // namespace jitsparse::ptx

@@ -21,10 +21,10 @@ struct StageBarriers {
   // `shared` has room for two barriers for each of `most` stages.
   __device__ __forceinline__ StageBarriers(unsigned shared, int most) : full(shared), empty(shared + most * 8) {}
 
-  // Of the stages from `first` on, one in `every`, by one thread, before all others come. `producers` arrive when they have asked for
-  // their bytes of a stage. Every consuming warp releases it on its own: the warps of a warpgroup are in step only where they multiply.
-  __device__ __forceinline__ void init(int first, int most, int every, int producers, int consumers) const {
-    for (int i = first; i < most; i += every) {
+  // By one thread, before all others come. `producers` arrive when they have asked for their bytes of a stage. Every consuming
+  // warp releases it on its own: the warps of a warpgroup are in step only where they multiply.
+  __device__ __forceinline__ void init(int most, int producers, int consumers) const {
+    for (int i = 0; i < most; ++i) {
       ptx::mbarrier_init(full + i * 8, producers);
       ptx::mbarrier_init(empty + i * 8, consumers);
     }

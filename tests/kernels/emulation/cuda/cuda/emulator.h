@@ -136,18 +136,15 @@ void wait_until(const Ready& ready) {
   ++cta->progress;
 }
 
-inline void arrive(Barrier& barrier, int expected) {
+inline void arrive_and_wait(Barrier& barrier, int expected) {
+  const unsigned generation = barrier.generation;
   ++cta->progress;
   if (++barrier.arrived == expected) {
     barrier.arrived = 0;
     ++barrier.generation;
+  } else {
+    wait_until([&] { return barrier.generation != generation; });
   }
-}
-
-inline void arrive_and_wait(Barrier& barrier, int expected) {
-  const unsigned generation = barrier.generation;
-  arrive(barrier, expected);
-  if (barrier.generation == generation) wait_until([&] { return barrier.generation != generation; });
 }
 
 inline void sync_warp() { arrive_and_wait(cta->warps[thread() / 32], 32); }

@@ -5,6 +5,5 @@
 namespace jitsparse::ptx {
 
 inline void named_barrier(int name, int threads) { emulation::arrive_and_wait(emulation::cta->named[name], threads); }
-inline void named_barrier_arrive(int name, int threads) { emulation::arrive(emulation::cta->named[name], threads); }
 
 }  // namespace jitsparse::ptx
