@@ -42,6 +42,7 @@ struct SpmmTile {
   int column, batch;
   bool valid;  // or there is none, and the others say nothing
 
+  SpmmTile() = default;
   __device__ __forceinline__ SpmmTile(const SpmmOrder& order, int64 number) {
     valid = number < order.tiles;
     const TileCoordinates tile = order.grouped.at(unsigned(number));

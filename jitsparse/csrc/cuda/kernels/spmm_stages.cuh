@@ -107,34 +107,49 @@ struct SpmmStages {
       ptx::tma_prefetch_map(&params.dense);
       ptx::tma_prefetch_map(&params.values);
     }
-    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-    if (warp >= kConsumers * 4) {
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), producer = warp - kConsumers * 4;
+    const bool produces = producer >= 0 && (kProducers == 4 || producer < kProducers);
+    // The index is read while the barriers are made: 36.8 -> 35.8 us (4096, blocks of 64, density 0.1).
+    Walked walked(params);
+    if (produces) walked.begin(producer / kParts, threadIdx.x % 32);
+    __syncthreads();
+    if (producer >= 0) {
       ptx::setmaxnreg_dec<kProducerRegisters>();
-      const int producer = warp - kConsumers * 4;
-      if (kProducers == 4 || producer < kProducers) produce(params, base, barriers, producer, threadIdx.x % 32);
+      if (produces) produce(params, walked, base, barriers, producer, threadIdx.x % 32);
     } else {
-      meet();
       ptx::setmaxnreg_inc<kConsumerRegisters>();
       Kernel::consume(params, base, barriers, warp / 4, threadIdx.x % 128);
     }
   }
 
-  // Producers and consumers once, when the mbarriers are there. A barrier of its own after those of Outbox: in barrier 0, __syncthreads,
-  // all threads of a CTA execute one instruction, as synccheck says.
-  static __device__ __forceinline__ void meet() { ptx::named_barrier(1 + kConsumers, 128 * kConsumers + 32 * kProducers); }
+  // A producer's next step, and what of it a lane copies.
+  struct Walked {
+    Walk walk;
+    typename Walk::Step step;
+    int position, first_k;
 
-  static __device__ __forceinline__ void produce(const Params& params, unsigned base, const StageBarriers& barriers, int warp,
-                                                 int lane) {
+    __device__ __forceinline__ explicit Walked(const Params& params) : walk(params) {}
+    __device__ __forceinline__ void begin(int first, int lane) {
+      walk.begin(first);
+      take(lane);
+    }
+    __device__ __forceinline__ void take(int lane) {
+      step = walk.take();
+      position = walk.position(step, lane);
+      first_k = walk.first_k(step, lane);
+    }
+  };
+
+  static __device__ __forceinline__ void produce(const Params& params, Walked& walked, unsigned base, const StageBarriers& barriers,
+                                                 int warp, int lane) {
     const int part = warp % kParts;
     // Other CTAs want the same slabs soon, and nobody the output: products of 8192 at density 0.1 gain 4 %. But not where each is one
     // panel's, as are an expert's weights (1.04 times as fast).
     const uint64 policy = params.dense_once ? ptx::l2_evict_first() : ptx::l2_evict_last();
     // Every column of tiles wants the blocks again: where they are few beside the output, 1.09 times as fast.
     const uint64 policy_of_blocks = params.blocks_once ? ptx::l2_evict_normal() : ptx::l2_evict_last();
-    Walk walk(params, warp / kParts);
-    auto step = walk.take();
-    int position = walk.position(step, lane), first_k = walk.first_k(step, lane);
-    meet();  // The index was read meanwhile: 36.8 -> 35.8 us (4096, blocks of 64, density 0.1).
+    const typename Walk::Step& step = walked.step;
+    const int &position = walked.position, &first_k = walked.first_k;
     while (step.valid) {
       const unsigned mask = step.words.y;
       const int fill = step.number * kParts + part, at = fill % kStages;
@@ -150,9 +165,7 @@ struct SpmmStages {
       }
       if (position >= 0) load_block(params, stage + kDenseBytes + lane * kSlotBytes, full_barrier, position, part, policy_of_blocks);
       // Not before the copies: where a tile ends, this takes its time. (37.8 -> 36.7 us: 4096, blocks of 64, density 0.1.)
-      step = walk.take();
-      position = walk.position(step, lane);
-      first_k = walk.first_k(step, lane);
+      walked.take(lane);
     }
   }
 

@@ -61,8 +61,11 @@ struct SpmmTiles {
   int part;             // of its steps, if they are divided; then there is one round
   int4 next_panel = {}, panel = {}, next_rows = {}, rows = {};
 
-  __device__ __forceinline__ explicit SpmmTiles(const typename Stages::Params& params)
-      : order(params.order), index(params.index), next(order, number()), tile(next) {
+  __device__ __forceinline__ explicit SpmmTiles(const typename Stages::Params& params) : order(params.order), index(params.index) {}
+
+  // Goes to the first tile, which take() takes.
+  __device__ __forceinline__ void begin() {
+    next = tile = SpmmTile(order, number());
     if (Stages::kSplit) part = int(blockIdx.x - order.parts.quotient(blockIdx.x) * order.parts.value);
     ask();
   }
@@ -107,8 +110,13 @@ struct SpmmWalk {
   int number;   // of that step among all of the CTA's
   int4 words;   // of that step
 
-  __device__ __forceinline__ SpmmWalk(const typename Stages::Params& params, int first)
-      : tiles(params), at(first), end(0), number(first) {
+  __device__ __forceinline__ explicit SpmmWalk(const typename Stages::Params& params) : tiles(params) {}
+
+  // Goes to the first step of a warp.
+  __device__ __forceinline__ void begin(int first) {
+    tiles.begin();
+    at = number = first;
+    end = 0;
     // The kernel's first copies wait for one read from memory, since this and the panel's do not wait for each other.
     static_assert(Stages::kStride <= SpmmSteps<Stages>::kFirstSteps, "each warp's first step stands beside the panel");
     if (!Stages::kSplit) words = tiles.index.first_step(tiles.next.rank, first);

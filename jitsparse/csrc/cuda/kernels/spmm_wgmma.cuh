@@ -67,6 +67,7 @@ struct SpmmWgmma {
                                                  int thread) {
     const int lane = thread % 32, first_slot = kBlockM > kGroupM ? 0 : group * kAcross;
     SpmmTiles<Stages, /*STORES=*/true> tiles(params);
+    tiles.begin();
     StepMasks masks(tiles.index.steps, lane);
     RingPosition ring;
     Out outbox = Output::outbox_of(base, group, thread);

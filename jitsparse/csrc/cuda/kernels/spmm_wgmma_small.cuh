@@ -84,6 +84,7 @@ struct SpmmWgmmaSmall {
                          lane);
     Operands operands = first;
     SpmmTiles<Stages, /*STORES=*/true> tiles(params);
+    tiles.begin();
     StepMasks masks(tiles.index.steps, lane);
     RingPosition ring;
     Out outbox = Output::outbox_of(base, group, thread);

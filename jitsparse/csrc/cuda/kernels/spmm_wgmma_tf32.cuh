@@ -51,6 +51,7 @@ struct SpmmWgmmaTf32 {
                                                  int thread) {
     const int lane = thread % 32, warp = thread / 32;
     SpmmTiles<Stages, /*STORES=*/true> tiles(params);
+    tiles.begin();
     StepMasks masks(tiles.index.steps, lane);
     RingPosition ring;
     if (Stages::kSlots > 1) masks.start(tiles.next_panel.x, tiles.next_panel.y);
