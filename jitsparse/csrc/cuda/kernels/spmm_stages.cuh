@@ -111,7 +111,7 @@ struct SpmmStages {
     const bool produces = producer >= 0 && (kProducers == 4 || producer < kProducers);
     // The index is read while the barriers are made: 36.8 -> 35.8 us (4096, blocks of 64, density 0.1).
     Walked walked(params);
-    if (produces) walked.begin(producer / kParts, threadIdx.x % 32);
+    if (produces) walked.begin(params, producer / kParts, threadIdx.x % 32);
     __syncthreads();
     if (producer >= 0) {
       ptx::setmaxnreg_dec<kProducerRegisters>();
@@ -122,14 +122,20 @@ struct SpmmStages {
     }
   }
 
-  // A producer's next step, and what of it a lane copies.
+  // A producer's next step, what of it a lane copies, and how.
   struct Walked {
     Walk walk;
     typename Walk::Step step;
     int position, first_k;
+    uint64 policy, policy_of_blocks;
 
     __device__ __forceinline__ explicit Walked(const Params& params) : walk(params) {}
-    __device__ __forceinline__ void begin(int first, int lane) {
+    __device__ __forceinline__ void begin(const Params& params, int first, int lane) {
+      // Other CTAs want the same slabs soon, and nobody the output: products of 8192 at density 0.1 gain 4 %. But not where each is one
+      // panel's, as are an expert's weights (1.04 times as fast).
+      policy = params.dense_once ? ptx::l2_evict_first() : ptx::l2_evict_last();
+      // Every column of tiles wants the blocks again: where they are few beside the output, 1.09 times as fast.
+      policy_of_blocks = params.blocks_once ? ptx::l2_evict_normal() : ptx::l2_evict_last();
       walk.begin(first);
       take(lane);
     }
@@ -143,11 +149,6 @@ struct SpmmStages {
   static __device__ __forceinline__ void produce(const Params& params, Walked& walked, unsigned base, const StageBarriers& barriers,
                                                  int warp, int lane) {
     const int part = warp % kParts;
-    // Other CTAs want the same slabs soon, and nobody the output: products of 8192 at density 0.1 gain 4 %. But not where each is one
-    // panel's, as are an expert's weights (1.04 times as fast).
-    const uint64 policy = params.dense_once ? ptx::l2_evict_first() : ptx::l2_evict_last();
-    // Every column of tiles wants the blocks again: where they are few beside the output, 1.09 times as fast.
-    const uint64 policy_of_blocks = params.blocks_once ? ptx::l2_evict_normal() : ptx::l2_evict_last();
     const typename Walk::Step& step = walked.step;
     const int &position = walked.position, &first_k = walked.first_k;
     while (step.valid) {
@@ -161,9 +162,9 @@ struct SpmmStages {
       if (lane < pieces) {
         load_operand<DENSE_K_CONTIGUOUS, kTileN, kSwizzleElements, kSubtileBytes>(stage + lane * kPieceK * 128, &params.dense,
                                                                                   full_barrier, step.first_n, first_k + part * SLAB,
-                                                                                  step.batch, policy);
+                                                                                  step.batch, walked.policy);
       }
-      if (position >= 0) load_block(params, stage + kDenseBytes + lane * kSlotBytes, full_barrier, position, part, policy_of_blocks);
+      if (position >= 0) load_block(params, stage + kDenseBytes + lane * kSlotBytes, full_barrier, position, part, walked.policy_of_blocks);
       // Not before the copies: where a tile ends, this takes its time. (37.8 -> 36.7 us: 4096, blocks of 64, density 0.1.)
       walked.take(lane);
     }
