@@ -20,8 +20,9 @@ __all__ = [
     "as_shape",
     "check_coordinates",
     "check_dtype",
+    "check_entries",
+    "check_form",
     "check_generator",
-    "check_indices",
     "check_range",
     "grid_of",
     "is_dense",
@@ -161,10 +162,11 @@ def check_coordinates(row: Tensor, col: Tensor, grid: tuple[int, int]) -> None:
         )
 
 
-def check_indices(
+def check_form(
     shape: tuple[int, int], block_size: tuple[int, int], crow: Tensor, col: Tensor
 ) -> None:
-    """PatternError unless the indices are those of a BSR matrix. Reads them once."""
+    """PatternError unless the indices may be those of a BSR matrix, as far as can be said without
+    reading them."""
     for name, indices in (("crow_indices", crow), ("col_indices", col)):
         if not is_dense(indices):
             raise PatternError(f"{name} is a tensor, got {kind_of(indices)}")
@@ -184,11 +186,9 @@ def check_indices(
             f"a matrix of {shape[0]} rows has {rows} block rows of {block_size[0]}, so "
             f"crow_indices has {rows + 1} entries; got {crow.numel()}"
         )
-    if crow.device.type != "meta" and not is_fake(crow):
-        _check_entries(cols, crow, col)
 
 
-def _check_entries(cols: int, crow: Tensor, col: Tensor) -> None:
+def check_entries(cols: int, crow: Tensor, col: Tensor) -> None:
     """Read the indices once and raise what is wrong with them, the first offender by name."""
     nnz = col.numel()
     starts = torch.zeros(nnz + 1, dtype=torch.bool, device=col.device)

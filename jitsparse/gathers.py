@@ -21,35 +21,35 @@ from jitsparse.sharing import PAIRINGS, nothing_shared, share
 
 __all__ = ["Gathered", "gather_tiles"]
 
-_MIN_LOADED = 300
-_FIXED = 60
-_FIXED_OF_TWO = 110
+MIN_LOADED = 300
+FIXED = 60
+FIXED_OF_TWO = 110
 """Tuned for Hopper, in rows and columns loaded: below what a tile takes no less time, and what one
 of one panel and one of two panels cost besides. Of 54 products at 132 SMs 0.998 to 1.13 times as
 fast as by rows and columns and 100 or 160 besides, in the mean 1.015; without the 300 0.95 of those
 whose CTAs have two tiles each, a wide one and a narrow one."""
 
-_ROUNDS_OF_A_GROUP = 2
-_SORTED_ROUNDS = 4
+ROUNDS_OF_A_GROUP = 2
+SORTED_ROUNDS = 4
 """Rounds of CTAs in which the panels of a group are done, and of which tiles are sorted by what
 they load. In the mean of 48 products 1.046 times as fast as groups of 32 panels with all sorted
 where there are few; groups of one round 1.025, of four 1.036 (docs/performance.md)."""
 
-_WIDE, _NARROW = 128, 64
+WIDE, NARROW = 128, 64
 """The columns of a wgmma are a multiple of this; if wide, up to 127 of them are padding."""
 
-_BUSY = 1.12
-_SPARED = 1.25
-"""A wgmma is narrow if the busiest CTA, with wide ones, multiplies at least ``_BUSY`` times as many
-columns as it loads rows and columns, or ``_SPARED`` times as many as with narrow ones. That is true
+BUSY = 1.12
+SPARED = 1.25
+"""A wgmma is narrow if the busiest CTA, with wide ones, multiplies at least ``BUSY`` times as many
+columns as it loads rows and columns, or ``SPARED`` times as many as with narrow ones. That is true
 of 105 of 143 products, which are 0.935 to 1.24 times as fast so, 1.048 in the mean
 (docs/performance.md). Of the others L2 is what they wait for: a tile that is done sooner is at
 another pace than its neighbours, which costs up to an eighth."""
 
-_TILES_OF_A_PANEL = 16
+TILES_OF_A_PANEL = 16
 """Tiles per panel of 128 rows, on average, up to which those of a panel run side by side."""
 
-_MAX_BALANCED = 1 << 14
+MAX_BALANCED = 1 << 14
 """Tiles that there may be, above which all are as wide as can be: each width takes a list of 8
 bytes a tile, a few times."""
 
@@ -89,8 +89,6 @@ def gather_tiles(
     column: Tensor,
     pointers: Tensor,
     gather: Gather,
-    *,
-    may_share: bool,
 ) -> Gathered:
     """The tiles of all steps of a pattern.
 
@@ -98,7 +96,6 @@ def gather_tiles(
         column: ``(Z,)``: of each step, of which those before ``pointers[-1]`` are steps.
         pointers: ``(P + 1,)``: where the steps of each panel begin.
         gather: shape of a tile.
-        may_share: whether two panels may have a tile.
     """
     number = torch.arange(column.numel(), device=column.device)
     most_steps = min(column.numel(), gather.panels * gather.minors)
@@ -113,7 +110,7 @@ def gather_tiles(
     panel = torch.where(number < pointers[-1], panel, gather.panels)
     ways = [nothing_shared(panel, gather.panels)]
     # If all tiles of one panel run at once though half as wide as can be, none of two is as quick.
-    if may_share and gather.panels + column.numel() // (gather.most // 2) > SMS:
+    if gather.may_share and gather.panels + column.numel() // (gather.most // 2) > SMS:
         ways.append(share(column, panel, gather))
     pairing, partner = map(torch.stack, zip(*ways, strict=True))
     key, orders = (panel * (1 + PAIRINGS) + pairing).sort(dim=1, stable=True)
@@ -130,7 +127,7 @@ def gather_tiles(
     runs = _Runs(pointers[:-1, None], steps, (steps + gather.most - 1) // gather.most)
     # Sums are divided where these tiles are few, for which there is no better order.
     wide, width, two = _listed(runs, partner[0, :, :1], gather, wide_capacity)
-    head_of_wide = _head(runs.parts.sum(), width, two, torch.full_like(count, _WIDE))
+    head_of_wide = _head(runs.parts.sum(), width, two, torch.full_like(count, WIDE))
     return Gathered(order, torch.cat([head, tiles]), torch.cat([head_of_wide, wide]))
 
 
@@ -155,14 +152,14 @@ def _planned(key: Tensor, partner: Tensor, gather: Gather, capacity: int) -> tup
     own = torch.arange(gather.panels, device=device)[:, None]
     parts = (steps + most - 1) // most * (partner > own)
     _, begin, end = _dealt_out(steps.flatten(1), parts.flatten(1), capacity)
-    two = _cost(2 * gather.height, end - begin, gather, _FIXED_OF_TWO)
+    two = _cost(2 * gather.height, end - begin, gather, FIXED_OF_TWO)
     # Many tiles are balanced however wide they are.
-    fewest = gather.fewest if capacity <= _MAX_BALANCED else gather.most
+    fewest = gather.fewest if capacity <= MAX_BALANCED else gather.most
     halves = torch.arange(2 * fewest, 2 * gather.most + 1, device=device)  # of a step, in a width
     alone = steps[:, None, :, 0].expand(-1, halves.numel(), -1)
     parts_alone = (2 * alone + halves[:, None] - 1) // halves[:, None]
     _, begin, end = _dealt_out(alone.flatten(0, 1), parts_alone.flatten(0, 1), capacity)
-    one = _cost(gather.height, end - begin, gather, _FIXED)
+    one = _cost(gather.height, end - begin, gather, FIXED)
     done = _busiest(torch.cat([one, two.repeat_interleave(halves.numel(), 0)], 1))
     best = done.argmin().view(1)
     way = best // halves.numel()
@@ -174,7 +171,7 @@ def _planned(key: Tensor, partner: Tensor, gather: Gather, capacity: int) -> tup
 def _cost(rows: int, width: Tensor, gather: Gather, fixed: int) -> Tensor:
     """Of tiles of so many steps each, none of 0."""
     loaded = rows + width * gather.block
-    return (loaded.clamp(min=_MIN_LOADED) + fixed) * (width > 0)
+    return (loaded.clamp(min=MIN_LOADED) + fixed) * (width > 0)
 
 
 def _dealt_out(steps: Tensor, parts: Tensor, capacity: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -255,11 +252,11 @@ def _wgmma_step(tiles: Tensor, width: Tensor, two: Tensor, gather: Gather) -> Te
     """
     loaded = (gather.height * (1 + two.long()) + width * gather.block) * (width > 0)
     columns = (tiles[:, 2::4] - tiles[:, 1::4]) * gather.block  # of each warpgroup
-    narrow, wide = ((columns + step - 1) // step * step for step in (_NARROW, _WIDE))
+    narrow, wide = ((columns + step - 1) // step * step for step in (NARROW, WIDE))
     busiest = _busiest(torch.stack([loaded, narrow.sum(1), wide.sum(1)]))
     loaded, narrow, wide = busiest.double()
-    pays = (wide >= _BUSY * loaded) | (wide >= _SPARED * narrow)
-    return torch.where(pays, _NARROW, _WIDE)
+    pays = (wide >= BUSY * loaded) | (wide >= SPARED * narrow)
+    return torch.where(pays, NARROW, WIDE)
 
 
 def _middle_columns(column: Tensor, tiles: Tensor) -> Tensor:
@@ -288,8 +285,8 @@ def _place(panel: Tensor, middle: Tensor, two: Tensor, count: Tensor, gather: Ga
     """
     side_by_side = SMS
     if gather.height > 64:
-        side_by_side = max(SMS, _TILES_OF_A_PANEL * gather.panels)
-    tiles_of_group = _ROUNDS_OF_A_GROUP * SMS
+        side_by_side = max(SMS, TILES_OF_A_PANEL * gather.panels)
+    tiles_of_group = ROUNDS_OF_A_GROUP * SMS
     group = (tiles_of_group * gather.panels + count // 2) // count.clamp(min=1)
     group = torch.where(count > side_by_side, group.clamp(min=1), 1)
     return torch.where(two, -1, panel // group * (2 * gather.minors) + middle)
@@ -305,7 +302,7 @@ def _order(place: Tensor, load: Tensor, count: Tensor) -> Tensor:
     narrowness = torch.where((number < count) & (count > SMS), most - load[order], most)
     # Less than half a run that is left over belongs to the last: all should end with narrow tiles
     # (8192, blocks of 128, 0.25, 4.02 rounds: 382 -> 370 us).
-    tiles_of_run = _SORTED_ROUNDS * SMS
+    tiles_of_run = SORTED_ROUNDS * SMS
     runs = (count + tiles_of_run // 2) // tiles_of_run
     run = torch.minimum(number // tiles_of_run, (runs - 1).clamp(min=0))
     return order[torch.argsort(run * (most + 1) + narrowness, stable=True)]

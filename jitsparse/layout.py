@@ -96,6 +96,7 @@ from torch import Tensor
 from jitsparse.panels import (
     HOPPER_BLOCK,
     MIN_DEPTH,
+    PAIRED,
     PANEL,
     SLAB,
     TALL_PANEL,
@@ -128,6 +129,7 @@ class Gather:
         fewest, most: of those that a tile may gather.
         block: their size in elements.
         height: of a panel in elements, 64 or 128.
+        may_share: whether two panels may have a tile (:mod:`jitsparse.sharing`).
     """
 
     down: int
@@ -138,15 +140,21 @@ class Gather:
     most: int
     block: int
     height: int
+    may_share: bool
 
     @staticmethod
-    def of(majors: int, minors: int, major_block: int, minor_block: int) -> Gather:
-        """Of a grid of ``majors`` x ``minors`` blocks, the panel along the first."""
+    def of(
+        majors: int, minors: int, major_block: int, minor_block: int, *, may_share: bool
+    ) -> Gather:
+        """Of a grid of ``majors`` x ``minors`` blocks, the panel along the first. Panels of two
+        warpgroups share no tile."""
         height = max(64, major_block)
         down, piece = height // major_block, min(64, minor_block)
         pieces, panels = minor_block // piece, div_up(majors, down)
         most = (256 if height > 64 else 512) // piece
-        return Gather(down, pieces, panels, minors * pieces, 128 // piece, most, piece, height)
+        may_share = may_share and height == 64
+        minors = minors * pieces
+        return Gather(down, pieces, panels, minors, 128 // piece, most, piece, height, may_share)
 
     def tiles(self, steps: int, width: int) -> int:
         """Tiles there can be, of at least so many steps each, but for one a panel."""
@@ -193,6 +201,18 @@ class IndexLayout:
         """Whether the parts for the Hopper kernels are present."""
         return self.panels and min(self.block_size) >= HOPPER_BLOCK
 
+    def extent(self, side: str) -> int:
+        """Of a block along ``"row"`` or ``"col"``, in elements."""
+        return self.block_size[0 if side == "row" else 1]
+
+    def group(self, side: str) -> int:
+        """Block rows (or columns) of a panel of :data:`PANEL` rows."""
+        return max(1, PANEL // self.extent(side))
+
+    def pairs(self, side: str) -> bool:
+        """Whether these may be any two (:mod:`jitsparse.pairs`)."""
+        return self.hopper and self.extent(side) == PAIRED
+
     def slabs(self, kind: str) -> dict[str, Slabs]:
         """Panels whose steps are slabs, by side: of kind ``"slab"`` :data:`PANEL` rows high, where
         blocks are less deep than a slab; ``"condensed"`` likewise, see :func:`has_condensed`;
@@ -220,8 +240,10 @@ class IndexLayout:
         """How an sdd's tiles have their panel along either side."""
         rows, cols = self.block_size
         return {
-            "row": Gather.of(self.rows, self.cols, rows, cols),
-            "col": Gather.of(self.cols, self.rows, cols, rows),
+            "row": Gather.of(self.rows, self.cols, rows, cols, may_share=True),
+            # Blocks 64 high and more are gathered along rows in TF32 alone: too seldom to compare
+            # panels for it in every pattern.
+            "col": Gather.of(self.cols, self.rows, cols, rows, may_share=rows < 64),
         }
 
     def parts(self) -> dict[str, tuple[int, int]]:
@@ -240,8 +262,8 @@ class IndexLayout:
             lengths["padding"] = -head % 4
             lengths["row_steps"] = 4 * z
             lengths["col_steps"] = 4 * z
-            lengths["row_panel_ptr"] = div_up(r, max(1, PANEL // self.block_size[0])) + 1
-            lengths["col_panel_ptr"] = div_up(c, max(1, PANEL // self.block_size[1])) + 1
+            lengths["row_panel_ptr"] = div_up(r, self.group("row")) + 1
+            lengths["col_panel_ptr"] = div_up(c, self.group("col")) + 1
             lengths["row_panel_blocks"] = z
             lengths["col_panel_blocks"] = z
             lengths["rows_sorted"] = r

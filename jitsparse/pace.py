@@ -23,19 +23,19 @@ from jitsparse.layout import div_up
 
 __all__ = ["Steps", "keep_pace"]
 
-_NEIGHBOURS = 16
+NEIGHBOURS = 16
 """Panels that are computed side by side, see csrc/cuda/kernels/spmm_order.cuh."""
 
-_TOGETHER = 4
+TOGETHER = 4
 """Slabs that stay side by side. One and two gain no more, and ask for more decisions."""
 
-_MAX_DECISIONS = 256
+MAX_DECISIONS = 256
 """Deeper patterns keep the order of k: every decision is three launches."""
 
-_MAX_PAIRS = 1 << 23
+MAX_PAIRS = 1 << 23
 """Likewise those that would have to compare more pairs of slabs in all sets, 8 bytes each."""
 
-_TILE_COLUMNS = 256
+TILE_COLUMNS = 256
 """Of the dense operand, in the widest tile."""
 
 
@@ -65,13 +65,13 @@ class Steps(NamedTuple):
 
     @property
     def decisions(self) -> int:
-        """What has to be ordered: :data:`_TOGETHER` slabs each."""
-        return div_up(self.minors, self.across * _TOGETHER)
+        """What has to be ordered: :data:`TOGETHER` slabs each."""
+        return div_up(self.minors, self.across * TOGETHER)
 
     @property
     def sets(self) -> int:
         """Of panels that are computed side by side."""
-        return div_up(self.panels.numel(), _NEIGHBOURS)
+        return div_up(self.panels.numel(), NEIGHBOURS)
 
 
 def keep_pace(everything: list[Steps]) -> None:
@@ -94,7 +94,7 @@ def keep_pace(everything: list[Steps]) -> None:
 
 def _worth_ordering(each: Steps) -> bool:
     """Blocks of 128 gain nothing: a panel of one block row needs too few slabs."""
-    few = each.decisions <= _MAX_DECISIONS and each.sets * each.decisions**2 <= _MAX_PAIRS
+    few = each.decisions <= MAX_DECISIONS and each.sets * each.decisions**2 <= MAX_PAIRS
     return few and each.extent < 128 and each.decisions > 1 and each.panels.numel() > 1
 
 
@@ -120,13 +120,13 @@ def _costs(each: Steps, rank: Tensor, decisions: int) -> Tensor:
     """
     steps, count, sets = each.steps, each.panels.numel(), each.sets
     ends = torch.cat([steps[1:, 2], steps.new_full((1,), each.blocks)])
-    cost = (ends - steps[:, 2]).double() + each.across * _TILE_COLUMNS // each.extent
+    cost = (ends - steps[:, 2]).double() + each.across * TILE_COLUMNS // each.extent
     # What is no step adds to a panel that is not there.
-    costs = cost.new_zeros((sets + 1) * _NEIGHBOURS * decisions)
-    costs.scatter_add_(0, rank * decisions + steps[:, 0] // _TOGETHER, cost)
-    costs = costs.view(sets + 1, _NEIGHBOURS, decisions)[:sets]
-    places = torch.arange(sets * _NEIGHBOURS, device=costs.device)
-    there = (places < count).view(sets, _NEIGHBOURS, 1)
+    costs = cost.new_zeros((sets + 1) * NEIGHBOURS * decisions)
+    costs.scatter_add_(0, rank * decisions + steps[:, 0] // TOGETHER, cost)
+    costs = costs.view(sets + 1, NEIGHBOURS, decisions)[:sets]
+    places = torch.arange(sets * NEIGHBOURS, device=costs.device)
+    there = (places < count).view(sets, NEIGHBOURS, 1)
     costs = torch.where(there, costs, 0.0)
     whole = costs * there.sum(1, keepdim=True) - costs.sum(1, keepdim=True)
     return torch.where(there, whole, 0.0)
@@ -155,6 +155,6 @@ def _herd(costs: Tensor) -> Tensor:
 def _sorted(steps: Tensor, panel: Tensor, rank: Tensor, turns: Tensor) -> Tensor:
     """The steps of each panel by the turns of their slabs."""
     slab, last = steps[:, 0], turns.shape[0] - 1
-    turn = turns[(rank // _NEIGHBOURS).clamp(max=last), slab // _TOGETHER]
-    key = (panel * turns.shape[1] + turn) * _TOGETHER + slab % _TOGETHER
+    turn = turns[(rank // NEIGHBOURS).clamp(max=last), slab // TOGETHER]
+    key = (panel * turns.shape[1] + turn) * TOGETHER + slab % TOGETHER
     return steps[torch.argsort(key)]

@@ -26,12 +26,20 @@ from torch import Tensor
 from jitsparse.layout import div_up
 from jitsparse.panels import PAIRED_AMONG, TRIPLED_AMONG
 
-__all__ = ["NO_PAIR", "in_no_order", "match", "pair_rows", "triple_rows"]
+__all__ = [
+    "MAX_COMPARISONS",
+    "NO_PAIR",
+    "ROUNDS",
+    "in_no_order",
+    "match",
+    "pair_rows",
+    "triple_rows",
+]
 
-_ROUNDS = 8
+ROUNDS = 8
 """Of a matching."""
 
-_MAX_COMPARISONS = 1 << 27
+MAX_COMPARISONS = 1 << 27
 """Patterns that ask for more, a byte each, keep their order of rows."""
 
 _NOBODY, NO_PAIR = -(1 << 42), -(1 << 60)
@@ -55,12 +63,12 @@ def pair_rows(major: Tensor, minor: Tensor, majors: int, minors: int) -> Tensor:
         them if their number is odd.
     """
     windows = div_up(majors, PAIRED_AMONG)
-    few = windows * PAIRED_AMONG**2 * minors <= _MAX_COMPARISONS
+    few = windows * PAIRED_AMONG**2 * minors <= MAX_COMPARISONS
     if majors <= 2 or not few or torch.compiler.is_compiling():
         return torch.arange(2 * div_up(majors, 2), device=major.device)
     stored = _stored(major, minor, (windows, PAIRED_AMONG, minors))
     shared = _shared(stored, stored)
-    partner = match(_weights(shared, majors, major.numel(), majors * minors), _ROUNDS)
+    partner = match(_weights(shared, majors, major.numel(), majors * minors), ROUNDS)
     row = torch.arange(PAIRED_AMONG, device=major.device)
     beside = row ^ 1
     partner = torch.where(_more(shared, partner, beside), partner, beside)
@@ -93,16 +101,16 @@ def triple_rows(major: Tensor, minor: Tensor, majors: int, minors: int) -> Tenso
     """
     device, most = major.device, TRIPLED_AMONG // 3
     windows = div_up(majors, TRIPLED_AMONG)
-    few = windows * TRIPLED_AMONG**2 * minors <= _MAX_COMPARISONS
+    few = windows * TRIPLED_AMONG**2 * minors <= MAX_COMPARISONS
     if majors <= 3 or not few or torch.compiler.is_compiling():
         return torch.arange(3 * div_up(majors, 3), device=device).clamp(max=majors)
     stored = _stored(major, minor, (windows, TRIPLED_AMONG, minors))
     weights = _weights(_shared(stored, stored), majors, major.numel(), majors * minors)
-    partner = match(weights.clone(), _ROUNDS)
+    partner = match(weights.clone(), ROUNDS)
     # The best pairs first, side by side since both rows have the weight of their pair. A row that
     # is none may be the partner of one that is, and comes last all the same.
     of_pair = weights.gather(2, partner.unsqueeze(2)).squeeze(2)
-    order = torch.argsort(of_pair, dim=1, descending=True)
+    order = torch.argsort(of_pair, dim=1, descending=True, stable=True)
     begin = TRIPLED_AMONG * torch.arange(windows, device=device).unsqueeze(1)
     order = order.gather(1, _first(begin + order < majors))
     rows = (majors - begin).clamp(max=TRIPLED_AMONG)
@@ -146,7 +154,7 @@ def _dealt(more: Tensor, there: tuple[Tensor, Tensor]) -> Tensor:
     both = torch.full((windows, 2 * most, 2 * most), NO_PAIR, device=more.device)
     both[:, :most, most:] = weights
     both[:, most:, :most] = weights.transpose(1, 2)
-    partner, taker = match_some(both, _ROUNDS).split(most, 1)
+    partner, taker = match_some(both, ROUNDS).split(most, 1)
     left = there[1] & (taker < 0)
     in_order = _first(left)
     waiting = partner < 0

@@ -19,17 +19,19 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from jitsparse import restoring
+from jitsparse import indexing, restoring
 from jitsparse.checks import (
     as_block_size,
     as_count,
     as_shape,
     check_coordinates,
+    check_entries,
+    check_form,
     check_generator,
-    check_indices,
     check_range,
     grid_of,
     is_dense,
+    is_fake,
     is_readable,
     kind_of,
 )
@@ -37,7 +39,6 @@ from jitsparse.display import character_map, plot
 from jitsparse.drawing import draw
 from jitsparse.errors import PatternError
 from jitsparse.layout import IndexLayout, div_up
-from jitsparse.recorded import index_of
 from jitsparse.traits import attach_traits, measure, pack, transposed
 
 if TYPE_CHECKING:
@@ -60,10 +61,9 @@ class Pattern:
 
     Indices are stored as int32 (int64 ones are converted; int32 ones are kept, not copied, and must
     not be written to any more).
-    Construction reads the indices on the host, to check them and to measure what the choice of a
-    kernel depends on; later use reads nothing. On a GPU it takes tens of milliseconds, or a few
-    from the third pattern of one shape, block size and number of blocks on
-    (:mod:`jitsparse.recorded`).
+    Construction reads the indices on the host, to check them, to measure what the choice of a
+    kernel depends on, and for a GPU to work out in which orders kernels walk the blocks
+    (:mod:`jitsparse.indexing`); later use reads nothing.
 
     Two patterns are equal if they store the same blocks of the same matrix on the same device;
     comparing patterns on a GPU therefore waits for it, hashing one does not.
@@ -87,6 +87,8 @@ class Pattern:
     """``(nnz_blocks, block_rows, block_cols)``, of the values of a matrix on this pattern."""
     index: Tensor
     """Every order in which kernels walk the blocks, packed (:mod:`jitsparse.layout`)."""
+    _host: indexing.HostIndices | None
+    """Of a pattern on a GPU: its indices in the host's memory, unless they could not be read."""
     traits: int
     """What the pattern tells the choice of a kernel (:mod:`jitsparse.traits`); 0 if nothing."""
 
@@ -99,8 +101,31 @@ class Pattern:
     ) -> None:
         size = as_shape(shape)
         block = as_block_size(block_size)
-        check_indices(size, block, crow_indices, col_indices)
-        self._store(size, block, crow_indices, col_indices)
+        self._check_and_store(size, block, crow_indices, col_indices)
+
+    def _check_and_store(
+        self,
+        shape: tuple[int, int],
+        block_size: tuple[int, int],
+        crow: Tensor,
+        col: Tensor,
+    ) -> None:
+        check_form(shape, block_size, crow, col)
+        host = indexing.read(crow, col)
+        if host is not None:
+            check_entries(grid_of(shape, block_size)[1], *host)
+        elif not crow.is_meta and not is_fake(crow):
+            check_entries(grid_of(shape, block_size)[1], crow, col)
+        self._store(shape, block_size, crow, col, host=host)
+
+    @classmethod
+    def _checked(
+        cls, shape: tuple[int, int], block_size: tuple[int, int], crow: Tensor, col: Tensor
+    ) -> Pattern:
+        """A pattern whose shape and block size are known to be valid."""
+        pattern = cls.__new__(cls)
+        pattern._check_and_store(shape, block_size, crow, col)
+        return pattern
 
     @classmethod
     def _trusted(
@@ -110,11 +135,12 @@ class Pattern:
         crow: Tensor,
         col: Tensor,
         traits: int | None = None,
+        host: indexing.HostIndices | None = None,
     ) -> Pattern:
-        """A pattern whose indices are known to be valid: with its traits nothing is read on the
-        host."""
+        """A pattern whose indices are known to be valid, and may be in the host's memory, too: with
+        its traits and these, nothing is read there."""
         pattern = cls.__new__(cls)
-        pattern._store(shape, block_size, crow, col, traits)
+        pattern._store(shape, block_size, crow, col, traits, host)
         return pattern
 
     def _store(
@@ -124,12 +150,13 @@ class Pattern:
         crow: Tensor,
         col: Tensor,
         traits: int | None = None,
+        host: indexing.HostIndices | None = None,
     ) -> None:
         if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():
             # Training may use the pattern later, and cannot save tensors of inference.
             with torch.inference_mode(False):
                 crow, col = (each.clone() if each.is_inference() else each for each in (crow, col))
-                return self._store(shape, block_size, crow, col, traits)
+                return self._store(shape, block_size, crow, col, traits, host)
         crow = crow.detach().to(torch.int32).contiguous()
         col = col.detach().to(torch.int32).contiguous()
         fields = self.__dict__
@@ -138,7 +165,12 @@ class Pattern:
         fields["crow_indices"] = crow
         fields["col_indices"] = col
         fields["values_shape"] = (col.shape[0], *block_size)
-        fields["index"] = index_of(crow, col, div_up(shape[1], block_size[1]), block_size)
+        host = indexing.read(crow, col) if host is None else host
+        if host is not None:
+            host = host[0].to(torch.int32).contiguous(), host[1].to(torch.int32).contiguous()
+        fields["_host"] = host
+        cols = div_up(shape[1], block_size[1])
+        fields["index"] = indexing.index_of(crow, col, cols, block_size, host)
         fields["traits"] = self._measure() if traits is None else traits
         attach_traits(self.index, self.traits)
 
@@ -149,7 +181,12 @@ class Pattern:
         nnz = self.nnz_blocks
         if not nnz:
             return pack(*self.shape, nnz)
-        row, col = self._rows, self.col_indices
+        if self._host is None:
+            row, col = self._rows, self.col_indices
+        else:
+            crow, col = self._host
+            row = torch.arange(self.grid[0], device=crow.device)
+            row = row.repeat_interleave(crow.diff(), output_size=nnz)
         return pack(*self.shape, nnz, measure(row, col, self.shape, self.block_size))
 
     # -- construction ---------------------------------------------------------------------------
@@ -320,6 +357,7 @@ class Pattern:
                 self._part("ccol_indices").clone(),
                 self._part("row_indices_t").clone(),
                 transposed(self.traits),
+                None if self._host is None else indexing.transposed(self._host, self.grid[1]),
             )
         return made
 
@@ -330,7 +368,8 @@ class Pattern:
         if crow is self.crow_indices:
             return self
         col = self.col_indices.to(where)
-        return Pattern._trusted(self.shape, self.block_size, crow, col, self.traits)
+        host = (self.crow_indices, self.col_indices) if self.device.type == "cpu" else self._host
+        return Pattern._trusted(self.shape, self.block_size, crow, col, self.traits, host)
 
     def cpu(self) -> Pattern:
         """As ``to("cpu")``."""

@@ -16,7 +16,6 @@ from jitsparse.gathers import gather_tiles
 from jitsparse.layout import FIRST_STEPS, PANEL_WORDS, IndexLayout, div_up
 from jitsparse.pace import Steps, keep_pace
 from jitsparse.pairs import pair_rows, triple_rows
-from jitsparse.panels import PAIRED, PANEL
 
 __all__ = ["build_index"]
 
@@ -79,9 +78,7 @@ def build_index(
                 walked[f"{side.name}_{kind}_panels"] = _put_slabs(index, side, kind, panelled)
         if side.name in index.layout.slabs("condensed"):
             _put_condensed(index, side, panelled)
-        # Blocks 64 high and more are gathered along rows in TF32 alone: too seldom to compare
-        # panels for it in every pattern.
-        _put_gathered(index, side, may_share=side.name == "row" or block_size[0] < 64)
+        _put_gathered(index, side)
     keep_pace([*walked.values()])
     for part, each in walked.items():
         index.put(part, _rows_of_panels(each).flatten())
@@ -147,9 +144,9 @@ class _Panelled(NamedTuple):
 
 
 def _put_panels(index: _Index, side: _Side) -> _Panelled:
-    group = max(1, PANEL // side.extent)
+    group = index.layout.group(side.name)
     placed, starts = side.major, _starts(div_up(side.majors, group), side.major.device)
-    if index.layout.hopper and side.extent == PAIRED:
+    if index.layout.pairs(side.name):
         paired = pair_rows(side.major, side.minor, side.majors, side.minors)
         placed, starts = torch.argsort(paired)[side.major], pad(paired.view(-1, 2), (0, 1))
     steps, pointers, blocks = _panels(placed, side.minor, side.majors, group, 1)
@@ -193,7 +190,7 @@ def _put_condensed(index: _Index, side: _Side, panelled: _Panelled) -> None:
     index.put(f"{side.name}_condensed_panels", _rows_of_panels(walked).flatten())
 
 
-def _put_gathered(index: _Index, side: _Side, *, may_share: bool) -> None:
+def _put_gathered(index: _Index, side: _Side) -> None:
     """The tiles of an sdd that gathers blocks across panels of this side."""
     gather = index.layout.gathers()[side.name]
     device = side.major.device
@@ -201,8 +198,7 @@ def _put_gathered(index: _Index, side: _Side, *, may_share: bool) -> None:
     of_pieces = side.major.repeat_interleave(gather.pieces), pieces.flatten()
     steps, pointers, blocks = _panels(*of_pieces, side.majors, gather.down, 1)
     index.put(f"{side.name}_gather_blocks", blocks)
-    shares = may_share and gather.height == 64
-    gathered = gather_tiles(steps[:, 0], pointers, gather, may_share=shares)
+    gathered = gather_tiles(steps[:, 0], pointers, gather)
     index.put_prefix(f"{side.name}_gather_steps", steps[gathered.order])
     index.put(f"{side.name}_gather_tiles", gathered.tiles.flatten())
     index.put(f"{side.name}_wide_tiles", gathered.wide.flatten())

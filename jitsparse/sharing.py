@@ -24,15 +24,15 @@ PAIRINGS = 4
 0.1/0.25/0.5 are 1.11/1.12/1.25 times as fast after one pairing, 1.11/1.22/1.34 after two,
 1.14/1.35/1.42 after four."""
 
-_WINDOW = 64
+WINDOW = 64
 """Panels that follow on one another and may be paired. Those of a window are computed at about the
 same time, and half as many are wanted at once as in windows of 128: products are 0.95 to 1.05 times
 as fast, those of skewed patterns up to 1.12 times."""
 
-_MAX_COMPARISONS = 1 << 28
+MAX_COMPARISONS = 1 << 28
 """Patterns that ask for more, a byte each, share nothing."""
 
-_ROUNDS = 4
+ROUNDS = 4
 """Of a matching; by the model three lose 1 %."""
 
 
@@ -66,28 +66,28 @@ def share(column: Tensor, panel: Tensor, gather: Gather) -> Shares:
         panel: ``(Z,)``: of each step; ``gather.panels`` for what is no step.
         gather: shape of a tile.
     """
-    windows = div_up(gather.panels, _WINDOW)
-    cells = windows * _WINDOW * gather.minors
+    windows = div_up(gather.panels, WINDOW)
+    cells = windows * WINDOW * gather.minors
     # Each pair of panels has a few weights of 8 bytes, too, however few columns there are.
-    many = windows * _WINDOW**2 * max(gather.minors, 64) > _MAX_COMPARISONS
+    many = windows * WINDOW**2 * max(gather.minors, 64) > MAX_COMPARISONS
     none = gather.panels < 2 or gather.minors < gather.fewest
     if none or many or torch.compiler.is_compiling():
         return nothing_shared(panel, gather.panels)
     cell = torch.where(panel < gather.panels, panel * gather.minors + column, cells)
     left = torch.zeros(cells + 1, dtype=torch.bool, device=panel.device).scatter_(0, cell, True)
-    left = left[:cells].view(windows, _WINDOW, gather.minors)
+    left = left[:cells].view(windows, WINDOW, gather.minors)
     pairing = torch.zeros(cells + 1, dtype=torch.int64, device=panel.device)
     pairings = pairing[:cells].view(left.shape)
-    own = torch.arange(windows * _WINDOW, device=panel.device).view(windows, _WINDOW)
+    own = torch.arange(windows * WINDOW, device=panel.device).view(windows, WINDOW)
     partners = [own]
-    order = in_no_order(_WINDOW, panel.device)
+    order = in_no_order(WINDOW, panel.device)
     most, fewest = gather.most // 2, gather.fewest
     for number in range(1, 1 + PAIRINGS):
         shared = (left.unsqueeze(2) & left.unsqueeze(1)).sum(3)
         taken = torch.where(shared < most, shared * (shared >= fewest), shared // most * most)
-        weights = taken * _WINDOW**2 + order
+        weights = taken * WINDOW**2 + order
         weights.diagonal(dim1=1, dim2=2).fill_(NO_PAIR)
-        partner = match(weights, _ROUNDS)[:, :, None]
+        partner = match(weights, ROUNDS)[:, :, None]
         common = left & left.gather(1, partner.expand_as(left))
         here = taken.gather(2, partner)
         chosen = common & (common.cumsum(2) <= here)

@@ -87,7 +87,8 @@ def warmup(
     takes about as long as one step takes the host; it is neither changed nor computed with. The
     gradients of what it returns are taken to lie in memory as that does. Few losses do otherwise,
     ``y.sum()`` among them: where one does, give a model that returns its loss. Calls of nearly the
-    same sizes share their kernels.
+    same sizes share their kernels. For a GPU the function that computes the indices of patterns is
+    among them.
 
     Without a model: those that calls of some operations, dtypes and block sizes choose. Each filter
     is one value or a list of values. Without block sizes the kernels are those of a default table,
@@ -175,7 +176,8 @@ def plan(
             raise ArgumentError(f"model is a torch.nn.Module, got {type(model).__name__}")
         if input_shape is None:
             raise ArgumentError("a model needs the shape of its input, as input_shape=(8, 512)")
-        return _of_model(model, tracing.inputs_of(input_shape), dtype, device, arch, backward)
+        inputs = tracing.inputs_of(input_shape)
+        return _with_index(_of_model(model, inputs, dtype, device, arch, backward))
     if input_shape is not None:
         raise ArgumentError("input_shape is for a model, and there is none")
     dtypes = [dtype] if isinstance(dtype, (str, torch.dtype)) else list(dtype or ())
@@ -184,7 +186,13 @@ def plan(
     blocks = [registry.parse_block_size(each) for each in _block_sizes(block_size)]
     targets = _targets(device, arch)
     variants = registry.select_variants(targets, ops=ops, dtypes=names, block_sizes=blocks)
-    return list(dict.fromkeys([*variants, *_tuned(targets, ops, names, blocks)]))
+    return _with_index([*variants, *_tuned(targets, ops, names, blocks)])
+
+
+def _with_index(variants: list[Variant]) -> list[Variant]:
+    """Each once, and what patterns on a GPU want if one is for a GPU."""
+    on_gpu = any(registry.device_of(each.target) == "cuda" for each in variants)
+    return list(dict.fromkeys([*variants, *([registry.INDEX] if on_gpu else [])]))
 
 
 def recorded(path: str | os.PathLike[str]) -> list[Variant]:
@@ -218,8 +226,9 @@ def recorded(path: str | os.PathLike[str]) -> list[Variant]:
                     f"{path} is not a record of variants: line {number} is not of the form "
                     '{"variant": "..."}'
                 ) from None
-    ours = [variant for variant in variants if variant.op in registry.OPS]
-    others = [variant.name for variant in variants if variant.op not in registry.OPS]
+    ops = {*registry.OPS, registry.INDEX.op}
+    ours = [variant for variant in variants if variant.op in ops]
+    others = [variant.name for variant in variants if variant.op not in ops]
     if not ours:
         raise ArgumentError(f"{path} names no kernel of jitsparse's operations")
     if others:

@@ -23,12 +23,13 @@ import torch
 from torch import Tensor
 
 import jitsparse as js
-from jitsparse import gathers, jit, recorded
+from jitsparse import gathers, indexing, jit, panels
 from jitsparse.compilation import compile_variants
 from jitsparse.kernels import dispatch, registry
 from jitsparse.kernels.choice import Key, choose, problem_of
 from jitsparse.kernels.float32 import float32_as
 from jitsparse.kernels.roles import LAYOUTS
+from jitsparse.layout import IndexLayout
 from jitsparse.reference import ACTIVATIONS, activate
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -305,12 +306,22 @@ def check_sdd_variants(
             assert torch.equal(first.values, second.values)
 
 
+def gpu_index(pattern: js.Pattern) -> Tensor:
+    """What a pattern on the CPU would have for its index on a GPU."""
+    layout = IndexLayout(*pattern.grid, pattern.nnz_blocks, pattern.block_size, panels=True)
+    index = torch.empty(layout.size, dtype=torch.int32)
+    function = jit.load(registry.template_of(registry.INDEX), registry.INDEX)
+    indexing.fill(function, layout, (pattern.crow_indices, pattern.col_indices), index)
+    return index
+
+
 def share_columns(patch: pytest.MonkeyPatch) -> None:
     """Give an sdd tiles of two panels wherever two store the same columns. By their cost only far
-    larger patterns have them. Nothing is replayed that was recorded otherwise, or recorded so."""
-    patch.setattr(recorded, "_may_replay", lambda *_: False)
-    patch.setattr(gathers, "SMS", 1)
-    patch.setattr(gathers, "_FIXED_OF_TWO", -(1 << 20))
+    larger patterns have them. The compiled function, which has the other costs, is not called."""
+    patch.setattr(indexing._Compiled, "function", lambda _: None)
+    for module in (panels, gathers):
+        patch.setattr(module, "SMS", 1)
+    patch.setattr(gathers, "FIXED_OF_TWO", -(1 << 20))
 
 
 @contextlib.contextmanager

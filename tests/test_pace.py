@@ -99,11 +99,11 @@ def test_panels_keep_pace(density: float) -> None:
         assert spread(panels, shared) < 0.6 * spread(panels, [*range(SLABS)])
 
 
-@pytest.mark.parametrize("slabs", [4 * pace._MAX_DECISIONS, 4 * pace._MAX_DECISIONS + 1])
+@pytest.mark.parametrize("slabs", [4 * pace.MAX_DECISIONS, 4 * pace.MAX_DECISIONS + 1])
 def test_patterns_that_would_take_long_keep_the_order_of_k(slabs: int) -> None:
     sets = walked(random_mask(0, 0.02, 16, slabs))
     natural = all(panel == sorted(panel) for panels in sets for panel in panels)
-    assert natural == (slabs > 4 * pace._MAX_DECISIONS)
+    assert natural == (slabs > 4 * pace.MAX_DECISIONS)
 
 
 @pytest.mark.parametrize("missing", [0, 1])
@@ -111,7 +111,7 @@ def test_patterns_that_would_compare_too_many_slabs_keep_the_order_of_k(
     missing: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two sets of sixteen panels, in which each four slabs are compared with each."""
-    monkeypatch.setattr(pace, "_MAX_PAIRS", 2 * (SLABS // 4) ** 2 - missing)
+    monkeypatch.setattr(pace, "MAX_PAIRS", 2 * (SLABS // 4) ** 2 - missing)
     sets = walked(random_mask(0, 0.1))
     assert all(panel == sorted(panel) for panels in sets for panel in panels) == bool(missing)
 

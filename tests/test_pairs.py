@@ -119,7 +119,7 @@ def test_threes_need_no_more_columns_than_a_greedy_choice(rows: int, density: fl
 
 def test_all_is_whole_numbers() -> None:
     """The greatest pattern that is paired, full, does not overflow."""
-    windows, cols = 8, pairs._MAX_COMPARISONS // (8 * PAIRED_AMONG**2)
+    windows, cols = 8, pairs.MAX_COMPARISONS // (8 * PAIRED_AMONG**2)
     full = torch.full((windows, PAIRED_AMONG, PAIRED_AMONG), cols)
     majors, blocks = windows * PAIRED_AMONG, windows * PAIRED_AMONG * cols
     for nnz in (1, blocks):
@@ -157,7 +157,7 @@ def test_rows_stay_within_their_window() -> None:
 
 
 def test_rows_that_are_left_are_matched_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pairs, "_ROUNDS", 0)
+    monkeypatch.setattr(pairs, "ROUNDS", 0)
     mask = random_mask(0, 9, 10, 0.3)
     assert paired(mask) == [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]
     assert sorted(itertools.chain(*tripled(mask))) == [*range(9)]
@@ -166,13 +166,13 @@ def test_rows_that_are_left_are_matched_as_they_come(monkeypatch: pytest.MonkeyP
 def test_patterns_that_would_take_long_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     mask = random_mask(0, 40, 20, 0.3)
     in_order = [(row, row + 1) for row in range(0, 40, 2)]
-    monkeypatch.setattr(pairs, "_MAX_COMPARISONS", 128**2 * 20)
+    monkeypatch.setattr(pairs, "MAX_COMPARISONS", 128**2 * 20)
     assert paired(mask) != in_order
-    monkeypatch.setattr(pairs, "_MAX_COMPARISONS", 128**2 * 20 - 1)
+    monkeypatch.setattr(pairs, "MAX_COMPARISONS", 128**2 * 20 - 1)
     assert paired(mask) == in_order
     in_order_too = [[row, row + 1, row + 2] for row in range(0, 39, 3)] + [[39, 40, 40]]
     assert tripled(mask) != in_order_too
-    monkeypatch.setattr(pairs, "_MAX_COMPARISONS", 126**2 * 20 - 1)
+    monkeypatch.setattr(pairs, "MAX_COMPARISONS", 126**2 * 20 - 1)
     assert tripled(mask) == in_order_too
 
 

@@ -18,7 +18,7 @@ def random_mask(rows: int, cols: int, density: float, seed: int = 0) -> Tensor:
 
 def shared(mask: Tensor) -> tuple[Tensor, Tensor, Gather]:
     """Of panels that are rows of blocks of 64: the pairing of each block, and the partners."""
-    gather = Gather.of(*mask.shape, 64, 64)
+    gather = Gather.of(*mask.shape, 64, 64, may_share=True)
     panel, column = mask.nonzero().unbind(1)
     found = sharing.share(column, panel, gather)
     pairing = torch.zeros(mask.shape, dtype=torch.int64)
@@ -89,7 +89,7 @@ def test_small_patterns_are_not_compared(
     mask = random_mask(16, cols, density)
     mask[:] = mask[0]
     panel, column = mask.nonzero().unbind(1)
-    gather = Gather.of(*mask.shape, 64, 64)
+    gather = Gather.of(*mask.shape, 64, 64, may_share=True)
     ways = sharing.nothing_shared(panel, 16), sharing.share(column, panel, gather)
     assert bool(ways[1].pairing.any())
     pairing, partner = map(torch.stack, zip(*ways, strict=True))
@@ -113,7 +113,7 @@ def test_panels_that_are_alike_share_everything() -> None:
 def test_patterns_too_large_to_compare_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     mask = random_mask(64, 64, 0.9)
     assert shared(mask)[0].any()
-    monkeypatch.setattr(sharing, "_MAX_COMPARISONS", 64**3 - 1)
+    monkeypatch.setattr(sharing, "MAX_COMPARISONS", 64**3 - 1)
     pairing, partner, _ = shared(mask)
     assert not pairing.any()
     assert torch.equal(partner, torch.arange(64)[:, None].expand_as(partner))
@@ -123,7 +123,7 @@ def test_many_tiles_are_all_as_wide_as_can_be(monkeypatch: pytest.MonkeyPatch) -
     """Those of one panel; those of two are anyway."""
     few, many = random_mask(64, 64, 0.05), random_mask(64, 64, 0.5)
     assert max(tile[6] - tile[1] for tile in tiles_of(few, 64)) < 8
-    monkeypatch.setattr(gathers, "_MAX_BALANCED", 0)
+    monkeypatch.setattr(gathers, "MAX_BALANCED", 0)
     assert len(tiles_of(few, 64)) == int(((few.sum(1) + 7) // 8).sum())
     alone: dict[int, list[int]] = {}
     tiles = tiles_of(many, 64)

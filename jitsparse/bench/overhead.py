@@ -15,7 +15,7 @@ import torch
 
 import jitsparse as js
 from jitsparse.bench import fresh
-from jitsparse.bench.pattern_process import BLOCK, BLOCKS, SIZE
+from jitsparse.bench.pattern_process import DENSITY, LAYOUTS
 from jitsparse.bench.report import Table
 from jitsparse.bench.timing import interleave_host
 
@@ -23,8 +23,6 @@ __all__ = ["overhead_table"]
 
 PROCESSES = 7
 """Fresh processes behind a median."""
-
-_PATTERN = f"a pattern, {SIZE} x {SIZE} in {BLOCKS} blocks of {BLOCK}"
 
 IMPORT = """
 import json, time, torch
@@ -70,14 +68,14 @@ def overhead_table(
         beyond = [fresh.run(["-c", IMPORT], scratch) for _ in range(PROCESSES)]
         on_step("making a pattern")
         arguments = ["-m", "jitsparse.bench.pattern_process", str(device)]
-        known, new = fresh.run(arguments, scratch)
+        patterns = fresh.run(arguments, scratch)
     # Most of the package is imported when one of its names is first asked for.
     for number, what in enumerate(("", " and a first name")):
         median = statistics.median(each[number] for each in beyond)
         add(f"import jitsparse{what}, beyond torch", median, "ms")
-    add(_PATTERN, known, "ms")
-    if device.type == "cuda":
-        add(f"{_PATTERN} and more, each of a new layout", new, "ms")
+    for (size, block), (whole, index_alone) in zip(LAYOUTS, patterns, strict=True):
+        what = f"a pattern, {size} x {size} in blocks of {block}, density {DENSITY}"
+        add(what, whole, "ms", "its index, torch operations", index_alone)
     on_step("host time of a call")
     for name, seconds, peer, peer_seconds in _host_times(device, notes):
         add(name, seconds, "us", peer, peer_seconds)

@@ -1,6 +1,5 @@
-"""A process that makes patterns, and prints the median seconds of one as JSON: of a layout that has
-come before, and of new ones. It has one thread, which is when a layout is recorded
-(:mod:`jitsparse.recorded`)::
+"""A process that makes patterns, and prints as JSON the median seconds of one of each size, and of
+its index alone with torch operations (:mod:`jitsparse.indexing`)::
 
     python -m jitsparse.bench.pattern_process cuda
 """
@@ -11,15 +10,19 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Iterable
 
 import torch
 
 import jitsparse as js
+from jitsparse import jit
 from jitsparse.bench.timing import settle
+from jitsparse.kernels import registry
+from jitsparse.schedule import build_index
 
-SIZE, BLOCK, BLOCKS = 4096, 64, 1024
+LAYOUTS = ((4096, 64), (8192, 128), (8192, 32), (8192, 16))
+"""Sizes and blocks."""
 
+DENSITY = 0.25
 PATTERNS = 16
 """Of which the second half is behind a median."""
 
@@ -27,22 +30,29 @@ PATTERNS = 16
 def main(device_name: str) -> None:
     """Measure on a device."""
     device = torch.device(device_name)
-    known, new = [BLOCKS] * PATTERNS, range(BLOCKS + 1, BLOCKS + 1 + PATTERNS)
-    print(json.dumps([seconds(device, known), seconds(device, new)]))
+    if device.type == "cuda":
+        jit.load(registry.template_of(registry.INDEX), registry.INDEX)
+    print(json.dumps([seconds(device, *layout) for layout in LAYOUTS]))
 
 
-def seconds(device: torch.device, counts: Iterable[int]) -> float:
-    """Of random patterns of so many blocks each, until the device is done."""
-    took = []
-    for count in counts:
-        drawn = js.Pattern.random((SIZE, SIZE), BLOCK, count * (BLOCK / SIZE) ** 2)
+def seconds(device: torch.device, size: int, block: int) -> tuple[float, float]:
+    """Of random patterns, each of another number of blocks, until the device is done."""
+    whole, index_alone = [], []
+    for number in range(PATTERNS):
+        density = DENSITY + number * (block / size) ** 2
+        drawn = js.Pattern.random((size, size), block, density)
         crow, col = (each.to(device) for each in (drawn.crow_indices, drawn.col_indices))
         settle(device)
         start = time.perf_counter()
-        js.Pattern((SIZE, SIZE), BLOCK, crow, col)
+        pattern = js.Pattern((size, size), block, crow, col)
         settle(device)
-        took.append(time.perf_counter() - start)
-    return statistics.median(took[PATTERNS // 2 :])
+        whole.append(time.perf_counter() - start)
+        start = time.perf_counter()
+        build_index(crow, col, pattern.grid[1], pattern.block_size)
+        settle(device)
+        index_alone.append(time.perf_counter() - start)
+    half = PATTERNS // 2
+    return statistics.median(whole[half:]), statistics.median(index_alone[half:])
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DTYPES",
+    "INDEX",
     "OPS",
     "candidates",
     "check_target",
@@ -51,6 +52,11 @@ declare_values(
 )
 
 DTYPES = ("f64", "f32", "tf32", "f16", "bf16")
+
+INDEX = Variant("index", "host", "generic", "i32")
+"""No operation of a user's: computes the indices of patterns for GPUs (:mod:`jitsparse.indexing`).
+For any processor, since with AVX2 or AVX-512 it is no faster."""
+
 _CUDA_TARGET = re.compile(r"sm\d{2,3}[af]?")
 
 
@@ -117,6 +123,10 @@ def template_of(variant: Variant) -> Template:
     Raises:
         UnsupportedProblem: no module has its family.
     """
+    if variant == INDEX:
+        from jitsparse.kernels import host_index
+
+        return host_index.template()
     device = device_of(variant.target)
     module = _FAMILIES[device].get(variant.family)
     if module is None:
@@ -295,12 +305,14 @@ def typical_candidates(
 
 
 def variant_named(name: str) -> Variant:
-    """The variant of a name, if calls on its target can have it.
+    """The variant of a name, if calls on its target can have it, or patterns.
 
     Raises:
         ArgumentError: it is no variant's name, or no call can have that variant.
     """
     variant = Variant.parse(name)
+    if variant == INDEX:
+        return variant
     parse_arch(variant.target, "target")
     _check_names([variant.op], [variant.dtype])
     block = parse_block_size(variant.knob("b"))

@@ -21,7 +21,7 @@ from torch._C._functorch import (
 from torch.utils._python_dispatch import _disable_current_modes
 
 from jitsparse.blocks import block_positions, gather_blocks, require_like
-from jitsparse.checks import check_indices
+from jitsparse.checks import is_readable
 from jitsparse.errors import ArgumentError
 from jitsparse.layout import div_up
 from jitsparse.nn.moving import moves_of, require_trained
@@ -197,11 +197,13 @@ class PatternBuffers(nn.Module):
         # what is put in its place, as functional_call does, is written to.
         hollow = old.device.type == "meta" and self._emptied == _marks(crow, col)
         if (others or self._marks != _marks(crow, col)) and not hollow:
-            if crow.device.type == "cpu" and type(crow) is Tensor:  # fake ones have no data
-                check_indices(old.shape, old.block_size, crow, col)
-            traits = old.traits if col.shape == old.col_indices.shape else 0
-            shape = old.shape, old.block_size
-            self._note(Pattern._trusted(*shape, crow.clone(), col.clone(), traits), crow, col)
+            given = old.shape, old.block_size, crow.clone(), col.clone()
+            if is_readable(crow) and is_readable(col):
+                pattern = Pattern._checked(*given)
+            else:  # fake ones have no data; while a graph is captured nothing is read
+                traits = old.traits if col.shape == old.col_indices.shape else 0
+                pattern = Pattern._trusted(*given, traits)
+            self._note(pattern, crow, col)
 
     def _apply(self: _Self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Self:
         self._follow_buffers()

@@ -231,7 +231,7 @@ def test_targets_of_a_gpu_that_is_not_here(capsys: pytest.CaptureFixture[str]) -
         capsys, *arguments, "--arch", "9.0a", "--arch", "8.0", "--dtype", "bf16", "--dry-run"
     )
     targets = {Variant.parse(each["variant"]).target for each in listed["outcomes"]}
-    assert targets == {"sm90a", "sm80"}
+    assert targets == {"sm90a", "sm80", registry.INDEX.target}
 
 
 def test_the_forward_pass_alone(capsys: pytest.CaptureFixture[str]) -> None:
@@ -381,3 +381,14 @@ def test_a_record_names_what_cannot_be_compiled_here(
 def test_a_variant_stands_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--variant", "x", "--op", "dsd") == 2
     assert "takes no filters" in " ".join(capsys.readouterr().err.split())
+
+
+def test_what_patterns_want_can_be_named(
+    tmp_path: Path, cache_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = registry.INDEX.name
+    (done,) = as_json(capsys, "--variant", name)["outcomes"]
+    assert (done["variant"], done["status"]) == (name, "compiled")
+    record = tmp_path / "record"
+    record.write_text(json.dumps({"variant": name}) + "\n")
+    assert recorded(record) == [registry.INDEX]

@@ -10,6 +10,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import cases
 import pytest
 import torch
 
@@ -24,7 +25,6 @@ from jitsparse.kernels.problem import Problem, product_problem, typical_problem
 from jitsparse.kernels.roles import LAYOUTS, is_flipped
 from jitsparse.kernels.transpose import transposes
 from jitsparse.layout import PANEL_WORDS, IndexLayout
-from jitsparse.schedule import build_index
 from jitsparse.traits import profile_of
 
 
@@ -99,7 +99,7 @@ def test_the_steps_of_a_random_pattern_are_what_the_index_has(
     mask = torch.rand(grid, generator=torch.Generator().manual_seed(size)) < density
     pattern = js.Pattern.from_mask(mask, block)
     layout = IndexLayout(*grid, pattern.nnz_blocks, block, panels=True)
-    index = build_index(pattern.crow_indices, pattern.col_indices, grid[1], block, panels=True)
+    index = cases.gpu_index(pattern)
     panels = size // 128
     steps = int(layout.view(index, "row_panel_ptr")[-1]) / panels
     problem = product_problem("dsd", "cuda", "bf16", block, "nn", (size, 1024, size), density)
@@ -118,7 +118,7 @@ def test_the_steps_of_three_rows_are_what_the_index_has(size: int, density: floa
     mask = torch.rand(grid, generator=torch.Generator().manual_seed(size)) < density
     pattern = js.Pattern.from_mask(mask, block)
     layout = IndexLayout(*grid, pattern.nnz_blocks, block, panels=True)
-    index = build_index(pattern.crow_indices, pattern.col_indices, grid[1], block, panels=True)
+    index = cases.gpu_index(pattern)
     panels = layout.view(index, "row_tall_panels").view(-1, PANEL_WORDS)
     # The last panel may have fewer than three rows.
     steps = (panels[:, 1] - panels[:, 0]).sum().item() / (size / 192)
@@ -164,7 +164,7 @@ def test_the_steps_that_are_condensed_are_what_the_index_has(density: float, hei
     mask = torch.rand(grid, generator=torch.Generator().manual_seed(0)) < density
     pattern = js.Pattern.from_mask(mask, block)
     layout = IndexLayout(*grid, pattern.nnz_blocks, block, panels=True)
-    index = build_index(pattern.crow_indices, pattern.col_indices, grid[1], block, panels=True)
+    index = cases.gpu_index(pattern)
     panels = layout.view(index, "row_condensed_panels").view(-1, PANEL_WORDS)
     steps = (panels[:, 1] - panels[:, 0]).float().mean().item()
     problem = product_problem("dsd", "cuda", "bf16", block, "nn", (rows, 1024, depth), density)

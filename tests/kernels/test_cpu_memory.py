@@ -1,5 +1,6 @@
 """CPU kernels stay inside of their operands, and do nothing that C++ leaves undefined: the tests of
-``test_cpu_kernels.py`` for this machine's own target, with kernels that sanitizers watch."""
+``test_cpu_kernels.py`` for this machine's own target, with kernels that sanitizers watch; and so
+does the function that computes the indices of patterns, in ``test_indexing.py``."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import pytest
 from test_cpu_kernels import native, runnable
 
 KERNELS = Path(__file__).with_name("test_cpu_kernels.py")
+INDEXING = Path(__file__).parents[1] / "test_indexing.py"
 
 PAST_THE_END = """
 import ctypes, sys, torch
@@ -69,3 +71,12 @@ def test_kernels_stay_inside(watched: dict[str, str]) -> None:
     ended = subprocess.run(command, env=watched, capture_output=True, text=True)
     assert ended.returncode == 0, (ended.stdout + ended.stderr)[-4000:]
     assert f"{len(tests)} passed" in ended.stdout
+
+
+def test_the_function_that_computes_indices_stays_inside(watched: dict[str, str]) -> None:
+    tests = f"{INDEXING}::test_of_every_block_size"
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", "skewed"]
+    command = [sys.executable, "-m", "pytest", *options, tests]
+    ended = subprocess.run(command, env=watched, capture_output=True, text=True)
+    assert ended.returncode == 0, (ended.stdout + ended.stderr)[-4000:]
+    assert "passed" in ended.stdout

@@ -19,6 +19,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -540,7 +541,7 @@ def test_wgmma_as_narrow_as_a_tile(
         return gathered
 
     monkeypatch.setattr(gathers, "SMS", 1)  # or tiles of few columns would be better
-    monkeypatch.setattr(gathers, "_BUSY", 0)
+    monkeypatch.setattr(gathers, "BUSY", 0)
     monkeypatch.setattr(schedule, "gather_tiles", gather)
     resize(**{"ROWS" if "rows" in name else "COLS": 936})
     check(Variant.parse(name), sources)
@@ -557,8 +558,8 @@ def test_panels_that_share_columns(
 ) -> None:
     tiles = []
 
-    def gather(*args: Any, may_share: bool) -> gathers.Gathered:
-        found = gathers.gather_tiles(*args, may_share=True)
+    def gather(column: Tensor, pointers: Tensor, shape: Gather) -> gathers.Gathered:
+        found = gathers.gather_tiles(column, pointers, replace(shape, may_share=True))
         tiles.append(found.tiles[1 : 1 + found.tiles[0, 0]])
         return found
 

@@ -1,0 +1,173 @@
+// The packed index of a pattern, part by part: what jitsparse/schedule.py computes with torch operations, bit for bit.
+#pragma once
+
+#include <cstring>
+
+#include "index/gathers.h"
+#include "index/pace.h"
+#include "index/parallel.h"
+#include "index/rows.h"
+
+namespace jitsparse::index {
+
+inline void put(int32* part, const std::vector<int32>& data) { std::copy(data.begin(), data.end(), part); }
+
+// In room for so many steps, as many as there are and then fillers.
+inline void put(int32* part, int64 room, const std::vector<Step>& steps, const Step& filler) {
+  Step* out = reinterpret_cast<Step*>(part);
+  const int64 count = std::min(int64(steps.size()), room);
+  std::fill(std::copy_n(steps.begin(), count, out), out + room, filler);
+}
+
+inline void put(int32* part, int64 room, const TileList& list, int64 wgmma_step) {
+  Tile* out = reinterpret_cast<Tile*>(part);
+  *out++ = {{int32(list.tiles.size()), int32(list.widest(false)), int32(list.widest(true)), int32(wgmma_step), 0, 0, 0, 0}};
+  std::fill(std::copy(list.tiles.begin(), list.tiles.end(), out), out + room, list.filler);
+}
+
+// Of each panel, in the order of the walk: its steps, where its rows begin, and its first steps once more.
+inline void put_panels(int32* part, const Walk& walk) {
+  for (int32 panel : walk.order) {
+    const int32 begin = walk.panels.pointers[panel], end = walk.panels.pointers[panel + 1];
+    part[0] = begin;
+    part[1] = end;
+    std::copy_n(&walk.starts.rows[panel * walk.starts.down], walk.starts.down, part + 4);
+    const auto first = walk.panels.steps.begin() + begin;
+    std::copy(first, first + std::min(end - begin, kFirstSteps), reinterpret_cast<Step*>(part + 8));
+    part += kPanelWords;
+  }
+}
+
+// The parts of one side, by tasks that do not wait for one another.
+class SideBuilder {
+ public:
+  static constexpr int64 kTasks = 4;
+
+  SideBuilder(const Side& side, const SideArgs& args) : side_(side), args_(args) {}
+
+  // Before all else: which rows share a panel, for walks of two rows and of three.
+  void choose_rows(int64 three) {
+    if (three) {
+      if (args_.tall.panels) tripled_ = triple_rows(side_);
+    } else {
+      rows_ = args_.paired ? pair_rows(side_) : in_order(side_.majors, args_.group);
+    }
+  }
+
+  // All but what keep_pace has to see first.
+  void build(int64 task) {
+    switch (task) {
+      case 0: if (args_.gather.tiles) put_gathered(); break;
+      case 1: build_steps(); break;
+      case 2: if (args_.slab.panels) slabs_ = walk(panels_of(side_, rows_, args_.slab.across), starts(), args_.slab.across); break;
+      case 3: if (args_.tall.panels) tall_ = walk(panels_of(side_, tripled_, args_.tall.across), tripled_, args_.tall.across); break;
+    }
+  }
+
+  // What is to be walked at one pace.
+  void append_to(std::vector<Walk*>& walks) {
+    if (args_.panels_sorted) walks.push_back(&steps_);
+    if (args_.slab.panels) walks.push_back(&slabs_);
+    if (args_.tall.panels) walks.push_back(&tall_);
+  }
+
+  void put_walks() const {
+    put(args_.steps, side_.blocks(), steps_.panels.steps, steps_.panels.filler());
+    if (args_.panels_sorted) put_panels(args_.panels_sorted, steps_);
+    if (args_.slab.panels) put_slabs(args_.slab, slabs_);
+    if (args_.tall.panels) put_slabs(args_.tall, tall_);
+  }
+
+ private:
+  void build_steps() {
+    put(args_.sorted, longest_first(side_.begin, side_.majors));
+    steps_ = walk(panels_of(side_, rows_, 1), starts(), 1);
+    put(args_.panel_ptr, steps_.panels.pointers);
+    put(args_.panel_blocks, steps_.panels.blocks);
+    if (args_.condensed.panels) put_condensed();
+  }
+
+  Walk walk(Panels panels, Rows starts, int64 across) const {
+    std::vector<int32> order = longest_first(panels.pointers.data(), panels.count());
+    return {std::move(panels), std::move(order), std::move(starts), side_.minors, across, args_.extent};
+  }
+
+  // Where the 64 rows begin of panels of 128, in units of 64.
+  Rows starts() const { return args_.paired ? rows_ : in_order(2 * div_up(side_.majors, args_.group), 2); }
+
+  static void put_slabs(const SlabArgs& args, const Walk& walk) {
+    put_panels(args.panels, walk);
+    put(args.steps, args.most, walk.panels.steps, walk.panels.filler());
+    put(args.blocks, walk.panels.blocks);
+  }
+
+  // Panels whose steps are slabs of the next block columns that they store. In no common order: no two panels have a slab.
+  void put_condensed() const {
+    const SlabArgs& args = args_.condensed;
+    const Panels& panels = steps_.panels;
+    const std::vector<int32> ranks = ranks_in_panels(side_, rows_, panels);
+    const Side ranked{side_.majors, side_.minors, side_.begin, ranks.data(), side_.position};
+    Walk condensed = walk(panels_of(ranked, rows_, args.across), starts(), args.across);
+    std::fill_n(args_.condensed_columns, args.most * args.across, -1);
+    for (int64 panel = 0; panel < panels.count(); ++panel) {
+      int32* columns = args_.condensed_columns + condensed.panels.pointers[panel] * args.across;
+      for (int32 step = panels.pointers[panel]; step < panels.pointers[panel + 1]; ++step) *columns++ = panels.steps[step].slab;
+    }
+    // In place of a slab, the number of the step.
+    condensed.panels.steps.resize(args.most, condensed.panels.filler());
+    for (int64 i = 0; i < args.most; ++i) condensed.panels.steps[i].slab = int32(i);
+    put_slabs(args, condensed);
+  }
+
+  void put_gathered() const {
+    const GatherArgs& args = args_.gather;
+    const Pieces pieces(side_, args.pieces);
+    const Panels panels = panels_of(pieces.side(), in_order(side_.majors, args.down), 1);
+    put(args.blocks, panels.blocks);
+    if (panels.blocks.empty()) return;
+    const Gathered gathered = Gatherer(panels, args).run();
+    put(args.steps, args.steps_room, gathered.steps, panels.filler());
+    put(args.tiles, args.tiles_room, gathered.tiles, gathered.wgmma_step);
+    put(args.wide, args.wide_room, gathered.wide, kWide);
+  }
+
+  Side side_;
+  const SideArgs& args_;
+  Rows rows_, tripled_;
+  Walk steps_, slabs_, tall_;
+};
+
+inline void write(const IndexArgs& args) {
+  std::memset(args.index, 0, args.size * sizeof(int32));
+  std::copy_n(args.crow, args.rows + 1, args.crow_indices);
+  std::copy_n(args.col, args.nnz, args.col_indices);
+  std::vector<int32> position(args.nnz);
+  for (int64 r = 0; r < args.rows; ++r) {
+    for (int64 z = args.crow[r]; z < args.crow[r + 1]; ++z) args.row_indices[z] = int32(r), position[z] = int32(z);
+  }
+  const Side rows{args.rows, args.cols, args.crow, args.col, position.data()};
+  by_columns(rows, args.ccol_indices, args.row_indices_t, args.perm);
+  const Side cols{args.cols, args.rows, args.ccol_indices, args.row_indices_t, args.perm};
+  SideBuilder sides[2] = {{rows, args.by_row}, {cols, args.by_col}};
+  in_parallel(4, args.threads, [&](int64 i) { sides[i % 2].choose_rows(i / 2); });
+  in_parallel(2 * SideBuilder::kTasks, args.threads, [&](int64 i) { sides[i % 2].build(i / 2); });
+  std::vector<Walk*> walks;
+  for (SideBuilder& side : sides) side.append_to(walks);
+  keep_pace(walks, args.threads);
+  in_parallel(2, args.threads, [&](int64 i) { sides[i].put_walks(); });
+}
+
+enum Status { kOk = 0, kOutOfMemory = 1 };
+
+inline const char* describe(int status) { return status == kOutOfMemory ? "out of memory" : "no error"; }
+
+inline int build(const IndexArgs& args) {
+  try {
+    write(args);
+  } catch (const std::bad_alloc&) {  // all that is thrown here; nothing may pass through C
+    return kOutOfMemory;
+  }
+  return kOk;
+}
+
+}  // namespace jitsparse::index
