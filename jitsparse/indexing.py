@@ -1,9 +1,9 @@
 """The index of a pattern on a GPU: the host computes it, in C++ that is compiled on first use.
 
 With torch operations (:mod:`jitsparse.schedule`) that is 750 to 2200 small kernels, which the host
-takes 9 to 43 ms to launch. In C++ (``csrc/index``) all of it takes the host 0.2 to 10 ms
-(docs/performance.md), and a pattern's indices are read there in any case, to check them and to
-measure its traits. The result is the same, bit for bit. The torch operations stay the
+takes 9 to 50 ms to launch. In C++ (``csrc/index``) all of it takes the host 0.3 to 8 ms up to
+65,000 blocks (docs/performance.md), and a pattern's indices are read there in any case, to check
+them and to measure its traits. The result is the same, bit for bit. The torch operations stay the
 specification, and are used where the host cannot read the indices (a graph is captured, compiled or
 transformed), and until the C++ is compiled, which nobody waits for.
 """
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["HostIndices", "fill", "index_of", "read", "transposed"]
 
-_MAX_BLOCKS = 1 << 17
-"""Of a pattern, above which the GPU is quicker."""
+_MAX_BLOCKS = 1 << 18
+"""Of a pattern. So many take 30 ms, or 56 with torch operations; above that the GPU catches up."""
 
 HostIndices = tuple[Tensor, Tensor]
 """``crow_indices`` and ``col_indices`` as contiguous int32 tensors in the host's memory."""
