@@ -10,6 +10,7 @@ transformed), and until the C++ is compiled, which nobody waits for.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 from concurrent.futures import Future
@@ -23,6 +24,7 @@ from jitsparse.errors import CacheMiss, JitsparseError
 from jitsparse.jit import config
 from jitsparse.layout import IndexLayout
 from jitsparse.schedule import build_index
+from jitsparse.traits import FACTS
 
 if TYPE_CHECKING:
     from jitsparse.jit import Kernel
@@ -58,8 +60,9 @@ def index_of(
     cols: int,
     block_size: tuple[int, int],
     host: HostIndices | None,
-) -> Tensor:
-    """What :func:`~jitsparse.schedule.build_index` answers, bit for bit.
+) -> tuple[Tensor, list[int] | None]:
+    """What :func:`~jitsparse.schedule.build_index` answers, bit for bit; and, if the compiled
+    function was asked, the facts by which :func:`jitsparse.traits.profile_by` knows the profile.
 
     Args:
         crow, col, cols, block_size: as there.
@@ -69,17 +72,17 @@ def index_of(
     small = host is not None and _on_gpu(crow, col) and 0 < col.numel() <= _MAX_BLOCKS
     function = _compiled.function() if small else None
     if host is None or function is None:
-        return build_index(crow, col, cols, block_size)
+        return build_index(crow, col, cols, block_size), None
     layout = IndexLayout(crow.numel() - 1, cols, col.numel(), block_size, panels=True)
     with torch.cuda.device(crow.device):
         # From pinned memory the GPU copies while the host goes on.
         index = torch.empty(layout.size, dtype=torch.int32, device="cpu", pin_memory=True)
-        fill(function, layout, host, index)
-        return index.to(crow.device, non_blocking=True)
+        facts = fill(function, layout, host, index)
+        return index.to(crow.device, non_blocking=True), facts
 
 
-def fill(function: Kernel, layout: IndexLayout, host: HostIndices, index: Tensor) -> None:
-    """Compute an index in the host's memory.
+def fill(function: Kernel, layout: IndexLayout, host: HostIndices, index: Tensor) -> list[int]:
+    """Compute an index in the host's memory; returns the facts, see :func:`index_of`.
 
     Args:
         function: compiled from :func:`jitsparse.kernels.host_index.template`.
@@ -92,7 +95,10 @@ def fill(function: Kernel, layout: IndexLayout, host: HostIndices, index: Tensor
     crow, col = host
     # As many as kernels on a CPU have, but none for less than it costs.
     threads = min(torch.get_num_threads(), 1 + layout.nnz // 256)
-    function(*words_of(layout, crow.data_ptr(), col.data_ptr(), index.data_ptr(), threads))
+    facts = (ctypes.c_int64 * (2 * FACTS))()
+    addresses = crow.data_ptr(), col.data_ptr(), index.data_ptr(), ctypes.addressof(facts)
+    function(*words_of(layout, *addresses, threads))
+    return list(facts)
 
 
 def _on_gpu(crow: Tensor, col: Tensor) -> bool:

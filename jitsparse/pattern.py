@@ -39,7 +39,7 @@ from jitsparse.display import character_map, plot
 from jitsparse.drawing import draw
 from jitsparse.errors import PatternError
 from jitsparse.layout import IndexLayout, div_up
-from jitsparse.traits import attach_traits, measure, pack, transposed
+from jitsparse.traits import attach_traits, measure, pack, profile_by, transposed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -170,24 +170,23 @@ class Pattern:
             host = host[0].to(torch.int32).contiguous(), host[1].to(torch.int32).contiguous()
         fields["_host"] = host
         cols = div_up(shape[1], block_size[1])
-        fields["index"] = indexing.index_of(crow, col, cols, block_size, host)
-        fields["traits"] = self._measure() if traits is None else traits
+        fields["index"], facts = indexing.index_of(crow, col, cols, block_size, host)
+        fields["traits"] = self._measure(facts) if traits is None else traits
         attach_traits(self.index, self.traits)
 
-    def _measure(self) -> int:
-        """The traits, or 0 where the indices cannot be read; even their number may be unknown."""
+    def _measure(self, facts: list[int] | None) -> int:
+        """The traits, by facts if these are known; 0 where the indices cannot be read. Even their
+        number may be unknown."""
         if not is_readable(self.col_indices):
             return 0
         nnz = self.nnz_blocks
         if not nnz:
             return pack(*self.shape, nnz)
-        if self._host is None:
-            row, col = self._rows, self.col_indices
+        if facts is None:
+            profile = measure(self._rows, self.col_indices, self.shape, self.block_size)
         else:
-            crow, col = self._host
-            row = torch.arange(self.grid[0], device=crow.device)
-            row = row.repeat_interleave(crow.diff(), output_size=nnz)
-        return pack(*self.shape, nnz, measure(row, col, self.shape, self.block_size))
+            profile = profile_by(facts, nnz, self.shape, self.block_size)
+        return pack(*self.shape, nnz, profile)
 
     # -- construction ---------------------------------------------------------------------------
 

@@ -47,6 +47,7 @@ from jitsparse.layout import div_up
 from jitsparse.panels import PANEL, SLAB
 
 __all__ = [
+    "FACTS",
     "LINE",
     "TRAITS",
     "Side",
@@ -59,6 +60,7 @@ __all__ = [
     "of_class",
     "of_side",
     "pack",
+    "profile_by",
     "profile_of",
     "random_steps",
     "side_class",
@@ -86,6 +88,9 @@ _CLUSTERING = (0.0, *(quarters / 4 for quarters in range(2, 17)))
 _SKEW = (0.0, *(eighths / 8 for eighths in (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)))
 """Where the steps of both begin, as binary logarithms. Skew is finer: the longest panel can be all
 that a CTA does. Of random patterns 95 in 100 are within 0.06."""
+
+FACTS = 3
+"""Of a side, by which its part of a profile is known."""
 
 _MAX_TABLE_BYTES = 1 << 24
 
@@ -240,9 +245,21 @@ def measure(row: Tensor, col: Tensor, shape: tuple[int, int], block: tuple[int, 
     row, col = row.long(), col.long()
     sides = (row, col, shape, block), (col, row, shape[::-1], block[::-1])
     facts = torch.stack([fact for side in sides for fact in _facts(*side)]).tolist()
-    nnz = row.numel()
-    along_rows = _digits(facts[:3], nnz, shape, block)
-    return along_rows << 8 | _digits(facts[3:], nnz, shape[::-1], block[::-1])
+    return profile_by(facts, row.numel(), shape, block)
+
+
+def profile_by(
+    facts: Sequence[int], nnz: int, shape: tuple[int, int], block: tuple[int, int]
+) -> int:
+    """The profile of a pattern of which one knows :data:`FACTS` of the rows, and of the columns.
+
+    Args:
+        facts: of each side, of panels that follow on one another: steps of all, in slabs; block
+            columns of all, and of the longest.
+        nnz, shape, block: as of :func:`measure`; one block at least.
+    """
+    along_rows = _digits(facts[:FACTS], nnz, shape, block)
+    return along_rows << 8 | _digits(facts[FACTS:], nnz, shape[::-1], block[::-1])
 
 
 def _facts(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import jitsparse as js
-from jitsparse import indexing, jit
+from jitsparse import indexing, jit, traits
 from jitsparse.checks import BLOCK_SIZES
 from jitsparse.jit import Kernel, background, config
 from jitsparse.kernels.host_index import WORDS, template
@@ -39,11 +39,14 @@ def check(function: Kernel, pattern: js.Pattern) -> None:
     host = pattern.crow_indices, pattern.col_indices
     layout = IndexLayout(*grid, pattern.nnz_blocks, block, panels=True)
     index = torch.full((layout.size,), -7, dtype=torch.int32)
-    indexing.fill(function, layout, host, index)
+    facts = indexing.fill(function, layout, host, index)
     expected = build_index(*host, grid[1], block, panels=True)
     for part in layout.parts():
         assert torch.equal(layout.view(index, part), layout.view(expected, part)), part
     assert torch.equal(index, expected)
+    if pattern.nnz_blocks:
+        profile = traits.profile_by(facts, pattern.nnz_blocks, pattern.shape, block)
+        assert profile == traits.profile_of(pattern.traits)
 
 
 def pattern_of(mask: Tensor, block: tuple[int, int]) -> js.Pattern:

@@ -11,6 +11,7 @@ from jitsparse import gathers, layout, pace, pairs, panels, sharing
 from jitsparse.jit import Template, Variant
 from jitsparse.jit.template import Context
 from jitsparse.layout import IndexLayout
+from jitsparse.traits import FACTS, slab_columns
 
 __all__ = ["WORDS", "template", "words_of"]
 
@@ -28,6 +29,7 @@ _SIDE_WORDS = (
     *(f"{kind}.{word}" for kind in ("slab", "tall", "condensed") for word in _SLAB_WORDS),
     "condensed_columns",
     *(f"gather.{word}" for word in _GATHER_WORDS),
+    *("slab_columns", "facts"),
 )
 _OWN_PARTS = (
     *("crow_indices", "col_indices", "row_indices"),
@@ -41,13 +43,16 @@ WORDS = (
 """Members of ``IndexArgs`` (``csrc/index/args.h``), in order."""
 
 
-def words_of(layout: IndexLayout, crow: int, col: int, index: int, threads: int) -> list[int]:
+def words_of(
+    layout: IndexLayout, crow: int, col: int, index: int, facts: int, threads: int
+) -> list[int]:
     """The words of a call.
 
     Args:
         layout: which parts the index has, and where.
         crow, col: addresses of the pattern's indices, contiguous int32 in the host's memory.
         index: address of the memory to fill, ``layout.size`` int32 of the host's.
+        facts: address of six int64, likewise, for :func:`jitsparse.traits.profile_by`.
         threads: to use.
     """
     parts = {
@@ -56,9 +61,10 @@ def words_of(layout: IndexLayout, crow: int, col: int, index: int, threads: int)
     words = {"crow": crow, "col": col, "index": index, "size": layout.size}
     words |= {"rows": layout.rows, "cols": layout.cols, "nnz": layout.nnz, "threads": threads}
     words |= {part: parts[part][0] for part in _OWN_PARTS}
-    for side in ("row", "col"):
+    for number, side in enumerate(("row", "col")):
         for word, value in _side_words(layout, parts, side).items():
             words[f"by_{side}.{word}"] = value
+        words[f"by_{side}.facts"] = facts + 8 * FACTS * number
     return [words[word] for word in WORDS]
 
 
@@ -75,6 +81,8 @@ def _side_words(
     words["sorted"] = parts[f"{side}s_sorted"][0]
     words["extent"], words["group"] = layout.extent(side), layout.group(side)
     words["paired"] = layout.pairs(side)
+    across = layout.extent("col" if side == "row" else "row")
+    words["slab_columns"] = slab_columns((layout.extent(side), across))
     for kind in ("slab", "tall", "condensed"):
         for part in ("panels", "steps", "blocks"):
             words[f"{kind}.{part}"] = address(f"{kind}_{part}")

@@ -35,9 +35,9 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
     fill = indexing.fill
 
-    def counted(*given: object) -> None:
+    def counted(*given: object) -> list[int]:
         sizes.append(given[-1].numel())
-        fill(*given)
+        return fill(*given)
 
     monkeypatch.setattr(indexing, "fill", counted)
     return sizes

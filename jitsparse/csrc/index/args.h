@@ -31,6 +31,8 @@ struct SideArgs {
   SlabArgs slab, tall, condensed;
   int32 *condensed_columns;
   GatherArgs gather;
+  int64 slab_columns;   // block columns of a slab, in traits.py
+  int64 *facts;         // of which there are three, see put_facts
 };
 
 struct IndexArgs {

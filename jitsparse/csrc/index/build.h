@@ -41,7 +41,7 @@ inline void put_panels(int32* part, const Walk& walk) {
 // The parts of one side, by tasks that do not wait for one another.
 class SideBuilder {
  public:
-  static constexpr int64 kTasks = 4;
+  static constexpr int64 kTasks = 5;
 
   SideBuilder(const Side& side, const SideArgs& args) : side_(side), args_(args) {}
 
@@ -61,6 +61,7 @@ class SideBuilder {
       case 1: build_steps(); break;
       case 2: if (args_.slab.panels) slabs_ = walk(panels_of(side_, rows_, args_.slab.across), starts(), args_.slab.across); break;
       case 3: if (args_.tall.panels) tall_ = walk(panels_of(side_, tripled_, args_.tall.across), tripled_, args_.tall.across); break;
+      case 4: put_facts(); break;
     }
   }
 
@@ -94,6 +95,16 @@ class SideBuilder {
 
   // Where the 64 rows begin of panels of 128, in units of 64.
   Rows starts() const { return args_.paired ? rows_ : in_order(2 * div_up(side_.majors, args_.group), 2); }
+
+  // Of panels that follow on one another: all steps that are slabs, all that are block columns, and those of the longest panel.
+  void put_facts() const {
+    const Rows rows = in_order(side_.majors, args_.group);
+    const Panels columns = panels_of(side_, rows, 1);
+    args_.facts[0] = int64(panels_of(side_, rows, args_.slab_columns).steps.size());
+    args_.facts[1] = int64(columns.steps.size());
+    args_.facts[2] = 0;
+    for (int64 panel = 0; panel < columns.count(); ++panel) args_.facts[2] = std::max(args_.facts[2], columns.length(panel));
+  }
 
   static void put_slabs(const SlabArgs& args, const Walk& walk) {
     put_panels(args.panels, walk);
