@@ -37,6 +37,9 @@ inline void by_columns(const Side& rows, int32* begin, int32* row, int32* positi
 class Pieces {
  public:
   Pieces(const Side& whole, int64 pieces) : majors_(whole.majors), minors_(whole.minors * pieces) {
+    begin_.reserve(whole.majors + 1);
+    minor_.reserve(whole.blocks() * pieces);
+    position_.reserve(whole.blocks() * pieces);
     for (int64 i = 0; i <= whole.majors; ++i) begin_.push_back(int32(whole.begin[i] * pieces));
     for (int64 z = 0; z < whole.blocks(); ++z) {
       for (int64 piece = 0; piece < pieces; ++piece) {
