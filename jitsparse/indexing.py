@@ -14,14 +14,15 @@ import ctypes
 import functools
 import os
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from jitsparse.checks import is_readable
-from jitsparse.errors import CacheMiss, JitsparseError
+from jitsparse.errors import CacheMiss
 from jitsparse.jit import config
+from jitsparse.kernels import threads
 from jitsparse.layout import IndexLayout
 from jitsparse.schedule import build_index
 from jitsparse.traits import FACTS
@@ -31,8 +32,13 @@ if TYPE_CHECKING:
 
 __all__ = ["HostIndices", "fill", "index_of", "read", "transposed"]
 
-_MAX_BLOCKS = 1 << 18
-"""Of a pattern. So many take 30 ms, or 56 with torch operations; above that the GPU catches up."""
+_MAX_BLOCKS_OF_A_THREAD = 1 << 16
+"""Of a pattern. With 16 threads 1 << 18 of them take 30 ms, or 56 with torch operations; with one
+thread 80. Above that the GPU catches up."""
+
+_MAX_WORDS = 1 << 24
+"""Of an index, which with few blocks of a huge matrix are for the most part zeros. Pinned memory is
+kept by torch as long as the process lives."""
 
 HostIndices = tuple[Tensor, Tensor]
 """``crow_indices`` and ``col_indices`` as contiguous int32 tensors in the host's memory."""
@@ -41,7 +47,7 @@ HostIndices = tuple[Tensor, Tensor]
 def read(crow: Tensor, col: Tensor) -> tuple[Tensor, Tensor] | None:
     """The indices of a pattern on a GPU in the host's memory, of their own dtype; None of another
     device, or where they cannot be read."""
-    return (crow.cpu(), col.cpu()) if _on_gpu(crow, col) else None
+    return (crow.cpu(), col.cpu()) if _may_compute(crow, col) else None
 
 
 def transposed(host: HostIndices, cols: int) -> HostIndices:
@@ -68,17 +74,20 @@ def index_of(
         crow, col, cols, block_size: as there.
         host: the same indices in the host's memory, if they are there.
     """
-    # Asked in this order: while a graph is traced there are no host's, and no number of blocks.
-    small = host is not None and _on_gpu(crow, col) and 0 < col.numel() <= _MAX_BLOCKS
-    function = _compiled.function() if small else None
-    if host is None or function is None:
-        return build_index(crow, col, cols, block_size), None
-    layout = IndexLayout(crow.numel() - 1, cols, col.numel(), block_size, panels=True)
-    with torch.cuda.device(crow.device):
-        # From pinned memory the GPU copies while the host goes on.
-        index = torch.empty(layout.size, dtype=torch.int32, device="cpu", pin_memory=True)
-        facts = fill(function, layout, host, index)
-        return index.to(crow.device, non_blocking=True), facts
+    if host is not None and _may_compute(crow, col) and 0 < col.numel() <= _max_blocks():
+        layout = IndexLayout(crow.numel() - 1, cols, col.numel(), block_size, panels=True)
+        function = _function() if layout.size <= _MAX_WORDS else None
+        if function is not None:
+            with torch.cuda.device(crow.device):
+                # From pinned memory the GPU copies while the host goes on.
+                index = torch.empty(layout.size, dtype=torch.int32, device="cpu", pin_memory=True)
+                facts = fill(function, layout, host, index)
+                return index.to(crow.device, non_blocking=True), facts
+    return build_index(crow, col, cols, block_size), None
+
+
+def _max_blocks() -> int:
+    return min(threads.allowed(), 4) * _MAX_BLOCKS_OF_A_THREAD
 
 
 def fill(function: Kernel, layout: IndexLayout, host: HostIndices, index: Tensor) -> list[int]:
@@ -94,74 +103,88 @@ def fill(function: Kernel, layout: IndexLayout, host: HostIndices, index: Tensor
 
     crow, col = host
     # As many as kernels on a CPU have, but none for less than it costs.
-    threads = min(torch.get_num_threads(), 1 + layout.nnz // 256)
+    team = min(threads.allowed(), 1 + layout.nnz // 256)
     facts = (ctypes.c_int64 * (2 * FACTS))()
     addresses = crow.data_ptr(), col.data_ptr(), index.data_ptr(), ctypes.addressof(facts)
-    function(*words_of(layout, *addresses, threads))
+    function(*words_of(layout, *addresses, team))
     return list(facts)
 
 
-def _on_gpu(crow: Tensor, col: Tensor) -> bool:
+def _may_compute(crow: Tensor, col: Tensor) -> bool:
     """Whether these are on a GPU, and nobody traces, transforms or captures what is done here."""
     return (
         crow.is_cuda
         and is_readable(crow)
         and is_readable(col)
+        and torch._C._get_tracing_state() is None
         and not torch._C._len_torch_dispatch_stack()
         and not torch._C._are_functorch_transforms_active()
     )
 
 
-class _Compiled:
-    """The function, once it is compiled."""
+# -- the compiled function ------------------------------------------------------------------------
 
-    def __init__(self) -> None:
-        self._known: Kernel | None = None
-        self._build: Future[Kernel] | None = None
-        self._generation = -1
-        self._failed = False
 
-    def function(self) -> Kernel | None:
-        """None while it is being compiled, or if it cannot be, which is said once."""
-        if self._generation != config.generation:  # which says where to find it
-            self.__init__()  # type: ignore[misc]
-            self._generation = config.generation
-        if self._known is None and not self._failed:
-            try:
-                self._known = self._find()
-            except JitsparseError as error:
-                self._failed = True
-                _say_it_is_slow(error)
-        return self._known
+class _State(NamedTuple):
+    """Of the compiled function, under a configuration, which says where to find it. A thread
+    replaces it whole, so that another sees all of it or nothing."""
 
-    def _find(self) -> Kernel | None:
-        from jitsparse import jit
-        from jitsparse.kernels import registry
+    generation: int = -1
+    kernel: Kernel | None = None
+    build: Future[Kernel] | None = None
+    failed: bool = False
 
-        if self._build is not None:
-            return self._build.result() if self._build.done() else None
-        variant = registry.INDEX
-        template = registry.template_of(variant)
-        hint = functools.partial(registry.warmup_command, variant)
+
+_state = _State()
+
+
+def _forget() -> None:
+    global _state
+    _state = _State()
+
+
+os.register_at_fork(after_in_child=_forget)  # the parent's threads build nothing for the child
+
+
+def _function() -> Kernel | None:
+    """None while it is being compiled, or if it cannot be, which is said once."""
+    global _state
+    state = _state
+    if state.generation != config.generation:
+        state = _State(config.generation)
+    if state.kernel is None and not state.failed:
         try:
-            return jit.load(template, variant, allow_build=False, hint=hint)
-        except CacheMiss:
-            if not config.get().jit:
-                raise
-        from jitsparse.jit import background
-
-        self._build = background.start(template, variant, hint=hint)
-        return None
+            state = _advanced(state)
+        except Exception as error:  # patterns can do without
+            _say_it_is_slow(error)
+            state = state._replace(failed=True)
+        _state = state
+    return state.kernel
 
 
-def _say_it_is_slow(error: JitsparseError) -> None:
+def _advanced(state: _State) -> _State:
+    from jitsparse import jit
+    from jitsparse.kernels import registry
+
+    if state.build is not None:
+        return state._replace(kernel=state.build.result()) if state.build.done() else state
+    variant = registry.INDEX
+    template = registry.template_of(variant)
+    hint = functools.partial(registry.warmup_command, variant)
+    try:
+        return state._replace(kernel=jit.load(template, variant, allow_build=False, hint=hint))
+    except CacheMiss:
+        if not config.get().jit:
+            raise
+    from jitsparse.jit import background
+
+    return state._replace(build=background.start(template, variant, hint=hint))
+
+
+def _say_it_is_slow(error: Exception) -> None:
     from jitsparse.jit import progress
 
     progress.warn(
         "jitsparse computes the indices of patterns on GPUs with torch operations, which takes "
         f"tens of milliseconds each, since the compiled function cannot be had: {error}"
     )
-
-
-_compiled = _Compiled()
-os.register_at_fork(after_in_child=_compiled.__init__)  # type: ignore[misc]

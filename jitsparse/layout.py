@@ -301,7 +301,7 @@ class IndexLayout:
         parts, offset = {}, 0
         for name, length in lengths.items():
             parts[name] = (offset, length)
-            offset += length
+            offset = offset + length  # not in place: traced, lengths are tensors
         return parts
 
     def _panels_and_steps(self, kind: str) -> dict[str, int]:

@@ -111,12 +111,10 @@ class Pattern:
         col: Tensor,
     ) -> None:
         check_form(shape, block_size, crow, col)
-        host = indexing.read(crow, col)
-        if host is not None:
-            check_entries(grid_of(shape, block_size)[1], *host)
-        elif not crow.is_meta and not is_fake(crow):
-            check_entries(grid_of(shape, block_size)[1], crow, col)
-        self._store(shape, block_size, crow, col, host=host)
+        read = indexing.read(crow, col)
+        if read is not None or not (crow.is_meta or is_fake(crow)):
+            check_entries(grid_of(shape, block_size)[1], *(read or (crow, col)))
+        self._store(shape, block_size, crow, col, host=read)
 
     @classmethod
     def _checked(
@@ -168,7 +166,7 @@ class Pattern:
         host = indexing.read(crow, col) if host is None else host
         if host is not None:
             host = host[0].to(torch.int32).contiguous(), host[1].to(torch.int32).contiguous()
-        fields["_host"] = host
+        fields["_host"] = host if crow.is_cuda else None
         cols = div_up(shape[1], block_size[1])
         fields["index"], facts = indexing.index_of(crow, col, cols, block_size, host)
         fields["traits"] = self._measure(facts) if traits is None else traits
@@ -350,13 +348,14 @@ class Pattern:
         """The pattern of the transposed matrix, in its own row-major order. Made once."""
         made: Pattern | None = self.__dict__.get("_transposed")
         if made is None:
+            host = self._host if is_readable(self.crow_indices) else None
             made = self.__dict__["_transposed"] = Pattern._trusted(
                 (self.shape[1], self.shape[0]),
                 (self.block_size[1], self.block_size[0]),
                 self._part("ccol_indices").clone(),
                 self._part("row_indices_t").clone(),
                 transposed(self.traits),
-                None if self._host is None else indexing.transposed(self._host, self.grid[1]),
+                None if host is None else indexing.transposed(host, self.grid[1]),
             )
         return made
 
@@ -367,7 +366,9 @@ class Pattern:
         if crow is self.crow_indices:
             return self
         col = self.col_indices.to(where)
-        host = (self.crow_indices, self.col_indices) if self.device.type == "cpu" else self._host
+        host = self._host
+        if self.device.type == "cpu":  # in memory of its own: somebody else's may change
+            host = self.crow_indices.clone(), self.col_indices.clone()
         return Pattern._trusted(self.shape, self.block_size, crow, col, self.traits, host)
 
     def cpu(self) -> Pattern:

@@ -318,7 +318,7 @@ def gpu_index(pattern: js.Pattern) -> Tensor:
 def share_columns(patch: pytest.MonkeyPatch) -> None:
     """Give an sdd tiles of two panels wherever two store the same columns. By their cost only far
     larger patterns have them. The compiled function, which has the other costs, is not called."""
-    patch.setattr(indexing._Compiled, "function", lambda _: None)
+    patch.setattr(indexing, "_function", lambda: None)
     for module in (panels, gathers):
         patch.setattr(module, "SMS", 1)
     patch.setattr(gathers, "FIXED_OF_TWO", -(1 << 20))

@@ -3,7 +3,13 @@ tests/test_schedule.py holds against plain loops."""
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import cases
@@ -157,33 +163,117 @@ def test_indices_of_the_transposed_pattern() -> None:
 
 
 @pytest.fixture
-def compiled(cache_dir: Path, forget: None) -> indexing._Compiled:
+def unknown(cache_dir: Path, forget: None) -> Iterator[None]:
     """In a process that knows no compiled function, with an empty cache."""
-    return indexing._Compiled()
+    indexing._forget()
+    yield
+    indexing._forget()
 
 
-def test_nobody_waits_for_the_compiler(compiled: indexing._Compiled) -> None:
-    assert compiled.function() is None
+@pytest.mark.usefixtures("unknown")
+def test_nobody_waits_for_the_compiler() -> None:
+    assert indexing._function() is None
     for thread in list(background._builds.threads):
         thread.join()
-    function = compiled.function()
+    function = indexing._function()
     assert function is not None
-    assert compiled.function() is function
+    assert indexing._function() is function
     check(function, js.Pattern.random((640, 640), 32, 0.3))
-    assert indexing._Compiled().function() is not None, "the cache has it"
+    indexing._forget()
+    assert indexing._function() is not None, "the cache has it"
 
 
-def test_where_it_cannot_be_compiled_that_is_said_once(compiled: indexing._Compiled) -> None:
+@pytest.mark.usefixtures("unknown")
+def test_where_it_cannot_be_compiled_that_is_said_once() -> None:
     with config.override(jit=False):
         with pytest.warns(RuntimeWarning, match="(?s)tens of milliseconds.*warmup --variant"):
-            assert compiled.function() is None
-        assert compiled.function() is None
-    assert compiled.function() is None, "it may be compiled now, and is"
+            assert indexing._function() is None
+        assert indexing._function() is None
+    assert indexing._function() is None, "it may be compiled now, and is"
     for thread in list(background._builds.threads):
         thread.join()
-    assert compiled.function() is not None
+    assert indexing._function() is not None
+
+
+@pytest.mark.usefixtures("unknown")
+def test_whatever_fails_patterns_do_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jit, "load", lambda *_, **__: 1 // 0)
+    with pytest.warns(RuntimeWarning, match="by zero"):
+        assert indexing._function() is None
+    assert indexing._function() is None
+
+
+def test_threads_and_changes_of_the_configuration(function: Kernel) -> None:
+    """Each gets the function, or None, and no other's half."""
+    found: list[object] = []
+
+    def work() -> None:
+        for _ in range(100):
+            try:
+                found.append(indexing._function())
+            except BaseException as error:
+                found.append(error)
+
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    while any(worker.is_alive() for worker in workers):
+        config.bump()
+    assert len(found) == 400
+    assert all(each is None or isinstance(each, Kernel) for each in found)
+    assert indexing._function() is not None
+
+
+@pytest.mark.parametrize(
+    ("crow", "col"),
+    [
+        ([0, 1, 3], [0, 0, 2]),
+        ([0, 1, 3], [0, 1, -1]),
+        ([0, 1, 3], [0, 1, 1]),
+        ([0, 2, 1], [0, 1, 1]),
+        ([0, 4, 3], [0, 1, 0]),
+        ([1, 1, 3], [0, 0, 1]),
+    ],
+)
+def test_what_is_no_pattern_is_refused(function: Kernel, crow: list[int], col: list[int]) -> None:
+    """By the function itself, since memory may have been written to after it was checked."""
+    host = torch.tensor(crow, dtype=torch.int32), torch.tensor(col, dtype=torch.int32)
+    layout = IndexLayout(2, 2, 3, (32, 32), panels=True)
+    index = torch.zeros(layout.size, dtype=torch.int32)
+    with pytest.raises(js.LaunchError, match="not those of a pattern"):
+        indexing.fill(function, layout, host, index)
+    assert not index.any()
+
+
+def test_a_forked_child_has_no_threads_to_wait_for(function: Kernel) -> None:
+    pattern = js.Pattern.random((2048, 2048), 32, 0.5)
+    host = pattern.crow_indices, pattern.col_indices
+    layout = IndexLayout(64, 64, pattern.nnz_blocks, (32, 32), panels=True)
+    index = torch.zeros(layout.size, dtype=torch.int32)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        indexing.fill(function, layout, host, index)
+        expected = index.numpy().tobytes()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads
+            child = os.fork()
+        if not child:
+            indexing.fill(function, layout, host, index)
+            os._exit(index.numpy().tobytes() != expected)
+        deadline = time.monotonic() + 60
+        while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if ended[0] == 0:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        assert ended == (child, 0)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_pattern_of_the_cpu_wants_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(indexing._Compiled, "function", None)
-    assert js.Pattern.random((64, 64), 32, 0.5).T._host is None
+    monkeypatch.setattr(indexing, "_function", None)
+    pattern = js.Pattern.random((64, 64), 32, 0.5)
+    assert pattern.T._host is None
+    assert pattern.to("meta").T._host is None

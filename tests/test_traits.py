@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -284,3 +285,18 @@ def test_they_are_told_to_people() -> None:
     assert traits.describe(0) == ""
     assert traits.describe(0x3B00) == ", clustering of rows 2.2, skew of rows 4.8"
     assert traits.describe(0x0007) == ", skew of cols 2.2"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda layer, x: torch.compile(layer, backend="eager")(x),
+        lambda layer, x: torch.export.export(layer, (x,)),
+    ],
+    ids=["compile", "export"],
+)
+def test_what_is_no_pattern_is_refused_where_a_graph_is_made(make: Callable[..., object]) -> None:
+    layer = js.nn.BlockSparseLinear(512, 1024, 64, pattern=made("powerlaw", (1024, 512), 64))
+    layer.col_indices[3] = 77
+    with pytest.raises(Exception, match="out of range: entry 3 is 77"):
+        make(layer, torch.randn(4, 512))

@@ -3,6 +3,7 @@ kernel by kernel elsewhere, and the same."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import cases
@@ -31,7 +32,7 @@ LAYOUTS = [
 def built(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Sizes of the indices that the compiled function has computed."""
     jit.load(template(), INDEX)
-    assert indexing._compiled.function() is not None
+    assert indexing._function() is not None
     sizes: list[int] = []
     fill = indexing.fill
 
@@ -133,8 +134,27 @@ def test_beyond_the_most_blocks_it_is_the_torch_operations(
     built: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = drawn(0)
-    monkeypatch.setattr(indexing, "_MAX_BLOCKS", here.nnz_blocks - 1)
+    monkeypatch.setattr(indexing, "_max_blocks", lambda: here.nnz_blocks - 1)
     assert torch.equal(here.to("cuda").index, expected(here))
+    assert not built
+
+
+def test_a_huge_matrix_of_few_blocks_is_the_torch_operations(built: list[int]) -> None:
+    here = js.Pattern.random((10**6, 10**6), 64, 1e-6)
+    assert torch.equal(here.to("cuda").index, expected(here))
+    assert not built
+
+
+def test_while_torch_jit_traces_it_is_the_torch_operations(built: list[int]) -> None:
+    """Or raises as these do: lengths are tensors there."""
+    crow, col = on_gpu(drawn(0))
+    shape, block, _ = LAYOUTS[0]
+
+    def index(crow: Tensor, col: Tensor) -> Tensor:
+        return js.Pattern._trusted(shape, block, crow, col).index
+
+    with contextlib.suppress(RuntimeError):
+        torch.jit.trace(index, (crow, col), check_trace=False)
     assert not built
 
 

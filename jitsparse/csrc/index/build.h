@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstring>
+#include <numeric>
 
 #include "index/gathers.h"
 #include "index/pace.h"
@@ -41,13 +42,13 @@ inline void put_panels(int32* part, const Walk& walk) {
 // The parts of one side, by tasks that do not wait for one another.
 class SideBuilder {
  public:
-  static constexpr int64 kTasks = 5;
+  enum Task { kGathered, kSteps, kSlabs, kTall, kFacts, kTasks };  // the longest first
 
   SideBuilder(const Side& side, const SideArgs& args) : side_(side), args_(args) {}
 
-  // Before all else: which rows share a panel, for walks of two rows and of three.
-  void choose_rows(int64 three) {
-    if (three) {
+  // Before all else: which rows share a panel of 128 rows, or of 192.
+  void choose_rows(bool tall) {
+    if (tall) {
       if (args_.tall.panels) tripled_ = triple_rows(side_);
     } else {
       rows_ = args_.paired ? pair_rows(side_) : in_order(side_.majors, args_.group);
@@ -57,11 +58,11 @@ class SideBuilder {
   // All but what keep_pace has to see first.
   void build(int64 task) {
     switch (task) {
-      case 0: if (args_.gather.tiles) put_gathered(); break;
-      case 1: build_steps(); break;
-      case 2: if (args_.slab.panels) slabs_ = walk(panels_of(side_, rows_, args_.slab.across), starts(), args_.slab.across); break;
-      case 3: if (args_.tall.panels) tall_ = walk(panels_of(side_, tripled_, args_.tall.across), tripled_, args_.tall.across); break;
-      case 4: put_facts(); break;
+      case kGathered: if (args_.gather.tiles) put_gathered(); break;
+      case kSteps: build_steps(); break;
+      case kSlabs: if (args_.slab.panels) slabs_ = walk(panels_of(side_, rows_, args_.slab.across), starts(), args_.slab.across); break;
+      case kTall: if (args_.tall.panels) tall_ = walk(panels_of(side_, tripled_, args_.tall.across), tripled_, args_.tall.across); break;
+      case kFacts: put_facts(); break;
     }
   }
 
@@ -98,12 +99,23 @@ class SideBuilder {
 
   // Of panels that follow on one another: all steps that are slabs, all that are block columns, and those of the longest panel.
   void put_facts() const {
+    const std::vector<int32> slabs = steps_of_panels(args_.slab_columns), columns = steps_of_panels(1);
+    args_.facts[0] = std::accumulate(slabs.begin(), slabs.end(), int64(0));
+    args_.facts[1] = std::accumulate(columns.begin(), columns.end(), int64(0));
+    args_.facts[2] = columns.empty() ? 0 : *std::max_element(columns.begin(), columns.end());
+  }
+
+  std::vector<int32> steps_of_panels(int64 across) const {
     const Rows rows = in_order(side_.majors, args_.group);
-    const Panels columns = panels_of(side_, rows, 1);
-    args_.facts[0] = int64(panels_of(side_, rows, args_.slab_columns).steps.size());
-    args_.facts[1] = int64(columns.steps.size());
-    args_.facts[2] = 0;
-    for (int64 panel = 0; panel < columns.count(); ++panel) args_.facts[2] = std::max(args_.facts[2], columns.length(panel));
+    std::vector<int32> steps(div_up(side_.majors, args_.group)), last_panel(div_up(side_.minors, across), -1);
+    for (int64 panel = 0; panel < int64(steps.size()); ++panel) {
+      rows.each(panel, side_.majors, [&](int64, int64 row) {
+        for (int64 z = side_.begin[row]; z < side_.begin[row + 1]; ++z) {
+          if (std::exchange(last_panel[side_.minor[z] / across], int32(panel)) != panel) ++steps[panel];
+        }
+      });
+    }
+    return steps;
   }
 
   static void put_slabs(const SlabArgs& args, const Walk& walk) {
@@ -148,6 +160,19 @@ class SideBuilder {
   Walk steps_, slabs_, tall_;
 };
 
+// Whether these are indices of such a pattern: everything is written where they say.
+inline bool is_pattern(const IndexArgs& args) {
+  if (args.crow[0] != 0 || args.crow[args.rows] != args.nnz) return false;
+  for (int64 r = 0; r < args.rows; ++r) {
+    if (args.crow[r] > args.crow[r + 1]) return false;
+    for (int64 z = args.crow[r]; z < args.crow[r + 1]; ++z) {
+      const int64 least = z > args.crow[r] ? int64(args.col[z - 1]) + 1 : 0;
+      if (z >= args.nnz || args.col[z] < least || args.col[z] >= args.cols) return false;
+    }
+  }
+  return true;
+}
+
 inline void write(const IndexArgs& args) {
   std::memset(args.index, 0, args.size * sizeof(int32));
   std::copy_n(args.crow, args.rows + 1, args.crow_indices);
@@ -160,7 +185,7 @@ inline void write(const IndexArgs& args) {
   by_columns(rows, args.ccol_indices, args.row_indices_t, args.perm);
   const Side cols{args.cols, args.rows, args.ccol_indices, args.row_indices_t, args.perm};
   SideBuilder sides[2] = {{rows, args.by_row}, {cols, args.by_col}};
-  in_parallel(4, args.threads, [&](int64 i) { sides[i % 2].choose_rows(i / 2); });
+  in_parallel(4, args.threads, [&](int64 i) { sides[i % 2].choose_rows(i >= 2); });
   in_parallel(2 * SideBuilder::kTasks, args.threads, [&](int64 i) { sides[i % 2].build(i / 2); });
   std::vector<Walk*> walks;
   for (SideBuilder& side : sides) side.append_to(walks);
@@ -168,15 +193,26 @@ inline void write(const IndexArgs& args) {
   in_parallel(2, args.threads, [&](int64 i) { sides[i].put_walks(); });
 }
 
-enum Status { kOk = 0, kOutOfMemory = 1 };
+enum Status { kOk, kOutOfMemory, kNoPattern, kFailed };
 
-inline const char* describe(int status) { return status == kOutOfMemory ? "out of memory" : "no error"; }
+inline const char* describe(int status) {
+  switch (status) {
+    case kOk: return "no error";
+    case kOutOfMemory: return "out of memory";
+    case kNoPattern: return "the indices are not those of a pattern: their memory was written to since it was made";
+    default: return "an exception";
+  }
+}
 
+// Nothing may pass through C.
 inline int build(const IndexArgs& args) {
+  if (!is_pattern(args)) return kNoPattern;
   try {
     write(args);
-  } catch (const std::bad_alloc&) {  // all that is thrown here; nothing may pass through C
+  } catch (const std::bad_alloc&) {
     return kOutOfMemory;
+  } catch (...) {
+    return kFailed;
   }
   return kOk;
 }

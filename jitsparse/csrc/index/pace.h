@@ -29,15 +29,16 @@ struct Walk {
 // A set of panels that are computed side by side.
 class Set {
  public:
-  Set(Walk& walk, int64 set, int64 decisions)
+  Set(Walk& walk, int64 set)
       : walk_(walk),
         begin_(set * kNeighbours),
         panels_(std::min(walk.panels.count() - begin_, kNeighbours)),
-        decisions_(decisions),
-        costs_(panels_ * decisions) {}
+        decisions_(walk.decisions()) {}
 
   // Before the steps of any panel are moved: where one ends is where the next begins.
   void decide() {
+    // Panels come by their length, so if the first has no step, none has.
+    if (!walk_.panels.length(walk_.order[begin_])) return;
     measure();
     turns_ = herd();
   }
@@ -51,6 +52,7 @@ class Set {
 
   // By how much more each panel copies of each few slabs than the mean of the set does, times its panels. In blocks: whole numbers.
   void measure() {
+    costs_.resize(panels_ * decisions_);
     const double dense = double(walk_.across * kTileColumns / walk_.extent);
     const auto& steps = walk_.panels.steps;
     for (int64 i = 0; i < panels_; ++i) {
@@ -112,11 +114,9 @@ class Set {
 // Bring the steps of each into an order that sets share; a panel's stay its own.
 inline void keep_pace(std::vector<Walk*> walks, int64 threads) {
   walks.erase(std::remove_if(walks.begin(), walks.end(), [](const Walk* each) { return !each->worth_ordering(); }), walks.end());
-  int64 most = 0;
-  for (const Walk* each : walks) most = std::max(most, each->decisions());
   std::vector<Set> sets;
   for (Walk* each : walks) {
-    for (int64 set = 0; set < each->sets(); ++set) sets.emplace_back(*each, set, most);
+    for (int64 set = 0; set < each->sets(); ++set) sets.emplace_back(*each, set);
   }
   in_parallel(int64(sets.size()), threads, [&](int64 i) { sets[i].decide(); });
   in_parallel(int64(sets.size()), threads, [&](int64 i) { sets[i].sort(); });
