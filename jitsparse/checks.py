@@ -23,6 +23,7 @@ __all__ = [
     "check_entries",
     "check_form",
     "check_generator",
+    "check_indices",
     "check_range",
     "grid_of",
     "is_dense",
@@ -160,6 +161,14 @@ def check_coordinates(row: Tensor, col: Tensor, grid: tuple[int, int]) -> None:
             f"block {at} is at ({int(row[at])}, {int(col[at])}), and the matrix has {grid[0]} x "
             f"{grid[1]} blocks"
         )
+
+
+def check_indices(
+    shape: tuple[int, int], block_size: tuple[int, int], crow: Tensor, col: Tensor
+) -> None:
+    """PatternError unless the indices are those of a BSR matrix. Reads them once."""
+    check_form(shape, block_size, crow, col)
+    check_entries(grid_of(shape, block_size)[1], crow, col)
 
 
 def check_form(

@@ -101,29 +101,11 @@ class Pattern:
     ) -> None:
         size = as_shape(shape)
         block = as_block_size(block_size)
-        self._check_and_store(size, block, crow_indices, col_indices)
-
-    def _check_and_store(
-        self,
-        shape: tuple[int, int],
-        block_size: tuple[int, int],
-        crow: Tensor,
-        col: Tensor,
-    ) -> None:
-        check_form(shape, block_size, crow, col)
-        read = indexing.read(crow, col)
-        if read is not None or not (crow.is_meta or is_fake(crow)):
-            check_entries(grid_of(shape, block_size)[1], *(read or (crow, col)))
-        self._store(shape, block_size, crow, col, host=read)
-
-    @classmethod
-    def _checked(
-        cls, shape: tuple[int, int], block_size: tuple[int, int], crow: Tensor, col: Tensor
-    ) -> Pattern:
-        """A pattern whose shape and block size are known to be valid."""
-        pattern = cls.__new__(cls)
-        pattern._check_and_store(shape, block_size, crow, col)
-        return pattern
+        check_form(size, block, crow_indices, col_indices)
+        read = indexing.read(crow_indices, col_indices)
+        if read is not None or not (crow_indices.is_meta or is_fake(crow_indices)):
+            check_entries(grid_of(size, block)[1], *(read or (crow_indices, col_indices)))
+        self._store(size, block, crow_indices, col_indices, host=read)
 
     @classmethod
     def _trusted(

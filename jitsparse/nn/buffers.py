@@ -21,7 +21,7 @@ from torch._C._functorch import (
 from torch.utils._python_dispatch import _disable_current_modes
 
 from jitsparse.blocks import block_positions, gather_blocks, require_like
-from jitsparse.checks import check_entries, check_form, is_readable
+from jitsparse.checks import check_indices, is_readable
 from jitsparse.errors import ArgumentError
 from jitsparse.layout import div_up
 from jitsparse.nn.moving import moves_of, require_trained
@@ -142,7 +142,7 @@ class PatternBuffers(nn.Module):
         """Take over what was written to the buffers, or put in their place, behind the layer's
         back, as ``DistributedDataParallel`` does.
 
-        They are read by the host then, to be checked. On a GPU they are not while a graph is made.
+        They are checked then, but of a GPU not while a graph is made.
 
         Raises:
             PatternError: the indices are none of a pattern.
@@ -198,11 +198,10 @@ class PatternBuffers(nn.Module):
         if (others or self._marks != _marks(crow, col)) and not hollow:
             given = old.shape, old.block_size, crow.clone(), col.clone()
             if is_readable(crow) and is_readable(col):
-                pattern = Pattern._checked(*given)
+                pattern = Pattern(*given)
             else:  # a graph is made or captured, or they are fake
                 if crow.device.type == "cpu" and type(crow) is Tensor:
-                    check_form(*given)
-                    check_entries(old.grid[1], *given[2:])
+                    check_indices(*given)
                 traits = old.traits if col.shape == old.col_indices.shape else 0
                 pattern = Pattern._trusted(*given, traits)
             self._note(pattern, crow, col)

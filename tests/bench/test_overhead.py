@@ -7,7 +7,10 @@ import pytest
 from jitsparse.bench import pattern_process
 
 
-def test_patterns_are_timed_until_the_device_is_done(capsys: pytest.CaptureFixture[str]) -> None:
+def test_patterns_are_timed_until_the_device_is_done(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pattern_process, "LAYOUTS", ((512, 32), (512, 16)))
     pattern_process.main("cpu")
     timed = json.loads(capsys.readouterr().out)
     assert len(timed) == len(pattern_process.LAYOUTS)
