@@ -46,7 +46,7 @@ HostIndices = tuple[Tensor, Tensor]
 
 def read(crow: Tensor, col: Tensor) -> tuple[Tensor, Tensor] | None:
     """The indices of a pattern on a GPU in the host's memory, of their own dtype; None of another
-    device, or where they cannot be read."""
+    device, or where the index is not computed here."""
     return (crow.cpu(), col.cpu()) if _may_compute(crow, col) else None
 
 
@@ -74,7 +74,7 @@ def index_of(
         crow, col, cols, block_size: as there.
         host: the same indices in the host's memory, if they are there.
     """
-    if host is not None and _may_compute(crow, col) and 0 < col.numel() <= _max_blocks():
+    if host is not None and _may_compute(crow, col):
         layout = IndexLayout(crow.numel() - 1, cols, col.numel(), block_size, panels=True)
         function = _function() if layout.size <= _MAX_WORDS else None
         if function is not None:
@@ -111,7 +111,8 @@ def fill(function: Kernel, layout: IndexLayout, host: HostIndices, index: Tensor
 
 
 def _may_compute(crow: Tensor, col: Tensor) -> bool:
-    """Whether these are on a GPU, and nobody traces, transforms or captures what is done here."""
+    """Whether these are on a GPU, not too many, and nobody traces, transforms or captures what is
+    done here."""
     return (
         crow.is_cuda
         and is_readable(crow)
@@ -119,6 +120,7 @@ def _may_compute(crow: Tensor, col: Tensor) -> bool:
         and torch._C._get_tracing_state() is None
         and not torch._C._len_torch_dispatch_stack()
         and not torch._C._are_functorch_transforms_active()
+        and 0 < col.numel() <= _max_blocks()
     )
 
 

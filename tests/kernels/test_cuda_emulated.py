@@ -338,6 +338,7 @@ def extents(dtype: torch.dtype) -> tuple[tuple[int, int], int]:
         (32, 16, False, 2104, 6, 48),
         (64, 8, False, 2104, 6, 48),
         (64, 16, True, 2104, 6, 48),
+        (64, 32, False, 2104, 6, 48),
         (64, 32, True, 2104, 6, 48),
         (64, 64, False, 8264, 1, 32),
     ],

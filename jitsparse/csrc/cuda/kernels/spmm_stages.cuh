@@ -9,7 +9,6 @@
 
 #include "../../abi.h"
 #include "../enqueue.cuh"
-#include "../ptx/barrier.cuh"
 #include "../ptx/l2_policy.cuh"
 #include "../ptx/register_budget.cuh"
 #include "../ptx/tma.cuh"
