@@ -13,18 +13,11 @@ inline int sm_count() { return emulation::sm_count; }
 template <typename Kernel, typename Params>
 int enqueue(const Params& params, long long grid, long long) {
   if (grid > 0x7fffffff) return cudaErrorInvalidConfiguration;
-  emulation::shared_bytes = Kernel::kSharedBytes;
-  emulation::grid = unsigned(grid);
-  for (emulation::block = 0; emulation::block < emulation::grid; ++emulation::block) {
-    std::memset(emulation::memory, 0xff, sizeof emulation::memory);
-    try {
-      emulation::run_cta(Kernel::kThreads, [&] { Kernel::run(params); });
-    } catch (const emulation::Failure& raised) {
-      failure = raised.what;
-      return -1;
-    }
-  }
-  return cudaSuccess;
+  const auto body = [](const void* params) { Kernel::run(*static_cast<const Params*>(params)); };
+  const char* wrong = emulation::run(Kernel::kThreads, Kernel::kSharedBytes, unsigned(grid), body, &params);
+  if (!wrong) return cudaSuccess;
+  failure = wrong;
+  return -1;
 }
 
 template <typename Kernel, typename Params>
@@ -35,13 +28,3 @@ cudaError_t load_kernel() {
 }  // namespace jitsparse
 
 extern "C" const char* jitsparse_error(int) { return jitsparse::failure; }
-
-// Where operands lie: pairs of addresses.
-extern "C" void allow_reads(const long long* ranges, int count) {
-  emulation::readable.clear();
-  for (int i = 0; i < count; ++i) {
-    emulation::readable.emplace_back(reinterpret_cast<const char*>(ranges[2 * i]), reinterpret_cast<const char*>(ranges[2 * i + 1]));
-  }
-}
-
-extern "C" void set_sm_count(int count) { emulation::sm_count = count; }

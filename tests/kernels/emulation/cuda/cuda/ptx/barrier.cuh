@@ -4,6 +4,6 @@
 
 namespace jitsparse::ptx {
 
-inline void named_barrier(int name, int threads) { emulation::arrive_and_wait(emulation::cta->named[name], threads); }
+inline void named_barrier(int name, int threads) { emulation::named_barrier(name, threads); }
 
 }  // namespace jitsparse::ptx

@@ -1,0 +1,365 @@
+// Jumps between stacks are what is meant here.
+#undef _FORTIFY_SOURCE
+#include "emulator.h"
+
+#include <setjmp.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "ptx/mbarrier.cuh"
+#include "ptx/tma.cuh"
+
+namespace emulation {
+
+// ---- threads
+
+constexpr int kStackBytes = 256 << 10;
+
+using Group = std::vector<std::function<void()>>;
+
+// Groups that wait for their turn, and the one that is still open.
+struct Queue {
+  std::deque<Group> groups;
+  Group open;
+};
+
+struct Thread {
+  ucontext_t start;
+  jmp_buf place;  // where it goes on, once it has started
+  bool started = false;
+  const std::function<bool()>* ready = nullptr;  // what it waits for, which the scheduler asks
+  bool done = false;
+  Queue begun[3];                  // of each kind
+  std::vector<unsigned> unfenced;  // shared memory that it has written and not shown to TMA yet, two bytes each
+
+  Queue& of(Begun kind) { return begun[int(kind)]; }
+};
+
+struct Barrier {
+  int arrived = 0;
+  unsigned generation = 0;
+};
+
+struct Mbarrier {
+  int arrivals, left, bytes;
+  unsigned phase;
+};
+
+struct Cta {
+  void (*body)(const void*);
+  const void* params;
+  std::vector<Thread> threads;
+  std::vector<Barrier> warps;
+  std::vector<std::vector<void*>> shown;  // of each warp, what its lanes show each other
+  std::map<int, Barrier> named;
+  std::map<unsigned, Mbarrier> mbarriers;  // by address
+  std::vector<int> unfenced;               // which thread's each two bytes of shared memory are in this sense; -1: nobody's
+  std::deque<std::function<void()>> bulk_loads;
+  jmp_buf scheduler, outside;
+  const char* failed = nullptr;
+  unsigned long progress = 0;
+};
+Cta* cta;
+unsigned block, grid;
+int sm_count, current;
+
+// By a jump, since an exception cannot leave a fiber.
+void fail(const char* what) {
+  cta->failed = what;
+  _longjmp(cta->outside, 1);
+}
+
+Thread& self() { return cta->threads[current]; }
+
+// From a thread to the scheduler and back. swapcontext does the same in a third of a microsecond, since it asks the system for the
+// mask of signals.
+void leave() {
+  if (!_setjmp(self().place)) _longjmp(cta->scheduler, 1);
+}
+void enter(Thread& thread) {
+  if (_setjmp(cta->scheduler)) return;
+  if (thread.started) _longjmp(thread.place, 1);
+  thread.started = true;
+  setcontext(&thread.start);
+}
+
+template <typename Ready>
+void wait_until(const Ready& ready) {
+  if (!ready()) {
+    const std::function<bool()> asked = std::cref(ready);
+    self().ready = &asked;
+    leave();
+    self().ready = nullptr;
+  }
+  ++cta->progress;
+}
+
+void arrive_and_wait(Barrier& barrier, int expected) {
+  const unsigned generation = barrier.generation;
+  ++cta->progress;
+  if (++barrier.arrived == expected) {
+    barrier.arrived = 0;
+    ++barrier.generation;
+  } else {
+    wait_until([&] { return barrier.generation != generation; });
+  }
+}
+
+void sync_warp() { arrive_and_wait(cta->warps[thread() / 32], 32); }
+void named_barrier(int name, int threads) { arrive_and_wait(cta->named[name], threads); }
+void sync_cta() { named_barrier(0, int(cta->threads.size())); }
+
+void** show(void* mine) {
+  auto& shown = cta->shown[thread() / 32];
+  shown[lane()] = mine;
+  return shown.data();
+}
+
+void later(Begun kind, std::function<void()> work) { self().of(kind).open.push_back(std::move(work)); }
+
+void commit(Begun kind) {
+  Queue& queue = self().of(kind);
+  queue.groups.push_back(std::move(queue.open));
+  queue.open.clear();
+}
+
+void finish(Begun kind, std::size_t pending) {
+  auto& groups = self().of(kind).groups;
+  while (groups.size() > pending) {
+    for (auto& each : groups.front()) each();
+    groups.pop_front();
+  }
+}
+
+void start_thread() {
+  cta->body(cta->params);
+  Thread& here = self();
+  const Queue &copies = here.of(Begun::copies), &products = here.of(Begun::products);
+  if (!copies.open.empty() || !products.open.empty() || !products.groups.empty()) fail("work left at the end of a thread");
+  for (auto& group : copies.groups) {
+    if (!group.empty()) fail("cp.async left at the end of a thread");
+  }
+  for (auto& group : here.of(Begun::stores).groups) {
+    if (!group.empty()) fail("a bulk store that reads shared memory after the thread's end");
+  }
+  here.done = true;
+  ++cta->progress;
+  leave();
+}
+
+std::vector<std::unique_ptr<char[]>> stacks;  // of one CTA after another
+
+void prepare(Cta& here, int threads) {
+  here.threads.resize(threads);
+  here.warps.resize(threads / 32);
+  here.shown.assign(threads / 32, std::vector<void*>(32));
+  here.unfenced.assign(shared_bytes / 2, -1);
+  std::memset(memory, 0xff, shared_bytes);
+  while (stacks.size() < here.threads.size()) stacks.emplace_back(new char[kStackBytes]);
+  for (int i = 0; i < threads; ++i) {
+    ucontext_t& start = here.threads[i].start;
+    getcontext(&start);
+    start.uc_stack.ss_sp = stacks[i].get();
+    start.uc_stack.ss_size = kStackBytes;
+    start.uc_link = nullptr;
+    makecontext(&start, start_thread, 0);
+  }
+}
+
+void schedule(Cta& here) {
+  const int threads = int(here.threads.size());
+  // One warp runs only where no other thread can go on: what nobody waits for it to do is not done yet.
+  const int late_warp = int(block) % (threads / 32);
+  bool late = false;
+  for (bool backwards = false;; backwards = !backwards) {
+    const unsigned long before = here.progress;
+    bool all_done = true;
+    for (int i = 0; i < threads; ++i) {
+      current = backwards ? threads - 1 - i : i;
+      if (self().done) continue;
+      all_done = false;
+      if ((current / 32 == late_warp) != late) continue;
+      if (self().ready && !(*self().ready)()) continue;
+      enter(self());
+    }
+    if (all_done) break;
+    if (here.progress == before && late) {
+      if (here.bulk_loads.empty()) fail("no thread can go on");
+      here.bulk_loads.front()();
+      here.bulk_loads.pop_front();
+    }
+    late = here.progress == before && !late;
+  }
+  if (!here.bulk_loads.empty()) fail("bulk copies left at the end of a CTA");
+  for (auto& [_, each] : here.mbarriers) {
+    if (each.left != each.arrivals || each.bytes) fail("a phase of an mbarrier is unfinished at the end of a CTA");
+  }
+}
+
+const char* run(int threads, unsigned shared, unsigned ctas, void (*body)(const void*), const void* params) {
+  shared_bytes = shared;
+  grid = ctas;
+  for (block = 0; block < grid; ++block) {
+    Cta here;
+    here.body = body;
+    here.params = params;
+    cta = &here;
+    prepare(here, threads);
+    if (_setjmp(here.outside)) return here.failed;
+    schedule(here);
+  }
+  return nullptr;
+}
+
+// ---- memory
+
+alignas(1024) unsigned char memory[kMaxShared];
+unsigned shared_bytes;
+
+void written(unsigned address, unsigned bytes) {
+  for (unsigned at = address; at < address + bytes; at += 2) {
+    cta->unfenced[(at - kSharedBase) / 2] = thread();
+    self().unfenced.push_back(at);
+  }
+}
+
+void fence_proxy_async() {
+  for (unsigned at : self().unfenced) {
+    int& whose = cta->unfenced[(at - kSharedBase) / 2];
+    if (whose == thread()) whose = -1;
+  }
+  self().unfenced.clear();
+}
+
+std::vector<std::pair<const char*, const char*>> readable;  // the operands
+
+void check_inside(const char* from, int bytes) {
+  for (auto& [first, end] : readable) {
+    if (from >= first && from + bytes <= end) return;
+  }
+  fail("read outside of the operands");
+}
+
+void check_read(const void* from, int bytes) {
+  check_inside(static_cast<const char*>(from), bytes);
+  if (reinterpret_cast<std::size_t>(from) % bytes) fail("misaligned read of an operand");
+}
+
+// ---- bulk copies
+
+Mbarrier& mbarrier(unsigned address) {
+  const auto found = cta->mbarriers.find(address);
+  if (found == cta->mbarriers.end()) fail("an mbarrier that was not initialised");
+  return found->second;
+}
+
+void settle(Mbarrier& barrier) {
+  ++cta->progress;
+  if (barrier.left < 0) fail("too many arrivals at an mbarrier");
+  if (barrier.left > 0 || barrier.bytes != 0) return;
+  barrier.left = barrier.arrivals;
+  ++barrier.phase;
+}
+
+// Calls each(place of the box in shared memory, the tensor's elements there, where they begin in the place, their bytes) for every 16
+// bytes of a box: of the tensor there may be a part or, past its edge, nothing.
+template <typename Each>
+void for_each_unit(const CUtensorMap& map, unsigned shared, int x, int y, int z, const Each& each) {
+  const int bytes = map.item_bytes, row_bytes = map.box.inner * bytes, unit = 16 / bytes;
+  if (row_bytes % 16) fail("a box whose rows are not of whole 16 bytes");
+  if (shared % (8 * row_bytes)) fail("a box that does not begin where its swizzle does");
+  for (int r = 0; r < map.box.outer; ++r) {
+    const long long j = y + r;
+    const bool row_inside = j >= 0 && j < map.shape.outer && z >= 0 && z < map.shape.batch;
+    for (int c = 0; c < map.box.inner; c += unit) {
+      const long long i = x + c, first = std::max(0ll, -i), last = std::min<long long>(unit, map.shape.inner - i);
+      unsigned char* place = at(swizzled(shared + r * row_bytes + c * bytes, row_bytes), 16);
+      if (row_inside && first < last) {
+        char* element = map.base + bytes * (i + first + j * map.shape.ld + z * map.shape.batch_stride);
+        each(place, element, int(first) * bytes, int(last - first) * bytes);
+      } else {
+        each(place, nullptr, 0, 0);
+      }
+    }
+  }
+}
+
+// TMA rounds float32 numbers to TF32 where a map says so, as all of ours do.
+void round_to_tf32(unsigned char* numbers, int bytes) {
+  for (int i = 0; i < bytes; i += 4) {
+    unsigned bits;
+    std::memcpy(&bits, numbers + i, 4);
+    bits = to_tf32(bits);
+    std::memcpy(numbers + i, &bits, 4);
+  }
+}
+
+}  // namespace emulation
+
+namespace jitsparse::ptx {
+
+void mbarrier_init(unsigned barrier, int arrivals) {
+  emulation::at(barrier, 8);
+  emulation::cta->mbarriers[barrier] = {arrivals, arrivals, 0, 0};
+}
+void mbarrier_arrive(unsigned barrier) { mbarrier_arrive_expect_tx(barrier, 0); }
+void mbarrier_arrive_expect_tx(unsigned barrier, int bytes) {
+  auto& here = emulation::mbarrier(barrier);
+  here.bytes += bytes;
+  --here.left;
+  emulation::settle(here);
+}
+void mbarrier_wait(unsigned barrier, unsigned parity) {
+  auto& here = emulation::mbarrier(barrier);
+  emulation::wait_until([&] { return (here.phase & 1) != parity; });
+}
+
+void tma_load_3d(unsigned shared, const CUtensorMap* map, unsigned barrier, int x, int y, int z, uint64) {
+  emulation::for_each_unit(*map, shared, x, y, z, [](unsigned char* to, const char*, int, int) { std::memset(to, 0xff, 16); });
+  emulation::cta->bulk_loads.push_back([=] {
+    emulation::for_each_unit(*map, shared, x, y, z, [=](unsigned char* to, const char* from, int first, int bytes) {
+      std::memset(to, 0, 16);
+      if (!from) return;
+      emulation::check_inside(from, bytes);
+      std::memcpy(to + first, from, bytes);
+      if (map->item_bytes == 4) emulation::round_to_tf32(to + first, bytes);
+    });
+    auto& here = emulation::mbarrier(barrier);
+    here.bytes -= map->box.inner * map->box.outer * map->item_bytes;
+    emulation::settle(here);
+  });
+}
+
+void tma_store_3d(const CUtensorMap* map, unsigned shared, int x, int y, int z, uint64) {
+  const unsigned bytes = map->box.inner * map->box.outer * map->item_bytes;
+  const unsigned char* from = emulation::at(shared, 1);
+  const auto unfenced = emulation::cta->unfenced.begin() + (shared - emulation::kSharedBase) / 2;
+  if (std::any_of(unfenced, unfenced + bytes / 2, [](int whose) { return whose >= 0; })) {
+    emulation::fail("a bulk store of what no fence.proxy.async has shown");
+  }
+  // It may be read at once, or as late as the kernel waits for.
+  const std::vector<unsigned char> now(from, from + bytes);
+  emulation::later(emulation::Begun::stores, [=] {
+    if (std::memcmp(now.data(), from, bytes)) emulation::fail("shared memory changed under a bulk store");
+    emulation::for_each_unit(*map, shared, x, y, z, [](const unsigned char* from, char* to, int first, int bytes) {
+      if (to) std::memcpy(to, from + first, bytes);
+    });
+  });
+}
+
+}  // namespace jitsparse::ptx
+
+// Where operands lie: pairs of addresses.
+extern "C" void allow_reads(const long long* ranges, int count) {
+  emulation::readable.clear();
+  for (int i = 0; i < count; ++i) {
+    emulation::readable.emplace_back(reinterpret_cast<const char*>(ranges[2 * i]), reinterpret_cast<const char*>(ranges[2 * i + 1]));
+  }
+}
+
+extern "C" void set_sm_count(int count) { emulation::sm_count = count; }
