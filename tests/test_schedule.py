@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable
 from graphlib import TopologicalSorter
 
@@ -28,11 +30,13 @@ TALL_BLOCKS = {(64, 16), (64, 32), (64, 64)}
 def naive(blocks: Blocks, rows: int, cols: int) -> dict[str, list[int]]:
     """Orders of a list of (row, column) that is sorted by row, then column."""
     by_column = sorted(range(len(blocks)), key=lambda z: blocks[z][::-1])
+    of_row, of_col = [r for r, _ in blocks], [c for _, c in blocks]
+    sorted_cols = sorted(of_col)
     return {
-        "crow_indices": [sum(r < row for r, _ in blocks) for row in range(rows + 1)],
-        "col_indices": [c for _, c in blocks],
-        "row_indices": [r for r, _ in blocks],
-        "ccol_indices": [sum(c < col for _, c in blocks) for col in range(cols + 1)],
+        "crow_indices": [bisect_left(of_row, row) for row in range(rows + 1)],
+        "col_indices": of_col,
+        "row_indices": of_row,
+        "ccol_indices": [bisect_left(sorted_cols, col) for col in range(cols + 1)],
         "row_indices_t": [blocks[z][0] for z in by_column],
         "perm": by_column,
     }
@@ -44,13 +48,12 @@ def naive_panels(
     """Steps, panel pointers and block order for (major, minor) blocks."""
     steps: list[list[int]] = []
     pointers, order = [0], []
-    for panel in range(-(-majors // down)):
-        members: dict[int, dict[int, int]] = {}
-        for z, (major, minor) in enumerate(blocks):
-            if major // down == panel:
-                bit = major % down * across + minor % across
-                members.setdefault(minor // across, {})[bit] = z
-        for slab, bits in sorted(members.items()):
+    members: list[dict[int, dict[int, int]]] = [{} for _ in range(-(-majors // down))]
+    for z, (major, minor) in enumerate(blocks):
+        bit = major % down * across + minor % across
+        members[major // down].setdefault(minor // across, {})[bit] = z
+    for of_panel in members:
+        for slab, bits in sorted(of_panel.items()):
             mask = sum(1 << bit for bit in bits)
             steps.append([slab, mask - (mask >> 31 << 32), len(order), bits[min(bits)]])
             order += [bits[bit] for bit in sorted(bits)]
@@ -82,7 +85,8 @@ def chosen_rows(
     majors_of, minors_of = torch.tensor(blocks, dtype=torch.int64).view(-1, 2).unbind(1)
     order = choose(majors_of, minors_of, majors, minors).tolist()
     rows = [order[at : at + down] + [0] * (3 - down) for at in range(0, len(order), down)]
-    return [(order.index(major), minor) for major, minor in blocks], rows
+    place = {major: at for at, major in enumerate(order)}
+    return [(place[major], minor) for major, minor in blocks], rows
 
 
 def check_walked(
@@ -296,7 +300,8 @@ def check(mask: torch.Tensor, block_size: tuple[int, int]) -> None:
         for kind in ("tall", "condensed"):
             assert (f"{side}_{kind}_panels" in layout.parts()) == (kind in slabs)
     for part, major, count in (("rows_sorted", 0, rows), ("cols_sorted", 1, cols)):
-        stored = [sum(block[major] == at for block in blocks) for at in range(count)]
+        of_major = Counter(block[major] for block in blocks)
+        stored = [of_major[at] for at in range(count)]
         longest_first = sorted(range(count), key=lambda at: -stored[at])
         assert layout.view(index, part).tolist() == longest_first
     # Without panels the index is the beginning of the same.

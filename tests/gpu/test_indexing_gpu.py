@@ -140,7 +140,7 @@ def test_beyond_the_most_blocks_it_is_the_torch_operations(
 
 
 def test_a_huge_matrix_of_few_blocks_is_the_torch_operations(built: list[int]) -> None:
-    here = js.Pattern.random((10**6, 10**6), 64, 1e-6)
+    here = js.Pattern.random((2 * 10**7, 2 * 10**7), 64, 1e-9)
     assert torch.equal(here.to("cuda").index, expected(here))
     assert not built
 
