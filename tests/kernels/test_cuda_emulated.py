@@ -308,7 +308,7 @@ def test_kernel(variant: Variant, sources: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "header", "line"),
     [
-        ("dsd.mma.sm90a.bf16.b64x64.lnn.t64x32x64.w4x1.s4.c3", "kernels/spmm_mma", "cp_async_wait"),
+        ("dsd.mma.sm90a.bf16.b64x64.lnn.t64x32x64.w4x1.s4.c3", "tile/stage_loop", "cp_async_wait"),
         ("dsd.wgmma.sm90a.bf16.b32x32.lnn.t128x256x64", "kernels/spmm_stages", "wait_empty"),
         ("dsd.wgmma.sm90a.bf16.b64x64.lnn.t128x256x64", "kernels/spmm_wgmma", "wait_full"),
         ("dsd.wgmma.sm90a.bf16.b32x32.lnn.t128x256x32", "kernels/spmm_wgmma_small", "wait_full"),

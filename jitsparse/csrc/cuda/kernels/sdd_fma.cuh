@@ -8,6 +8,7 @@
 #include "../ptx/special_register.cuh"
 #include "../tile/fma_tile.cuh"
 #include "../tile/order.cuh"
+#include "../tile/stage_loop.cuh"
 #include "sdd_pipeline.cuh"
 #include "sdd_tail.cuh"
 #include "sdd_tail_sum.cuh"
@@ -20,9 +21,8 @@ struct SddFma {
   static constexpr int kTileM = TILE_M, kTileN = TILE_N;
   static constexpr int kThreads = 32 * WARPS_M * WARPS_N, kMinCtas = MIN_CTAS;
   static constexpr int WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
-  static constexpr int kAhead = STAGES - 1;
   using Pipeline = SddPipeline<F32, BLOCK_ROWS, BLOCK_COLS, LEFT_K_CONTIGUOUS, RIGHT_K_CONTIGUOUS, TILE_M, TILE_N, TILE_K,
-                               kThreads, STAGES, kAhead>;
+                               kThreads, STAGES>;
   static_assert(Pipeline::kGroup == 1, "a tile is one block row");
   static constexpr int kGroupedPanels = 16;
   using Tail = SddTail<Pipeline, kGroupedPanels>;
@@ -94,15 +94,9 @@ struct SddFma {
     const unsigned right_offset = Pipeline::kLeftBytes + Product::Right::lane_offset(part.warp_n, part.lane_n);
     // A row's last tile is filled from the left: its last warps may have nothing to do.
     const bool any = columns[part.warp_n / BLOCK_COLS].y;
-    unsigned read_buffer = stream.buffers, write_buffer = stream.buffers + kAhead * Pipeline::kStageBytes;
-    for (int stage = begin; stage < end; ++stage) {
-      ptx::cp_async_wait<kAhead - 1>();  // the stage has arrived; those after it may be on their way
-      __syncthreads();
-      stream.advance(stage + kAhead, write_buffer);
-      if (any) Product::multiply(c, read_buffer + left_offset, read_buffer + right_offset);
-      read_buffer = stream.next(read_buffer);
-      write_buffer = stream.next(write_buffer);
-    }
+    for_each_stage<Pipeline>(stream, begin, end, [&](int, unsigned buffer) {
+      if (any) Product::multiply(c, buffer + left_offset, buffer + right_offset);
+    });
   }
 
   static __device__ __forceinline__ void store(const SddArgs& args, const int4* columns, const typename Product::Accumulators& c) {

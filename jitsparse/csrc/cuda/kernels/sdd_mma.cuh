@@ -6,6 +6,7 @@
 #include "../../abi.h"
 #include "../ptx/special_register.cuh"
 #include "../tile/order.cuh"
+#include "../tile/stage_loop.cuh"
 #include "../tile/store_tile.cuh"
 #include "sdd_pipeline.cuh"
 #include "sdd_tail.cuh"
@@ -19,9 +20,8 @@ struct SddMma {
   static constexpr int kTileM = TILE_M, kTileN = TILE_N;
   static constexpr int kThreads = 32 * WARPS_M * WARPS_N, kMinCtas = MIN_CTAS;
   static constexpr int WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
-  static constexpr int kAhead = STAGES - 1;
   using Pipeline = SddPipeline<Element, BLOCK_ROWS, BLOCK_COLS, LEFT_K_CONTIGUOUS, RIGHT_K_CONTIGUOUS, TILE_M, TILE_N, TILE_K,
-                               kThreads, STAGES, kAhead>;
+                               kThreads, STAGES>;
   static constexpr int kColumns = Pipeline::kColumns;
   static_assert(WARP_M % BLOCK_ROWS == 0 || BLOCK_ROWS % WARP_M == 0, "a warp holds whole blocks or a part of one");
   static_assert(WARP_N % BLOCK_COLS == 0 || BLOCK_COLS % WARP_N == 0, "a warp holds whole blocks or a part of one");
@@ -136,15 +136,9 @@ struct SddMma {
     const unsigned right_offset =
         Pipeline::kLeftBytes + RightTile::advance(RightReads::lane_offset(part.lane), RIGHT_K_CONTIGUOUS ? part.n : 0,
                                                   RIGHT_K_CONTIGUOUS ? 0 : part.n / RightTile::kPerChunk);
-    unsigned read_buffer = stream.buffers, write_buffer = stream.buffers + kAhead * Pipeline::kStageBytes;
-    for (int stage = begin; stage < end; ++stage) {
-      ptx::cp_async_wait<kAhead - 1>();  // the stage has arrived; those after it may be on their way
-      __syncthreads();
-      stream.advance(stage + kAhead, write_buffer);
-      multiply(c, part.masks, read_buffer + left_offset, read_buffer + right_offset);
-      read_buffer = stream.next(read_buffer);
-      write_buffer = stream.next(write_buffer);
-    }
+    for_each_stage<Pipeline>(stream, begin, end, [&](int, unsigned buffer) {
+      multiply(c, part.masks, buffer + left_offset, buffer + right_offset);
+    });
   }
 
   static __device__ __forceinline__ void store(const SddArgs& args, int panel, const int4* columns, unsigned char* shared,

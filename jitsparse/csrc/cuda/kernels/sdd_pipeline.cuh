@@ -11,12 +11,12 @@
 
 namespace jitsparse {
 
-// AHEAD as in spmm_pipeline.cuh.
 template <typename Element_, int BLOCK_ROWS, int BLOCK_COLS, bool LEFT_K_CONTIGUOUS, bool RIGHT_K_CONTIGUOUS, int TILE_M,
-          int TILE_N, int TILE_K, int THREADS, int STAGES, int AHEAD>
+          int TILE_N, int TILE_K, int THREADS, int STAGES>
 struct SddPipeline {
   using Element = Element_;
   using Storage = typename Element::Storage;
+  static constexpr int kAhead = STAGES - 1;  // that are on their way while one is multiplied
   static constexpr int kGroup = TILE_M / BLOCK_ROWS;
   static constexpr int kColumns = TILE_N / BLOCK_COLS, kBlockCols = BLOCK_COLS;
   static_assert(TILE_M % BLOCK_ROWS == 0 && TILE_N % BLOCK_COLS == 0, "a tile holds whole blocks");
@@ -146,9 +146,9 @@ struct SddPipeline {
       k_tiles = tiles_of_k(args);
     }
 
-    // Starts the copies of AHEAD stages from `first` on.
+    // Starts the copies of kAhead stages from `first` on.
     __device__ __forceinline__ void start(int first) {
-      for (int i = 0; i < AHEAD; ++i) advance(first + i, buffers + i * kStageBytes);
+      for (int i = 0; i < kAhead; ++i) advance(first + i, buffers + i * kStageBytes);
     }
 
     // Starts the copies of `stage` into a free buffer. One group of copies a call.
@@ -165,10 +165,6 @@ struct SddPipeline {
         fetch(left_at, right_at, k_extent - k_tile * TILE_K, buffer);
       }
       ptx::cp_async_commit();
-    }
-
-    __device__ __forceinline__ unsigned next(unsigned buffer) const {
-      return buffer + kStageBytes == buffers + STAGES * kStageBytes ? buffers : buffer + kStageBytes;
     }
 
    private:

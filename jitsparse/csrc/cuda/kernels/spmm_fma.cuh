@@ -10,6 +10,7 @@
 #include "../tile/activation.cuh"
 #include "../tile/fma_tile.cuh"
 #include "../tile/order.cuh"
+#include "../tile/stage_loop.cuh"
 #include "spmm_pipeline.cuh"
 #include "spmm_sum.cuh"
 
@@ -20,7 +21,6 @@ template <int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CONTIGUOUS,
 struct SpmmFma {
   static constexpr int kThreads = 32 * WARPS_M * WARPS_N, kMinCtas = MIN_CTAS;
   static constexpr int WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
-  static constexpr int kAhead = STAGES - 1;
   // The right operand of a thread's products should not lie along k in shared memory, see fma_tile.cuh. If the dense operand does, it is
   // the left one: then the output's columns are the product's rows. If both do, the one that is less of a stage is transposed as it comes.
   // Low blocks are so little of it that they always are, though as the left operand they could stay (1.01 to 1.03 times as fast).
@@ -28,7 +28,7 @@ struct SpmmFma {
   static constexpr bool kTransposed = DENSE_K_CONTIGUOUS && !kTransposesDense;
   static constexpr bool kTransposesBlocks = !FLIPPED && (kTransposed || TILE_M <= 32);
   using Pipeline = SpmmPipeline<F32, BLOCK_ROWS, BLOCK_COLS, FLIPPED, DENSE_K_CONTIGUOUS, TILE_M, TILE_N, TILE_K, kThreads,
-                                STAGES, kAhead, kTransposesBlocks, kTransposesDense>;
+                                STAGES, kTransposesBlocks, kTransposesDense>;
   static_assert(Pipeline::kGroup == 1 && Pipeline::kSlots == 1, "a stage is a part of one block");
   static constexpr int kSharedBytes = Pipeline::kBytes;
 
@@ -73,24 +73,17 @@ struct SpmmFma {
   static __device__ __forceinline__ void accumulate(const SpmmArgs& args, typename Product::Accumulators& c) {
     extern __shared__ __align__(128) unsigned char shared[];
     const Part part(args);
-    const int thread = part.thread;
-    typename Pipeline::Stream stream(args, part.tile.row, part.tile.column * TILE_N, part.tile.batch, shared, thread, part.of_steps,
-                                     parts(args));
-    stream.start(thread);
+    typename Pipeline::Stream stream(args, part.tile.row, part.tile.column * TILE_N, part.tile.batch, shared, part.thread,
+                                     part.of_steps, parts(args));
+    stream.start();
     const unsigned of_blocks = 0, of_dense = Pipeline::kBlockBytes;
     const unsigned left = (kTransposed ? of_dense : of_blocks) +
                           Product::Left::lane_offset(kTransposed ? part.warp_n : part.warp_m, part.lane_left);
     const unsigned right = (kTransposed ? of_blocks : of_dense) +
                            Product::Right::lane_offset(kTransposed ? part.warp_m : part.warp_n, part.lane_right);
-    unsigned read_buffer = stream.buffers, write_buffer = stream.buffers + kAhead * Pipeline::kStageBytes;
-    for (int stage = 0; stage < stream.stage_count; ++stage) {
-      ptx::cp_async_wait<kAhead - 1>();  // the stage has arrived; those after it may be on their way
-      __syncthreads();
-      stream.advance(stage + kAhead, write_buffer, thread);
-      Product::multiply(c, read_buffer + left, read_buffer + right);
-      read_buffer = stream.next(read_buffer);
-      write_buffer = stream.next(write_buffer);
-    }
+    for_each_stage<Pipeline>(stream, 0, stream.stage_count, [&](int, unsigned buffer) {
+      Product::multiply(c, buffer + left, buffer + right);
+    });
   }
 
   static __device__ __forceinline__ void store(const SpmmArgs& args, typename Product::Accumulators& c) {

@@ -6,6 +6,7 @@
 #include "../../abi.h"
 #include "../tile/order.cuh"
 #include "../tile/product_epilogue.cuh"
+#include "../tile/stage_loop.cuh"
 #include "../tile/store_fragments.cuh"
 #include "spmm_pipeline.cuh"
 #include "spmm_sum.cuh"
@@ -17,9 +18,8 @@ template <typename Element, int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool D
 struct SpmmMma {
   static constexpr int kThreads = 32 * WARPS_M * WARPS_N, kMinCtas = MIN_CTAS;
   static constexpr int WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
-  static constexpr int kAhead = STAGES - 1;
   using Pipeline = SpmmPipeline<Element, BLOCK_ROWS, BLOCK_COLS, FLIPPED, DENSE_K_CONTIGUOUS, TILE_M, TILE_N, TILE_K,
-                                kThreads, STAGES, kAhead>;
+                                kThreads, STAGES>;
   using BlockTile = typename Pipeline::BlockTile;
   using DenseTile = typename Pipeline::DenseTile;
   static constexpr int kBlockM = Pipeline::kBlockM, kGroup = Pipeline::kGroup;
@@ -83,7 +83,7 @@ struct SpmmMma {
     const int64 first_m = tile.row * TILE_M, first_n = tile.column * TILE_N;
 
     typename Pipeline::Stream stream(args, tile.row, first_n, tile.batch, shared, thread, part, parts(args));
-    stream.start(thread);
+    stream.start();
 
     // Where this warp's part of the panel begins: a block of a slot, and rows of that block.
     const int first_block = warp_m * WARP_M / kBlockM, first_row = warp_m * WARP_M % kBlockM;
@@ -94,21 +94,15 @@ struct SpmmMma {
         Pipeline::kBlockBytes +
         DenseTile::advance(DenseFragments::lane_offset(lane), DENSE_K_CONTIGUOUS ? warp_n * WARP_N : 0,
                            DENSE_K_CONTIGUOUS ? 0 : warp_n * WARP_N / DenseTile::kPerChunk);
-    unsigned read_buffer = stream.buffers, write_buffer = stream.buffers + kAhead * Pipeline::kStageBytes;
     Accumulators c = {};
-    for (int stage = 0; stage < stream.stage_count; ++stage) {
-      ptx::cp_async_wait<kAhead - 1>();  // the stage has arrived; those after it may be on their way
-      __syncthreads();
-      stream.advance(stage + kAhead, write_buffer, thread);
+    for_each_stage<Pipeline>(stream, 0, stream.stage_count, [&](int stage, unsigned buffer) {
       unsigned present = 1;
       if constexpr (!kAlwaysPresent) {
         const int mask = lane < kSlots * kGroup ? stream.rings.step(stage, lane / kGroup)->y : 0;
         present = __ballot_sync(~0u, mask >> lane % kGroup & 1) >> first_block;
       }
-      multiply(c, present, read_buffer + block_offset, read_buffer + dense_offset);
-      read_buffer = stream.next(read_buffer);
-      write_buffer = stream.next(write_buffer);
-    }
+      multiply(c, present, buffer + block_offset, buffer + dense_offset);
+    });
     const int64 m = Pipeline::m(args);
     if (parts(args) > 1) {
       store_fragments<RowOrder<WARP_M / 16, false>, OUT_TRANSPOSED>(c, Sums::at(args, m, part, tile.batch), Sums::ld(args, m),

@@ -16,14 +16,14 @@
 
 namespace jitsparse {
 
-// AHEAD: how many stages are in flight while one is multiplied. TRANSPOSES_BLOCKS, TRANSPOSES_DENSE: what lies along
-// k comes to lie across it, in float32.
+// TRANSPOSES_BLOCKS, TRANSPOSES_DENSE: what lies along k comes to lie across it, in float32.
 template <typename Element_, int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CONTIGUOUS, int TILE_M,
-          int TILE_N, int TILE_K, int THREADS, int STAGES, int AHEAD, bool TRANSPOSES_BLOCKS = false,
+          int TILE_N, int TILE_K, int THREADS, int STAGES, bool TRANSPOSES_BLOCKS = false,
           bool TRANSPOSES_DENSE = false>
 struct SpmmPipeline {
   using Element = Element_;
   using Storage = typename Element::Storage;
+  static constexpr int kAhead = STAGES - 1;  // that are on their way while one is multiplied
 
   // The block as op(S) uses it.
   static constexpr int kBlockM = FLIPPED ? BLOCK_COLS : BLOCK_ROWS;
@@ -51,7 +51,7 @@ struct SpmmPipeline {
   static constexpr int kStageBytes = kBlockBytes + kSlots * DenseTile::kBytes;
   // Steps are fetched two depths of the pipeline before their data and read until it is consumed; block positions
   // one depth before.
-  static_assert(2 * AHEAD + STAGES <= 16, "the rings hold what is in flight");
+  static_assert(2 * kAhead + STAGES <= 16, "the rings hold what is in flight");
   static constexpr int kStepRing = 16, kPositionRing = 16;
   static constexpr int kRingBytes = (kStepRing * kSlots * 16 + kPositionRing * kSlots * kGroup * 4 + 15) / 16 * 16;
   static constexpr int kBytes = STAGES * kStageBytes + kRingBytes;
@@ -225,41 +225,38 @@ struct SpmmPipeline {
     Sources sources;
     int stage_count;
     unsigned buffers;
+    int thread;
 
     __device__ __forceinline__ Stream(const SpmmArgs& args, int64 panel, int64 first_n, int64 batch,
-                                      unsigned char* shared, int thread, int part, int parts)
-        : steps(args, panel, part, parts), rings(shared), sources(args, first_n, batch, thread),
+                                      unsigned char* shared, int thread_, int part, int parts)
+        : steps(args, panel, part, parts), rings(shared), sources(args, first_n, batch, thread_),
           stage_count((steps.end - steps.begin + kSlots - 1) / kSlots * kParts),
-          buffers(unsigned(__cvta_generic_to_shared(shared))) {}
+          buffers(unsigned(__cvta_generic_to_shared(shared))), thread(thread_) {}
 
-    // Starts the copies of the first AHEAD stages.
-    __device__ __forceinline__ void start(int thread) {
-      for (int stage = 0; stage < 2 * AHEAD; ++stage) fetch_steps(steps, rings, stage, thread);
+    // Starts the copies of the first stages, kAhead of them.
+    __device__ __forceinline__ void start() {
+      for (int stage = 0; stage < 2 * kAhead; ++stage) fetch_steps(steps, rings, stage, thread);
       if constexpr (kGroup > 1) {
         ptx::cp_async_commit();
         ptx::cp_async_wait<0>();
         __syncthreads();
       }
-      for (int stage = 0; stage < AHEAD; ++stage) fetch_positions(steps, rings, stage, position_thread(thread));
+      for (int stage = 0; stage < kAhead; ++stage) fetch_positions(steps, rings, stage, position_thread(thread));
       ptx::cp_async_commit();
       ptx::cp_async_wait<0>();
       __syncthreads();
-      for (int stage = 0; stage < AHEAD; ++stage) advance(stage, buffers + stage * kStageBytes, thread);
+      for (int stage = 0; stage < kAhead; ++stage) advance(stage, buffers + stage * kStageBytes);
     }
 
     // Starts the copies of `stage` into a free buffer, and fetches what later stages will need to know. One group
-    // of copies a call: stage s has arrived when at most AHEAD - 1 younger ones are pending.
-    __device__ __forceinline__ void advance(int stage, unsigned buffer, int thread) {
+    // of copies a call: stage s has arrived when at most kAhead - 1 younger ones are pending.
+    __device__ __forceinline__ void advance(int stage, unsigned buffer) {
       if (stage < stage_count) {
         fetch(sources, rings, stage, buffer);
-        fetch_positions(steps, rings, stage + AHEAD, position_thread(thread));
-        fetch_steps(steps, rings, stage + 2 * AHEAD, thread);
+        fetch_positions(steps, rings, stage + kAhead, position_thread(thread));
+        fetch_steps(steps, rings, stage + 2 * kAhead, thread);
       }
       ptx::cp_async_commit();
-    }
-
-    __device__ __forceinline__ unsigned next(unsigned buffer) const {
-      return buffer + kStageBytes == buffers + STAGES * kStageBytes ? buffers : buffer + kStageBytes;
     }
 
     // Positions are fetched by the second warp, steps by the first.
