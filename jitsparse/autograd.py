@@ -168,12 +168,14 @@ class _Dsd(torch.autograd.Function):
         cols: int,
         transposed: bool,
     ) -> Tensor:
-        _Dsd.keep(ctx, values, index, dense, rows, cols, transposed)
-        return dispatch.dsd(values, index, dense, rows, cols, transposed)
+        out = dispatch.dsd(values, index, dense, rows, cols, transposed)
+        _Dsd.keep(ctx, (values, index, dense, rows, cols, transposed), out)
+        return out
 
     @staticmethod
-    def keep(ctx: Any, values: Tensor, index: Tensor, dense: Tensor, *sizes: Any) -> None:
+    def keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         """What the backward pass needs, and how it has to find that."""
+        values, index, dense, *sizes = inputs
         needs = ctx.needs_input_grad
         ctx.save_for_backward(values if needs[2] else None, index, dense if needs[0] else None)
         ctx.sizes = sizes
@@ -210,11 +212,12 @@ class _Dds(torch.autograd.Function):
         activation: int,
     ) -> Tensor:
         out = dispatch.dds(dense, values, index, rows, cols, transposed, bias, activation)
-        _Dds.keep(ctx, out, dense, values, index, rows, cols, transposed, bias, activation)
+        inputs = dense, values, index, rows, cols, transposed, bias, activation
+        _Dds.keep(ctx, inputs, out)
         return out
 
     @staticmethod
-    def keep(ctx: Any, out: Tensor, *inputs: Any) -> None:
+    def keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         """As that of a dsd."""
         dense, values, index, rows, cols, transposed, bias, activation = inputs
         needs, again = ctx.needs_input_grad, activation > _RELU  # is the product computed
@@ -222,7 +225,7 @@ class _Dds(torch.autograd.Function):
             dense if needs[1] or again else None,
             values if needs[0] or again else None,
             index,
-            out if activation == _RELU else None,
+            output if activation == _RELU else None,
             bias if again else None,
         )
         ctx.sizes = rows, cols, transposed, activation
@@ -267,12 +270,14 @@ class _Sdd(torch.autograd.Function):
         block_rows: int,
         block_cols: int,
     ) -> Tensor:
-        _Sdd.keep(ctx, left, right, index, rows, cols)
-        return dispatch.sdd(left, right, index, rows, cols, nnz, block_rows, block_cols)
+        out = dispatch.sdd(left, right, index, rows, cols, nnz, block_rows, block_cols)
+        _Sdd.keep(ctx, (left, right, index, rows, cols, nnz, block_rows, block_cols), out)
+        return out
 
     @staticmethod
-    def keep(ctx: Any, left: Tensor, right: Tensor, index: Tensor, *sizes: int) -> None:
+    def keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         """As that of a dsd."""
+        left, right, index, *sizes = inputs
         needs = ctx.needs_input_grad
         ctx.save_for_backward(left if needs[1] else None, right if needs[0] else None, index)
         ctx.sizes = sizes
@@ -282,7 +287,7 @@ class _Sdd(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         left, right, index = ctx.saved_tensors
         _require_unchanged(ctx, grad, index, left, right)
-        rows, cols = ctx.sizes
+        rows, cols, *_ = ctx.sizes
         grad = grad.contiguous()
         grad_left = grad_right = None
         _dsd, _dds, _ = _differentiable(grad, left, right)
@@ -293,6 +298,14 @@ class _Sdd(torch.autograd.Function):
         return grad_left, grad_right, *(None,) * 6
 
 
+def _save_for_both(ctx: Any, *tensors: Tensor | None) -> None:
+    """For ``backward``, in place of what ``keep`` saved, and for ``jvp``. Under vmap torch (2.13)
+    remembers the batch dimensions of the last list that was saved, and takes them for those of
+    either: so both are the same."""
+    ctx.save_for_backward(*tensors)
+    ctx.save_for_forward(*tensors)
+
+
 class _TransformedDsd(torch.autograd.Function):
     generate_vmap_rule = True
     forward = staticmethod(ops.dsd_op)
@@ -300,8 +313,8 @@ class _TransformedDsd(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _Dsd.keep(ctx, *inputs)
-        ctx.save_for_forward(*inputs[:3])
+        _Dsd.keep(ctx, inputs, output)
+        _save_for_both(ctx, *inputs[:3])
 
     @staticmethod
     def jvp(ctx: Any, values_dot: Tensor, _: None, dense_dot: Tensor, *__: None) -> Tensor:
@@ -321,9 +334,9 @@ class _TransformedDds(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _Dds.keep(ctx, output, *inputs)
-        dense, values, index, *_, bias, _ = inputs
-        ctx.save_for_forward(dense, values, index, output, bias)
+        _Dds.keep(ctx, inputs, output)
+        dense, values, index, *_, bias, activation = inputs
+        _save_for_both(ctx, dense, values, index, output if activation == _RELU else None, bias)
 
     @staticmethod
     def jvp(ctx: Any, dense_dot: Tensor, values_dot: Tensor, *others: Any) -> Tensor:
@@ -352,16 +365,15 @@ class _TransformedSdd(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _Sdd.keep(ctx, *inputs[:5])
-        ctx.blocks = inputs[5:]
-        ctx.save_for_forward(*inputs[:3])
+        _Sdd.keep(ctx, inputs, output)
+        _save_for_both(ctx, *inputs[:3])
 
     @staticmethod
     def jvp(ctx: Any, left_dot: Tensor, right_dot: Tensor, *_: None) -> Tensor:
         left, right, index = ctx.saved_tensors
-        shape = (*ctx.sizes, *ctx.blocks)
+        sizes = ctx.sizes
         return _product_rule(
-            lambda left, right: sdd(left, right, index, *shape),
+            lambda left, right: sdd(left, right, index, *sizes),
             (left, right),
             (left_dot, right_dot),
         )
@@ -397,16 +409,9 @@ def _product_rule(
 
 
 # For graphs, which hold the registered operations.
-for _name, _function in (
-    ("dsd", _TransformedDsd),
-    ("dds", _TransformedDds),
-    ("sdd", _TransformedSdd),
-):
+for _name, _function in (("dsd", _Dsd), ("dds", _Dds), ("sdd", _Sdd)):
     torch.library.register_autograd(
-        f"jitsparse::{_name}",
-        _function.backward,
-        setup_context=_function.setup_context,
-        lib=ops._library,
+        f"jitsparse::{_name}", _function.backward, setup_context=_function.keep, lib=ops._library
     )
 
 

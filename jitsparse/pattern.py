@@ -363,7 +363,7 @@ class Pattern:
 
     def __or__(self, other: Pattern) -> Pattern:
         """The blocks of either pattern, of one shape, block size and device."""
-        return self._combined("|", other, lambda a, b: torch.cat([a, b]).unique())
+        return self._union("|", other)
 
     def __and__(self, other: Pattern) -> Pattern:
         """The blocks of both patterns, of one shape, block size and device."""
@@ -372,6 +372,9 @@ class Pattern:
     def __sub__(self, other: Pattern) -> Pattern:
         """The blocks of this pattern that another, of one shape, block size and device, lacks."""
         return self._combined("-", other, lambda a, b: a[~torch.isin(a, b, assume_unique=True)])
+
+    def _union(self, operator: str, other: Pattern) -> Pattern:
+        return self._combined(operator, other, lambda a, b: torch.cat([a, b]).unique())
 
     def _combined(
         self, operator: str, other: Pattern, combine: Callable[[Tensor, Tensor], Tensor]
@@ -382,7 +385,7 @@ class Pattern:
         facts = [(each.shape, each.block_size, each.device) for each in (self, other)]
         if facts[0] != facts[1]:
             raise PatternError(
-                f"a {operator} b takes patterns of one shape, block size and device, got {self!r} "
+                f"a {operator} b takes operands of one shape, block size and device, got {self!r} "
                 f"and {other!r}"
             )
         positions = combine(self._positions(), other._positions())

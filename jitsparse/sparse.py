@@ -309,23 +309,23 @@ class BlockSparse:
 
     def __add__(self, other: BlockSparse) -> BlockSparse:
         """On the blocks of either matrix, of one shape, block size and device."""
-        return (
-            self._combined(other, torch.add) if isinstance(other, BlockSparse) else NotImplemented
-        )
+        if not isinstance(other, BlockSparse):
+            return NotImplemented
+        return self._combined("+", other, torch.add)
 
     def __sub__(self, other: BlockSparse) -> BlockSparse:
-        return (
-            self._combined(other, torch.sub) if isinstance(other, BlockSparse) else NotImplemented
-        )
+        if not isinstance(other, BlockSparse):
+            return NotImplemented
+        return self._combined("-", other, torch.sub)
 
     def _combined(
-        self, other: BlockSparse, combine: Callable[[Tensor, Tensor], Tensor]
+        self, operator: str, other: BlockSparse, combine: Callable[[Tensor, Tensor], Tensor]
     ) -> BlockSparse:
         if other.transposed != self.transposed:
             other = BlockSparse(other._flipped_values(), other.pattern.T).T
         pattern, values = self.pattern, [self.values, other.values]
         if pattern != other.pattern:
-            pattern = pattern | other.pattern
+            pattern = pattern._union(operator, other.pattern)
             values = [each._values_on(pattern) for each in (self, other)]
         return self._with(clear_edge(combine(*values), pattern), pattern)
 

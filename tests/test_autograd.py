@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import cases
@@ -199,6 +200,56 @@ def test_transforms_of_torch_func(operation: str) -> None:
         lambda f: torch.func.vmap(torch.func.grad(squares(f), everything))(*batch),
     ):
         torch.testing.assert_close(transform(ours), transform(plain))
+
+
+@pytest.mark.parametrize("operation", ["dsd", "sdd", "linear relu", "linear gelu"])
+def test_gradients_through_vmap(operation: str) -> None:
+    """Of each operand, of which each or all are mapped: what the backward pass saves, and what it
+    does not need, is mapped or not."""
+    ours, plain, operands = products(operation)
+
+    def gradients(function: Any, mapped: set[int], wanted: set[int]) -> tuple[torch.Tensor, ...]:
+        inputs = [
+            torch.stack([x, 2 * x, -x]) if n in mapped else x.clone()
+            for n, x in enumerate(operands)
+        ]
+        leaves = [inputs[n].requires_grad_() for n in wanted]
+        dims = tuple(0 if n in mapped else None for n in range(len(operands)))
+        out = torch.func.vmap(function, dims)(*inputs)
+        return torch.autograd.grad((out**3).sum(), leaves)
+
+    subsets = [*({n} for n in range(len(operands))), {*range(len(operands))}]
+    for mapped, wanted in itertools.product(subsets, subsets):
+        expected = gradients(plain, mapped, wanted)
+        torch.testing.assert_close(gradients(ours, mapped, wanted), expected)
+
+
+@pytest.mark.parametrize("operation", ["dsd", "sdd", "linear relu", "linear gelu"])
+def test_transforms_of_transforms(operation: str) -> None:
+    """Among them a gradient penalty of each sample, and what learns to learn."""
+    ours, plain, (first, *rest) = products(operation)
+    batch = torch.stack([first, 2 * first, -first])
+    grad, vmap, jvp = torch.func.grad, torch.func.vmap, torch.func.jvp
+    jacfwd, jacrev = torch.func.jacfwd, torch.func.jacrev
+
+    def of_first(function: Any) -> Any:
+        return lambda x: (function(x, *rest) ** 3).sum()
+
+    def recorded(function: Any) -> torch.Tensor:
+        leaf = batch.clone().requires_grad_()
+        return torch.autograd.grad(function(leaf).square().sum(), leaf)[0]
+
+    for transform in (
+        lambda f: jacrev(jacrev(f))(first),
+        lambda f: jacrev(jacfwd(f))(first),
+        lambda f: jacfwd(lambda x: vmap(grad(f))(x))(batch),
+        lambda f: grad(lambda x: vmap(f)(x).sum())(batch),
+        lambda f: grad(lambda x: vmap(grad(f))(x).square().sum())(batch),
+        lambda f: grad(lambda x: vmap(lambda x: jvp(f, (x,), (x,))[1])(x).square().sum())(batch),
+        lambda f: recorded(vmap(grad(f))),
+        lambda f: recorded(vmap(lambda x: jacrev(f)(x))),
+    ):
+        torch.testing.assert_close(transform(of_first(ours)), transform(of_first(plain)))
 
 
 @pytest.mark.parametrize("op", ["dsd", "dds", "sdd"])

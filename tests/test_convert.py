@@ -114,7 +114,7 @@ def test_what_is_frozen_stays_so_and_attributes_go_along() -> None:
 
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_an_encoder_evaluates_what_it_was_trained_to(activation: str) -> None:
-    """torch hands the weights of one to a fused operation, which takes Tensors."""
+    """torch hands the weights of one to a fused operation, unless they are no Tensors."""
     layer = nn.TransformerEncoderLayer(32, 4, 64, 0.0, activation, batch_first=True)
     encoder = nn.TransformerEncoder(layer, 2)
     x, mask = torch.randn(2, 5, 32), torch.zeros(2, 5, dtype=torch.bool)

@@ -323,6 +323,18 @@ def test_moved_in_inference_mode_and_trained_afterwards(density: float) -> None:
     train(layer, optimizer, [torch.randn(8, 64)])
 
 
+@pytest.mark.parametrize("density", [0.5, 0.25])
+def test_a_layer_made_in_inference_mode_moves_where_it_can(density: float) -> None:
+    with torch.inference_mode():
+        layer = copy.deepcopy(js.nn.BlockSparseLinear(64, 96, 16, density=0.5))
+        layer.set_pattern(js.Pattern.random((96, 64), 16, 0.5))
+    layer.set_pattern(wanted := js.Pattern.random((96, 64), 16, density))
+    x = torch.randn(8, 64)
+    with torch.inference_mode():
+        torch.testing.assert_close(layer(x), x @ layer.weight.to_dense().T + layer.bias)
+    assert layer.pattern == wanted
+
+
 def test_autocast_leaves_them_alone() -> None:
     a = js.random((64, 64), 16, 0.5, dtype=torch.float16)
     pattern = js.Pattern.random((64, 64), 16, 0.5)

@@ -352,7 +352,7 @@ def test_patterns_are_sets_of_blocks(seed: int, densities: tuple[float, float]) 
 def test_sets_are_of_one_matrix() -> None:
     for other in (example().T, example().to("meta"), js.Pattern.random((20, 61), (8, 16), 0.5)):
         with pytest.raises(
-            PatternError, match="takes patterns of one shape, block size and device"
+            PatternError, match="takes operands of one shape, block size and device"
         ):
             example() | other
     with pytest.raises(TypeError):

@@ -517,7 +517,7 @@ def _stored(a: js.BlockSparse) -> torch.Tensor:
 
 def test_sums_of_other_matrices_are_refused() -> None:
     a = js.random((64, 64), 32, 0.5)
-    with pytest.raises(PatternError, match="takes patterns of one shape"):
+    with pytest.raises(PatternError, match=r"a \+ b takes operands of one shape"):
         a + js.random((64, 64), 16, 0.5)
     with pytest.raises(TypeError):
         a + 1  # type: ignore[operator]

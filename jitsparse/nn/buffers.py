@@ -104,7 +104,8 @@ class PatternBuffers(nn.Module):
                 f"{tuple(values.shape)} on {values.device}: {advice}"
             )
         require_trained(values, optimizers)
-        with torch.inference_mode(False), torch.no_grad():
+        # A layer that was made in inference mode can be written there alone.
+        with torch.inference_mode(values.is_inference()), torch.no_grad():
             places = block_positions(pattern, old)
             moved, moves = gather_blocks(values, places), moves_of(values, optimizers, places)
             as_many = moved.shape == values.shape

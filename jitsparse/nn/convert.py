@@ -35,8 +35,7 @@ def sparsify_(
     Each keeps its own blocks of largest norm and its bias, as with
     :meth:`BlockSparseLinear.from_linear`, what is frozen stays so, and attributes are taken along.
     Layers of a class derived from ``nn.Linear`` stay: whoever holds one may read its weight as a
-    Tensor, as ``nn.MultiheadAttention`` does. An ``nn.TransformerEncoderLayer`` one of whose layers
-    is replaced no longer hands weights to a fused operation in evaluation.
+    Tensor, as ``nn.MultiheadAttention`` does.
 
     The parameters are new, so make optimizers and wrap the model for several devices afterwards.
     What holds an old layer or parameter without being a module of the model (a plain list, an outer
@@ -80,7 +79,6 @@ def sparsify_(
         _require_untied(layer, names, owners)
         sparse[layer] = _successor(layer, names[0], block, density)
     _put(model, {name: (layer, sparse[layer]) for layer in places for name in places[layer]})
-    _leave_fast_paths(model)
     return tuple(names[0] for names in places.values())
 
 
@@ -203,17 +201,3 @@ def _put(model: nn.Module, changes: Mapping[str, tuple[nn.Linear, BlockSparseLin
         for name, (layer, _) in changes.items():
             parents[name]._modules[name.rpartition(".")[2]] = layer
         raise
-
-
-def _leave_fast_paths(model: nn.Module) -> None:
-    """Turn off the fused inference path of encoders with sparse layers, which reads weights as
-    Tensors: layers take it for a known activation, encoders with nested tensors."""
-    for module in model.modules():
-        if isinstance(module, nn.TransformerEncoderLayer) and _has_sparse(module):
-            module.activation_relu_or_gelu = 0
-        if isinstance(module, nn.TransformerEncoder) and _has_sparse(module):
-            module.use_nested_tensor = False
-
-
-def _has_sparse(module: nn.Module) -> bool:
-    return any(isinstance(each, BlockSparseLinear) for each in module.modules())
