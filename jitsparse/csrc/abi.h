@@ -21,7 +21,7 @@ struct SpmmArgs {
   const void* dense;
   void* out;                 // row-major
   const void* bias;          // one element a column of out (dds only), or null; same dtype as out
-  void* workspace;           // CUDA: for a turned operand, or float32 (parts, batch, rows and columns of out), as the kernel wants; or
+  void* workspace;           // CUDA: for a transposed operand, or float32 (parts, batch, rows and columns of out), as the kernel wants; or
                              // null.  CPU: see Scratch, or null
   int64 rows, cols, nnz;     // of the sparse matrix as stored, in elements and in blocks
   int64 n;

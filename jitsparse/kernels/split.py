@@ -45,7 +45,7 @@ __all__ = [
 KNOB = ("k", "split")
 
 _TILE = 128 * 256
-"""Elements of the largest tile (``csrc/cuda/kernels/sdd_wgmma.cuh``)."""
+"""Elements of the largest tile (``GatherShape`` of ``csrc/abi.h``)."""
 
 _MIN_SLABS = 8
 """Slabs that a part has at least: starting and storing cost as much as two."""

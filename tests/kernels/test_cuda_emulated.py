@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
+import mmap
 import os
 import re
 import shutil
@@ -49,7 +50,7 @@ FAMILIES = ("wgmma", "thin", "mma", "fma", "simt")
 # Of 16-bit elements. Aligned, so that no family stands back; no multiple of a block, so that every
 # edge is met.
 ROWS, COLS, EXTENT, BATCH = 200, 152, 72, 2
-# Few sm_count, so that a CTA takes tile after tile; more where sums are divided.
+# SMs: few, so that a CTA takes tile after tile; more where sums are divided.
 FEW, MANY, PARTS = 2, 24, 3
 # Of dds, by layout: each of the three somewhere.
 ACTIVATION = {"nn": "gelu", "nt": "silu", "tn": "relu", "tt": "gelu"}
@@ -211,12 +212,12 @@ def emulated_sources(root: Path) -> Path:
         if header.parent.name not in ("kernels", "tile"):
             continue
         # Dynamic shared memory is the emulator's; a static part is one for all threads.
-        text = re.sub(
-            r"extern __shared__ (?:__align__\(\d+\) )?(unsigned char) (\w+)\[\];",
-            r"\1* \2 = emulation::memory;",
-            header.read_text(),
-        )
-        header.write_text(text.replace("__shared__ ", "static "))
+        dynamic = r"extern __shared__ (?:__align__\(\d+\) )?(unsigned char) (\w+)\[\];"
+        text = re.sub(dynamic, r"\1* \2 = emulation::memory;", header.read_text())
+        static = r"__shared__ ([^;\[]+ (\w+)(?:\[\w+\])*);"
+        text = re.sub(static, r"static \1; emulation::poison(&\2, sizeof \2);", text)
+        assert "__shared__" not in text
+        header.write_text(text)
     return root
 
 
@@ -260,7 +261,9 @@ def emulator_of(root: Path) -> str:
 
 
 def compiler(root: Path) -> list[str]:
-    return ["g++", "-std=c++17", "-O1", "-w", "-fPIC", "-I", str(root / "csrc")]
+    # What is not aligned is an illegal instruction.
+    aligned = ["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"]
+    return ["g++", "-std=c++17", "-O1", "-w", "-fPIC", *aligned, "-I", str(root / "csrc")]
 
 
 def link(source: Path, library: Path, root: Path) -> None:
@@ -338,6 +341,48 @@ def test_the_emulator_finds_a_missing_wait(
     kept = [each for each in lines if line not in each]
     assert len(kept) < len(lines)
     path.write_text("\n".join(kept))
+    with pytest.raises(AssertionError):
+        check(Variant.parse(name), own_sources)
+
+
+NOT_FILLED = ("ptx/cp_async", "std::memset(to, 0, bytes)", "0")
+"""What cp.async copies from outside of an operand; in the emulator's own header."""
+
+
+@pytest.mark.parametrize(
+    ("name", "header", "line", "other"),
+    [
+        ("dsd.mma.sm90a.bf16.b64x64.lnn.t64x32x64.w4x1.s4.c3", *NOT_FILLED),
+        ("dsd.mma.sm90a.tf32.b64x64.lnn.t64x32x32.w4x1.s4.c2", *NOT_FILLED),
+        (
+            "dds.mma.sm90a.bf16.b128x128.ltn.t128x32x64.w4x1.s4.c2",
+            "tile/product_epilogue",
+            "m < m_extent ? Element::load(bias[m])",
+            "true ? Element::load(bias[m])",
+        ),
+        ("dsd.simt.sm90a.f32.b16x128.lnt.t16x64", "kernels/spmm_simt", "n < args.n ?", "true ?"),
+        (
+            "dsd.mma.sm90a.bf16.b64x64.lnn.t64x32x64.w4x1.s4.c3",
+            "tile/store_tile",
+            "reinterpret_cast<int4*>(to)",
+            "reinterpret_cast<int4*>(to + 1)",
+        ),
+        (
+            "dsd.thin.sm90a.f16.b16x16.lnt.t16x8",
+            "kernels/spmm_thin",
+            "for (int e = 0; e < 4; ++e) shared",
+            "for (int e = 0; e < 4; ++e) if (c[i][j][e] != 0) shared",
+        ),
+    ],
+    ids=["not filled", "not filled, rounded", "bias", "operand", "not aligned", "not written"],
+)
+def test_the_emulator_finds_a_wrong_access(
+    name: str, header: str, line: str, other: str, own_sources: Path
+) -> None:
+    path = own_sources / "csrc" / "cuda" / f"{header}.cuh"
+    text = path.read_text()
+    assert line in text
+    path.write_text(text.replace(line, other))
     with pytest.raises(AssertionError):
         check(Variant.parse(name), own_sources)
 
@@ -479,7 +524,7 @@ def test_edges_that_need_not_be_aligned(
 
 
 def test_a_sum_that_may_be_divided_and_is_not(sources: Path, resize: Callable[..., None]) -> None:
-    """There are sm_count for the tiles alone."""
+    """There are SMs for the tiles alone."""
     resize(MANY=2)
     check(Variant.parse("sdd.wgmma.sm90a.bf16.b16x16.lnn.grows.ksplit"), sources)
     check(Variant.parse("dds.wgmma.sm90a.bf16.b64x64.lnt.t128x64x64.ksplit"), sources)
@@ -494,7 +539,7 @@ WAYS_TO_DIVIDE = (
     (7, 8, 456, 24),  # hardly long enough for that
     (1, 520, 200, 24),  # none is left
 )
-"""Parts, extent, rows and sm_count. What is decided is the same for all kernels, so those of
+"""Parts, extent, rows and SMs. What is decided is the same for all kernels, so those of
 one block row and of several meet all of these, the others two."""
 
 
@@ -623,6 +668,20 @@ def guarded(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> tuple
     return room[:-behind].view(shape), room[-behind:]
 
 
+def fenced(x: Tensor) -> Tensor:
+    """A copy that ends, but for less than 16 bytes, where no memory can be read or written."""
+    storage = x.untyped_storage()
+    page, size = mmap.PAGESIZE, -(-storage.nbytes() // 16) * 16
+    end = -(-size // page) * page
+    room = mmap.mmap(-1, end + page)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(room))
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(address + end), page, 0) == 0
+    count = storage.nbytes() // x.itemsize
+    copy = torch.frombuffer(room, dtype=x.dtype, count=count, offset=end - size)
+    copy.copy_(torch.empty(0, dtype=x.dtype).set_(storage))
+    return copy.as_strided(x.shape, x.stride(), x.storage_offset())
+
+
 def check(variant: Variant, sources: Path) -> None:
     """Run a variant on data that meets every edge, and judge the result."""
     op, dtype, layout = variant.op, DTYPES[variant.dtype], variant.knob("l")
@@ -634,16 +693,18 @@ def check(variant: Variant, sources: Path) -> None:
         mask[1] = False
     mask[0, 0] = mask[-1, -1] = True
     pattern = js.Pattern.from_mask(mask, (rows, cols), shape)
-    index = build_index(
-        pattern.crow_indices, pattern.col_indices, mask.shape[1], (rows, cols), panels=True
+    index = fenced(
+        build_index(
+            pattern.crow_indices, pattern.col_indices, mask.shape[1], (rows, cols), panels=True
+        )
     )
     kernel = Kernel(variant, sources)
     products = 2**-9 if variant.dtype == "tf32" else None
     make = dict(strided="packed", dtype=dtype, device="cpu", generator=generator)
     sizes = (*shape, pattern.nnz_blocks)
     if op == "sdd":
-        left = cases.dense((BATCH, shape[0], extent), layout[0], **make)
-        right = cases.dense((BATCH, extent, shape[1]), layout[1], **make)
+        left = fenced(cases.dense((BATCH, shape[0], extent), layout[0], **make))
+        right = fenced(cases.dense((BATCH, extent, shape[1]), layout[1], **make))
         out, past = guarded((pattern.nnz_blocks, rows, cols), dtype)
         transposed, strides = 0, (left.stride(0), right.stride(0))
         if transposes(variant):
@@ -678,18 +739,18 @@ def check(variant: Variant, sources: Path) -> None:
         return
     values = torch.randn((pattern.nnz_blocks, rows, cols), generator=generator).to(dtype)
     stored = js.BlockSparse(values, pattern)
-    values, whole = stored.values, stored.to_dense()
+    values, whole = fenced(stored.values), stored.to_dense()
     # A bias may begin anywhere: this one does one element past what is aligned.
     features = shape[1] if layout[1] == "n" else shape[0]
-    bias = torch.randn(1 + features, generator=generator).to(dtype)[1:]
+    bias = fenced(torch.randn(1 + features, generator=generator).to(dtype)[1:])
     if op == "dsd":
         whole = whole.T if layout[0] == "t" else whole
-        dense = cases.dense((BATCH, whole.shape[1], extent), layout[1], **make)
+        dense = fenced(cases.dense((BATCH, whole.shape[1], extent), layout[1], **make))
         out, past = guarded((BATCH, whole.shape[0], extent), dtype)
         ld, bias_at, activation = letter(dense, layout[1]), 0, None
     else:
         whole = whole.T if layout[1] == "t" else whole
-        dense = cases.dense((BATCH, extent, whole.shape[0]), layout[0], **make)
+        dense = fenced(cases.dense((BATCH, extent, whole.shape[0]), layout[0], **make))
         out, past = guarded((BATCH, extent, whole.shape[1]), dtype)
         ld, bias_at, activation = letter(dense, layout[0]), bias.data_ptr(), ACTIVATION[layout]
     depth, stored_bytes = whole.shape[op == "dsd"], values.nbytes

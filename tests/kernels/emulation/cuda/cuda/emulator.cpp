@@ -3,12 +3,14 @@
 #include "emulator.h"
 
 #include <setjmp.h>
+#include <signal.h>
 #include <ucontext.h>
 
 #include <algorithm>
 #include <deque>
 #include <map>
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "ptx/mbarrier.cuh"
@@ -60,6 +62,7 @@ struct Cta {
   std::map<unsigned, Mbarrier> mbarriers;  // by address
   std::vector<int> unfenced;               // which thread's each two bytes of shared memory are in this sense; -1: nobody's
   std::deque<std::function<void()>> bulk_loads;
+  std::set<void*> poisoned;  // static variables
   jmp_buf scheduler, outside;
   const char* failed = nullptr;
   unsigned long progress = 0;
@@ -139,9 +142,11 @@ void finish(Begun kind, std::size_t pending) {
 void start_thread() {
   cta->body(cta->params);
   Thread& here = self();
-  const Queue &copies = here.of(Begun::copies), &products = here.of(Begun::products);
-  if (!copies.open.empty() || !products.open.empty() || !products.groups.empty()) fail("work left at the end of a thread");
-  for (auto& group : copies.groups) {
+  for (const Queue& each : here.begun) {
+    if (!each.open.empty()) fail("work that no group has at the end of a thread");
+  }
+  if (!here.of(Begun::products).groups.empty()) fail("wgmma left at the end of a thread");
+  for (auto& group : here.of(Begun::copies).groups) {
     if (!group.empty()) fail("cp.async left at the end of a thread");
   }
   for (auto& group : here.of(Begun::stores).groups) {
@@ -201,7 +206,29 @@ void schedule(Cta& here) {
   }
 }
 
+// While it lives, what the processor refuses ends the run.
+class Refusals {
+ public:
+  Refusals() {
+    struct sigaction action = {};
+    action.sa_handler = [](int signal) {
+      fail(signal == SIGILL ? "an access that is not aligned" : "an access where no memory is");
+    };
+    action.sa_flags = SA_NODEFER;  // since the handler does not return
+    sigaction(SIGILL, &action, &before_[0]);
+    sigaction(SIGSEGV, &action, &before_[1]);
+  }
+  ~Refusals() {
+    sigaction(SIGILL, &before_[0], nullptr);
+    sigaction(SIGSEGV, &before_[1], nullptr);
+  }
+
+ private:
+  struct sigaction before_[2];
+};
+
 const char* run(int threads, unsigned shared, unsigned ctas, void (*body)(const void*), const void* params) {
+  const Refusals refusals;
   shared_bytes = shared;
   grid = ctas;
   for (block = 0; block < grid; ++block) {
@@ -220,6 +247,10 @@ const char* run(int threads, unsigned shared, unsigned ctas, void (*body)(const 
 
 alignas(1024) unsigned char memory[kMaxShared];
 unsigned shared_bytes;
+
+void poison(void* variable, std::size_t bytes) {
+  if (cta->poisoned.insert(variable).second) std::memset(variable, 0xff, bytes);
+}
 
 void written(unsigned address, unsigned bytes) {
   for (unsigned at = address; at < address + bytes; at += 2) {
@@ -338,6 +369,7 @@ void tma_load_3d(unsigned shared, const CUtensorMap* map, unsigned barrier, int 
 void tma_store_3d(const CUtensorMap* map, unsigned shared, int x, int y, int z, uint64) {
   const unsigned bytes = map->box.inner * map->box.outer * map->item_bytes;
   const unsigned char* from = emulation::at(shared, 1);
+  emulation::at(shared + bytes - 1, 1);
   const auto unfenced = emulation::cta->unfenced.begin() + (shared - emulation::kSharedBase) / 2;
   if (std::any_of(unfenced, unfenced + bytes / 2, [](int whose) { return whose >= 0; })) {
     emulation::fail("a bulk store of what no fence.proxy.async has shown");

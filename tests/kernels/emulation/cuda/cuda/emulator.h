@@ -3,7 +3,9 @@
 // What the hardware does in the background happens as late as a program may count on: a copy's destination is poisoned when the copy
 // is asked for, and filled when somebody who must wait for it waits; a wgmma multiplies when it is waited for. So a missing wait, a
 // stage given back too early or a read past the end gives a wrong answer or an error, not a lucky one. A CTA in which no thread can
-// go on is reported. Memory is not shared between threads that run at once, so races as such are not found.
+// go on is reported; so is an access that is not aligned, and one past the end of an operand if no memory can be read there. Shared
+// memory is NaN until it is written. Memory is not shared between threads that run at once, so races as such are not found, and
+// wgmma_fence, fence_mbarrier_init and setmaxnreg do nothing.
 //
 // What no kernel needs to have of its own is in emulator.cpp, which is compiled once.
 #pragma once
@@ -18,19 +20,19 @@
 #define __noinline__
 #define __align__(bytes)
 
-struct int4 {
+struct alignas(16) int4 {
   int x, y, z, w;
 };
-struct int2 {
+struct alignas(8) int2 {
   int x, y;
 };
-struct uint2 {
+struct alignas(8) uint2 {
   unsigned x, y;
 };
-struct float2 {
+struct alignas(8) float2 {
   float x, y;
 };
-struct float4 {
+struct alignas(16) float4 {
   float x, y, z, w;
 };
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
@@ -84,7 +86,8 @@ const char* run(int threads, unsigned shared_bytes, unsigned grid, void (*body)(
 
 // ---- memory
 
-constexpr unsigned kSharedBase = 1024;  // addresses of shared memory begin here
+// Addresses of shared memory begin here: aligned to 128 bytes and no more, so that who needs more has little to spare at the end.
+constexpr unsigned kSharedBase = 1024 + 128;
 constexpr unsigned kMaxShared = 232448;
 alignas(1024) extern unsigned char memory[kMaxShared];
 extern unsigned shared_bytes;
@@ -94,6 +97,9 @@ inline unsigned char* at(unsigned address, unsigned bytes) {
   if (address % bytes) fail("misaligned address in shared memory");
   return memory + (address - kSharedBase);
 }
+
+// Of a static variable of a CTA, which it fills with NaN when the first thread comes by.
+void poison(void* variable, std::size_t bytes);
 
 // By an ordinary store: TMA sees it after fence.proxy.async.
 void written(unsigned address, unsigned bytes);
@@ -133,7 +139,10 @@ inline unsigned short to_f16(float x) {
   std::memcpy(&result, &half, 2);
   return result;
 }
-inline unsigned to_tf32(unsigned bits) { return (bits + 0x1000) & 0xffffe000; }
+inline unsigned to_tf32(unsigned bits) {
+  const bool nan = (bits & 0x7fffffff) > 0x7f800000;
+  return nan ? 0x7fffffff : (bits + 0x1000) & 0xffffe000;
+}
 
 struct Dim {
   unsigned x;

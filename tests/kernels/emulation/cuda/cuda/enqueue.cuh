@@ -27,4 +27,6 @@ cudaError_t load_kernel() {
 
 }  // namespace jitsparse
 
-extern "C" const char* jitsparse_error(int) { return jitsparse::failure; }
+extern "C" const char* jitsparse_error(int code) {
+  return code == -1 ? jitsparse::failure : code == cudaErrorInvalidConfiguration ? "too many CTAs" : "an invalid value";
+}

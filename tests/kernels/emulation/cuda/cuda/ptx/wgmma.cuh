@@ -2,6 +2,7 @@
 
 #include "../../abi.h"
 #include "../emulator.h"
+#include "wgmma_descriptor.cuh"
 
 namespace emulation {
 
@@ -87,15 +88,6 @@ void wgmma_wait() {
 }
 template <int ROWS, int COLUMNS>
 void fence_accumulators(float (&)[ROWS][COLUMNS]) {}
-
-template <int ROW_BYTES>
-uint64 wgmma_descriptor(unsigned address, int leading, int stride) {
-  constexpr uint64 kSwizzle = ROW_BYTES == 128 ? 1 : ROW_BYTES == 64 ? 2 : 3;
-  return kSwizzle << 62 | uint64(stride >> 4) << 32 | uint64(leading >> 4) << 16 | (address & 0x3ffff) >> 4;
-}
-inline uint64 advance(uint64 descriptor, int bytes) {
-  return (descriptor & 0xffffffff00000000ull) | (unsigned(descriptor) + unsigned(bytes >> 4));
-}
 
 template <int TRANSPOSE_A, int TRANSPOSE_B, int REGISTERS>
 void wgmma_bf16(float (&c)[REGISTERS], uint64 a, uint64 b) {
