@@ -309,18 +309,16 @@ class BlockSparse:
 
     def __add__(self, other: BlockSparse) -> BlockSparse:
         """On the blocks of either matrix, of one shape, block size and device."""
-        if not isinstance(other, BlockSparse):
-            return NotImplemented
         return self._combined("+", other, torch.add)
 
     def __sub__(self, other: BlockSparse) -> BlockSparse:
-        if not isinstance(other, BlockSparse):
-            return NotImplemented
         return self._combined("-", other, torch.sub)
 
     def _combined(
         self, operator: str, other: BlockSparse, combine: Callable[[Tensor, Tensor], Tensor]
     ) -> BlockSparse:
+        if not isinstance(other, BlockSparse):
+            return NotImplemented
         if other.transposed != self.transposed:
             other = BlockSparse(other._flipped_values(), other.pattern.T).T
         pattern, values = self.pattern, [self.values, other.values]

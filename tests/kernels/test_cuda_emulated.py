@@ -245,6 +245,14 @@ def own_sources(sources: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
+def replace_once(root: Path, header: str, old: str, new: str) -> None:
+    """In one of the sources."""
+    path = root / "csrc" / "cuda" / f"{header}.cuh"
+    text = path.read_text()
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new))
+
+
 @pytest.fixture
 def resize(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Gives the constants above other values, for one test."""
@@ -379,10 +387,7 @@ NOT_FILLED = ("ptx/cp_async", "std::memset(to, 0, bytes)", "0")
 def test_the_emulator_finds_a_wrong_access(
     name: str, header: str, line: str, other: str, own_sources: Path
 ) -> None:
-    path = own_sources / "csrc" / "cuda" / f"{header}.cuh"
-    text = path.read_text()
-    assert line in text
-    path.write_text(text.replace(line, other))
+    replace_once(own_sources, header, line, other)
     with pytest.raises(AssertionError):
         check(Variant.parse(name), own_sources)
 
@@ -416,11 +421,8 @@ def test_rounds_of_whole_sets_of_neighbours(
     resize: Callable[..., None],
 ) -> None:
     """Where panels of a group change places after two rounds of CTAs, of six."""
-    path = own_sources / "csrc" / "cuda" / "kernels" / "spmm_stages.cuh"
-    text = path.read_text()
-    assert text.count("group(args), two_columns(args)") == 1
     order = f"{panels}, {str(two_columns).lower()}"
-    path.write_text(text.replace("group(args), two_columns(args)", order))
+    replace_once(own_sources, "kernels/spmm_stages", "group(args), two_columns(args)", order)
     resize(ROWS=rows, COLS=72, EXTENT=152, BATCH=batch)
     monkeypatch.setattr(Kernel.__call__, "__defaults__", (ctas,))
     check(Variant.parse(f"dsd.wgmma.sm90a.bf16.b{block}x{block}.lnn.t128x64x64"), own_sources)
