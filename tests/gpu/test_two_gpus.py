@@ -107,7 +107,9 @@ def test_a_captured_step() -> None:
     expected = js.linear(x, a, bias, "gelu")
     with torch.cuda.device(1):
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # torch captures on one stream of its own in the whole process, on the GPU that was current
+        # when it was made: later captures on another GPU would end on this one.
+        with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
             y = js.linear(x, a, bias, "gelu")
         y.zero_()
         graph.replay()

@@ -42,16 +42,16 @@ class Spmm : public StripProduct {
   // Block rows that are written together: where the contiguous axis of C goes across them, as many as fill a
   // cache line, which can then be written past the caches.
   static constexpr int kGroup = OUT_TRANSPOSED ? max(1, kLine / (kRows * int(sizeof(T)))) : 1;
-  // Strips are as wide as leaves their panels in the L2 cache. The blocks of a row pass through it once
-  // a strip, and are in it, if not in L1, for all but the strip's first columns. Transposed outputs of wide strips
-  // take 1.02 to 1.08 times as long.
-  static constexpr int64 kWidestTiles = OUT_TRANSPOSED ? 2 : 4;
   // Values that are not multiplied as they are stored are packed for every tile. Pairs, whose halves lie a
   // row apart, are packed once for all tiles of a strip, if these are several and a block row of them is no
   // larger than the L2 cache: that takes 0.78 to 0.86 of the time. (Conversions, done so, took 0.92 to 1.1.)
   static constexpr bool kAsStored = sizeof(T) == sizeof(A) || (kTogether<T> == 2 && !FLIPPED);
   static constexpr bool kPackRows = kTogether<T> == 2 && FLIPPED;
   static constexpr int64 kSeveralTiles = 3;
+  // Strips are as wide as leaves their panels in the L2 cache. The blocks of a row pass through it once
+  // a strip, and are in it, if not in L1, for all but the strip's first columns. Transposed outputs of wide strips
+  // take 1.02 to 1.08 times as long, which several tiles that share packed rows are worth.
+  static constexpr int64 kWidestTiles = OUT_TRANSPOSED && !kPackRows ? 2 : 4;
   // Of a flipped block a register tile takes a part of every cache line. So that the rest of the line is still in the
   // L1 cache when the next tile wants it, all tiles of a block row are through with so many bytes of panels before
   // any goes on. (Blocks of 16 and more take 0.90 to 0.98 of the time; those that are not flipped 0.99 to 1.03.)
