@@ -335,6 +335,31 @@ def test_a_layer_made_in_inference_mode_moves_where_it_can(density: float) -> No
     assert layer.pattern == wanted
 
 
+@pytest.mark.parametrize("through", ["set_pattern", "load_state_dict"])
+@pytest.mark.parametrize("input_too", [False, True])
+def test_a_backward_pass_of_before_does_not_reach_other_blocks(
+    input_too: bool, through: str
+) -> None:
+    """Whose gradient torch would keep, whatever its shape."""
+    layer = js.nn.BlockSparseLinear(64, 96, 16, density=0.5)
+    optimizer = torch.optim.SGD(layer.parameters(), 0.1, momentum=0.9, fused=True)
+    x = torch.randn(8, 64, requires_grad=input_too)
+    train(layer, optimizer, [x])
+    loss = layer(x).square().mean()
+    if through == "set_pattern":
+        layer.set_pattern(js.Pattern.random((96, 64), 16, 0.75), optimizer)
+    else:
+        layer.load_state_dict(js.nn.BlockSparseLinear(64, 96, 16, density=0.75).state_dict())
+        optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+    # The gradient of the input needs the values, which torch knows to be others.
+    said = "modified by an inplace" if input_too else "made before the layer's number of blocks"
+    with pytest.raises((js.ArgumentError, RuntimeError), match=said):
+        loss.backward()
+    assert layer.values.grad is None
+    train(layer, optimizer, [x])
+    assert layer.values.grad.shape == layer.values.shape
+
+
 def test_autocast_leaves_them_alone() -> None:
     a = js.random((64, 64), 16, 0.5, dtype=torch.float16)
     pattern = js.Pattern.random((64, 64), 16, 0.5)

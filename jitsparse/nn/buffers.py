@@ -61,7 +61,9 @@ class PatternBuffers(nn.Module):
                 state of an optimizer that is not named stays as it is, of other blocks.
 
         Call it after a step and before the next forward pass: a backward pass of an earlier one
-        has gradients for the blocks of that time. What else knows the blocks has to follow:
+        has gradients for the blocks of that time, and raises where their number has changed.
+
+        What else knows the blocks has to follow:
 
         - a moving average of the model: move that too, before it is updated;
         - a CUDA graph that was captured: capture it anew;
@@ -332,6 +334,7 @@ class PatternBuffers(nn.Module):
         # Autograd begins anew where the dtype changes, and not where the shape does.
         another = torch.float32 if values.dtype is torch.float64 else torch.float64
         with torch.inference_mode(False):  # whose tensors could not be trained
+            _refuse_earlier_gradients(values)
             for data in (values.new_empty(0, dtype=another), values.new_empty(shape)):
                 values.data = data
         values.grad = None
@@ -342,6 +345,23 @@ class PatternBuffers(nn.Module):
             self._emptied = _marks(self.crow_indices, self.col_indices)
         # After a copy or a load the buffers are new tensors, maybe on another device.
         self._follow_buffers()
+
+
+def _refuse_earlier_gradients(values: nn.Parameter) -> None:
+    """Have the backward pass of any graph that is still alive raise where it would accumulate into
+    values that are about to change their shape: torch keeps a gradient of the old shape there
+    without a look, and fused optimizers read past its end. Later graphs accumulate at a node of
+    their own."""
+
+    def refuse(grads: tuple[Tensor, ...]) -> None:
+        raise ArgumentError(
+            "the backward pass of a graph that was made before the layer's number of blocks "
+            f"changed: it has a gradient of shape {tuple(grads[0].shape)} for values of shape "
+            f"{tuple(values.shape)}; run it before set_pattern or load_state_dict"
+        )
+
+    if values.requires_grad and not values.is_inference():
+        torch.autograd.graph.get_gradient_edge(values).node.register_prehook(refuse)
 
 
 def _are_of(facts: dict[str, Any], crow: Any, col: Any) -> bool:
