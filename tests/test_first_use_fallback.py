@@ -6,6 +6,7 @@ The compiler is a script that waits for a file, so no outcome depends on how fas
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -297,6 +298,45 @@ def test_blocks_of_threads_may_end_in_any_order() -> None:
             block.enter_context(js.first_use("fallback"))
         assert config.get().first_use == "fallback"
     assert config.get().first_use == "wait"
+
+
+def test_the_end_of_a_block_does_not_depend_on_who_holds_what() -> None:
+    """What was set inside ends with it, whether or not its value is kept; a block that is never
+    left, in a generator that nothing refers to, ends when that is collected."""
+    usual = config.get()
+    with js.first_use("wait"):
+        kept = js.first_use("fallback")
+        assert config.get().first_use == "fallback"
+    assert config.get() == usual
+    for _ in range(2):  # one after the other, and one in the other
+        with kept, kept:
+            assert config.get().first_use == "fallback"
+        assert config.get() == usual
+
+    def suspended(cycle: list[object]) -> Iterator[None]:
+        with js.first_use("fallback"):
+            yield
+
+    cycle: list[object] = []
+    generator = suspended(cycle)
+    cycle.append(generator)
+    next(generator)
+    assert config.get().first_use == "fallback"
+    del generator, cycle
+    gc.collect()
+    assert config.get() == usual
+
+
+def test_setting_it_again_and_again_keeps_nothing() -> None:
+    with config.override(first_use="wait"):
+        layers = len(config._layers)
+        for answer in ("fallback", "wait") * 5:
+            kept = js.first_use(answer)
+        assert config.get().first_use == "wait"
+        assert len(config._layers) <= layers + 3
+        with kept:
+            assert config.get().first_use == "wait"
+        assert config.get().first_use == "fallback"
 
 
 def test_without_a_compiler_it_is_as_if_it_waited(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""The settings in force: the environment's, read once, and what replaces them.
+"""The settings in force: the environment's, read once, over them what was set without a block, and
+over that what ``with`` blocks set.
 
 Values are parsed at the first :func:`get` and kept. :func:`reload` reads the environment again and
 :func:`override` replaces values for the length of a ``with`` block. Each change moves
@@ -9,9 +10,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 from weakref import ref
 
@@ -22,7 +23,14 @@ __all__ = ["bump", "first_use", "generation", "get", "override", "reload", "use"
 generation = 0
 """Moves on at every change of configuration or pin. Read it as ``config.generation``."""
 
+_environment: Config | None = None
+"""What the environment says, once it was read."""
+
+_layers: list[_Layer] = []
+"""What replaces it, each layer over those before."""
+
 _current: Config | None = None
+"""All of it together."""
 
 lock = threading.RLock()
 """Held while what is in force is read and replaced: threads may begin and end blocks at once."""
@@ -36,20 +44,48 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+@dataclass(eq=False)
+class _Layer:
+    """Values that are set by a ``with`` block, or without one."""
+
+    values: dict[str, Any]
+    setter: ref[_FirstUse] | None = None  # without: what may still become a block
+
+
 def get() -> Config:
     """The configuration in force."""
-    global _current
-    if _current is None:
-        _current = Config.from_environment(os.environ)
-    return _current
+    return _current or _first()
+
+
+def _first() -> Config:
+    global _environment, _current
+    with lock:
+        if _current is None:
+            _current = _environment = Config.from_environment(os.environ)
+        return _current
 
 
 def reload() -> Config:
-    """Read the environment again, for a process that changed it after importing jitsparse."""
+    """Read the environment again, for a process that changed it after importing jitsparse. What
+    was set without a block is the environment's again; blocks go on."""
+    global _environment
     settings = Config.from_environment(os.environ)
     with lock:
-        _put_in_force(settings)
-    return settings
+        _environment = settings
+        _layers[:] = [each for each in _layers if each.setter is None]
+        return _renew()
+
+
+def _renew() -> Config:
+    """Put together what is in force, after a change. The lock is held."""
+    global _current
+    values: dict[str, Any] = {}
+    for layer in _layers:
+        values.update(layer.values)
+    settings = _environment or get()
+    _current = replace(settings, **values) if values else settings
+    bump()
+    return _current
 
 
 def bump() -> None:
@@ -74,22 +110,42 @@ def override(**changes: Any) -> Iterator[Config]:
     Raises:
         ConfigError: an unknown name or an illegal value.
     """
-    coerced = {name: coerce(name, value) for name, value in changes.items()}
-    with _Change(coerced):
-        yield get()
+    with _block({name: coerce(name, value) for name, value in changes.items()}) as settings:
+        yield settings
 
 
 @contextmanager
 def use(settings: Config) -> Iterator[Config]:
     """Have a configuration in force inside a ``with`` block, whatever the environment says."""
+    with _block({each.name: getattr(settings, each.name) for each in fields(settings)}):
+        yield settings
+
+
+@contextmanager
+def _block(values: dict[str, Any]) -> Iterator[Config]:
+    get()
+    layer = _Layer(values)
     with lock:
-        before = _current
-        _put_in_force(settings)
+        _layers.append(layer)
+        settings = _renew()
     try:
         yield settings
     finally:
         with lock:
-            _put_in_force(before)
+            _end(layer)
+
+
+def _end(block: _Layer) -> None:
+    """Take away a block's layer, and what was set of its values inside of it. Blocks of several
+    threads may end in any order."""
+    place = _layers.index(block)
+    inside = [
+        each
+        for each in _layers[place + 1 :]
+        if each.setter is None or not each.values.keys() <= block.values.keys()
+    ]
+    _layers[place:] = inside
+    _renew()
 
 
 def first_use(answer: str) -> AbstractContextManager[None]:
@@ -118,40 +174,40 @@ def first_use(answer: str) -> AbstractContextManager[None]:
         >>> with js.first_use("fallback"):
         ...     y = js.random((64, 64), 32, 0.5) @ torch.ones(64, 8)
     """
-    return _Change({"first_use": choice("first_use", answer, FIRST_USES)})
+    return _FirstUse(choice("first_use", answer, FIRST_USES))
 
 
-class _Change(AbstractContextManager[None]):
-    """Of some values, made at once. The end of its block undoes it, of its own values alone; one
-    that a later block has changed too is left to that block."""
+class _FirstUse(AbstractContextManager[None]):
+    """What :func:`first_use` sets: at once, and of a block if one is entered with it."""
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
+    def __init__(self, answer: str) -> None:
+        get()
+        self._layer = _Layer({"first_use": answer}, ref(self))
+        self._blocks: list[AbstractContextManager[Config]] = []
         with lock:
-            self.before = get()
-            self.former = {name: getattr(self.before, name) for name in values}
-            _put_in_force(replace(self.before, **values))
-            # Weak, since one that is no block's never ends.
-            _changes[:] = [each for each in _changes if each() is not None] + [ref(self)]
+            _forget_what_was_set_before()
+            _layers.append(self._layer)
+            _renew()
 
-    def __exit__(self, *_: object) -> None:
+    def __enter__(self) -> None:
         with lock:
-            changes = [each for each in (reference() for reference in _changes) if each]
-            place = changes.index(self)
-            later = changes[place + 1 :]
-            _changes[:] = [ref(each) for each in (*changes[:place], *later)]
-            restored: dict[str, Any] = {}
-            for name, value in self.former.items():
-                heir = next((each for each in later if name in each.former), None)
-                (restored if heir is None else heir.former)[name] = value
-            settings = replace(get(), **restored)
-            _put_in_force(self.before if settings == self.before else settings)
+            if self._layer in _layers:
+                _layers.remove(self._layer)
+            self._blocks.append(_block(self._layer.values))
+            self._blocks[-1].__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        self._blocks.pop().__exit__(*raised)
 
 
-_changes: list[ref[_Change]] = []
-"""Those that may have an end, in their order; blocks of several threads may end in any order."""
-
-
-def _put_in_force(settings: Config | None) -> None:
-    global _current
-    _current = settings
-    bump()
+def _forget_what_was_set_before() -> None:
+    """Of layers that no block will be entered with any more the last one hides the others."""
+    hidden = False
+    for n in reversed(range(len(_layers))):
+        setter = _layers[n].setter
+        if setter is None:
+            break  # at the end of that block those before it count
+        if setter() is None:
+            if hidden:
+                del _layers[n]
+            hidden = True

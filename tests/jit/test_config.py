@@ -192,7 +192,9 @@ def test_override_takes_what_an_environment_would_hold() -> None:
 
 
 def test_reload_reads_the_environment_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "_current", config.get())
+    config.get()
+    for name in ("_environment", "_current"):
+        monkeypatch.setattr(config, name, getattr(config, name))
     generation = config.generation
     monkeypatch.setenv("JITSPARSE_LOG", "debug")
     assert config.get().log != "debug"
