@@ -211,7 +211,8 @@ class BackgroundWarmup:
         return outcomes
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self.outcomes())} of {len(self.variants)} kernels done)"
+        done = sum(future.done() for future in self._builds().values())
+        return f"{type(self).__name__}({done} of {len(self.variants)} kernels done)"
 
     def _begin(self, on_outcome: Callable[[Outcome], None] | None) -> None:
         from jitsparse.jit import background

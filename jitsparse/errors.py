@@ -7,6 +7,7 @@
     ├── ConfigError(ValueError)          an environment variable with an illegal value
     ├── UnsupportedProblem(NotImplementedError)   no kernel family covers this problem
     ├── ToolchainError(RuntimeError)     no usable compiler; says what was searched
+    │   └── CompilerNotFound             there is none for C++, or no ninja
     ├── CompileError(RuntimeError)       a template did not compile; carries the first error
     ├── CacheMiss(RuntimeError)          a kernel is not cached and must not be compiled here
     ├── UntrustedCache(RuntimeError)     a cache directory that other users can write to
@@ -24,6 +25,7 @@ __all__ = [
     "BundleError",
     "CacheMiss",
     "CompileError",
+    "CompilerNotFound",
     "ConfigError",
     "JitsparseError",
     "LaunchError",
@@ -62,6 +64,10 @@ class UnsupportedProblem(JitsparseError, NotImplementedError):
 
 class ToolchainError(JitsparseError, RuntimeError):
     """No usable compiler; the message names what was searched and what to install."""
+
+
+class CompilerNotFound(ToolchainError):
+    """There is no C++ compiler, or no ninja: calls on a CPU are answered by plain torch then."""
 
 
 class CompileError(JitsparseError, RuntimeError):

@@ -57,7 +57,7 @@ _library.define(
 )
 
 
-@functools.cache
+@functools.lru_cache(1024)  # patterns of all sizes come by where blocks move
 def _index_size(rows: int, cols: int, nnz: int, block: tuple[int, int], panels: bool) -> int:
     layout = IndexLayout(div_up(rows, block[0]), div_up(cols, block[1]), nnz, block, panels)
     return layout.size

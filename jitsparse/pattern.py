@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -327,8 +328,12 @@ class Pattern:
 
     @property
     def T(self) -> Pattern:
-        """The pattern of the transposed matrix, in its own row-major order. Made once."""
+        """The pattern of the transposed matrix, in its own row-major order. Made once; its own
+        ``T`` is this pattern, as long as that is held."""
         made: Pattern | None = self.__dict__.get("_transposed")
+        origin: ref[Pattern] | None = self.__dict__.get("_transposed_from")
+        if made is None and origin is not None:
+            made = origin()
         if made is None:
             host = self._host if is_readable(self.crow_indices) else None
             made = self.__dict__["_transposed"] = Pattern._trusted(
@@ -339,6 +344,7 @@ class Pattern:
                 transposed(self.traits),
                 None if host is None else indexing.transposed(host, self.grid[1]),
             )
+            made.__dict__["_transposed_from"] = ref(self)
         return made
 
     def to(self, device: torch.device | str) -> Pattern:

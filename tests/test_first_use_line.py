@@ -131,6 +131,21 @@ def test_silence(
     assert capsys.readouterr().err == ""
 
 
+def test_where_no_thread_can_start_nothing_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At the end of the interpreter, or at the limit of a container, a kernel is compiled all the
+    same."""
+
+    def refused(_: threading.Timer) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Timer, "start", refused)
+    with config.override(log="info"):
+        compile_slowly()
+    assert capsys.readouterr().err == ""
+
+
 def test_a_waiter_says_whom_it_waits_for(capsys: pytest.CaptureFixture[str]) -> None:
     with config.override(log="info"):
         with progress.waiting(VARIANT, "pid 7 on host", time.perf_counter() - 3):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import jitsparse as js
 from jitsparse.compilation import compile_variants
@@ -73,6 +75,26 @@ def test_a_template_that_does_not_compile_is_no_missing_compiler(
     a = js.random((40, 50), (8, 16), 0.5)
     with pytest.raises(js.CompileError, match=r"NoSuchType"):
         js.dsd(a, js.random((50, 8), 8, 1.0).to_dense())
+
+
+def test_a_build_that_finds_no_room_is_no_missing_compiler(
+    cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is raised, and tried again by the next call."""
+    from jitsparse.jit import cache
+    from jitsparse.kernels import dispatch
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(dispatch, "_kernels", {})
+    a, x = js.random((40, 50), (8, 16), 0.5), torch.randn(50, 8)
+    with monkeypatch.context() as disk:
+        disk.setattr(cache, "sync", full)
+        with pytest.raises(js.ToolchainError, match="Make room"):
+            js.dsd(a, x)
+    torch.testing.assert_close(js.dsd(a, x), a.to_dense() @ x)
+    assert len(list((cache_dir / "v1").glob("dsd.*"))) == 1
 
 
 def test_cuda_kernels_name_what_was_searched(tmp_path: Path) -> None:

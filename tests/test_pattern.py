@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import re
 import sys
+import weakref
 from typing import Any
 
 import numpy as np
@@ -362,7 +364,7 @@ def test_sets_are_of_one_matrix() -> None:
 def test_the_transposed_pattern_is_made_once() -> None:
     pattern = example()
     assert pattern.T is pattern.T
-    assert pattern.T.T == pattern
+    assert pattern.T.T is pattern
     assert copy.copy(pattern) is pattern
     assert pickle.loads(pickle.dumps(pattern)) == pattern
 
@@ -377,3 +379,19 @@ def test_row_indices_are_a_copy() -> None:
 def test_moves_by_name() -> None:
     assert example().cpu() == example()
     assert example().to("meta").device.type == "meta"
+
+
+def test_transposing_on_and_on_keeps_two_patterns_at_most() -> None:
+    turned = pattern = example()
+    made = []
+    for _ in range(4):
+        turned = turned.T
+        made.append(weakref.ref(turned))
+    assert len({id(each()) for each in made}) == 2
+    del pattern  # whose transposed one goes on alone
+    turned = turned.T
+    for _ in range(4):
+        turned = turned.T
+        made.append(weakref.ref(turned))
+    gc.collect()
+    assert len({id(each()) for each in made if each() is not None}) <= 2

@@ -110,6 +110,22 @@ def test_what_listens_may_fail(held: toykernel.Held, layer: js.nn.BlockSparseLin
     assert "1 of 1 kernels done" in repr(warming)
 
 
+def test_a_job_that_was_cancelled_stops_no_other() -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def hold() -> bool:
+        begun.set()
+        return go.wait(60)
+
+    first = background.submit(hold, 1)
+    begun.wait()
+    cancelled, last = (background.submit(lambda: True, 1) for _ in range(2))
+    assert cancelled.cancel()
+    go.set()
+    assert last.result(timeout=60)
+    assert first.result()
+
+
 def test_nothing_may_be_compiled(held: toykernel.Held, layer: js.nn.BlockSparseLinear) -> None:
     with config.override(jit="off"):
         warming = js.warmup(layer, (8, 64), **FORWARD)

@@ -6,16 +6,33 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jitsparse.errors import JitsparseError
 
-__all__ = ["answer", "run", "start"]
+__all__ = ["Process", "answer", "run", "start"]
 
 
-def start(arguments: Sequence[str], cache: str | Path, **environment: str) -> subprocess.Popen[str]:
+class Process(subprocess.Popen[str]):
+    """One whose errors go to a file: nobody reads them while it runs, and a full pipe would stop
+    it."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.said = tempfile.TemporaryFile("w+", errors="replace")
+        super().__init__(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.said,
+            text=True,
+            env=environment,
+        )
+
+
+def start(arguments: Sequence[str], cache: str | Path, **environment: str) -> Process:
     """Start Python with arguments of its own and a cache of its own.
 
     ``JITSPARSE_*`` settings of this process are not what is measured, and do not reach it.
@@ -25,30 +42,21 @@ def start(arguments: Sequence[str], cache: str | Path, **environment: str) -> su
     inherited.pop("PYTHONDONTWRITEBYTECODE", None)
     package = str(Path(__file__).parents[2])
     paths = os.pathsep.join(filter(None, [package, inherited.get("PYTHONPATH")]))
-    return subprocess.Popen(
-        [sys.executable, *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={
-            **inherited,
-            "PYTHONPATH": paths,
-            "JITSPARSE_CACHE_DIR": str(cache),
-            **environment,
-        },
-    )
+    own = {"PYTHONPATH": paths, "JITSPARSE_CACHE_DIR": str(cache), **environment}
+    return Process([sys.executable, *arguments], {**inherited, **own})
 
 
-def answer(process: subprocess.Popen[str]) -> Any:
+def answer(process: Process) -> Any:
     """What a process prints last, as JSON, when it has ended.
 
     Raises:
         JitsparseError: it failed; with what it said.
     """
-    out, err = process.communicate()
-    if process.returncode:
-        raise JitsparseError(f"a process that was to be measured failed:\n{err}")
+    out, _ = process.communicate()
+    with process.said as file:
+        if process.returncode:
+            file.seek(0)
+            raise JitsparseError(f"a process that was to be measured failed:\n{file.read()}")
     return json.loads(out.splitlines()[-1])
 
 

@@ -115,11 +115,11 @@ def _enter(job: Callable[[tuple[int, int]], T], jobs: int) -> Future[T]:
     future: Future[T] = Future()
     if not _builds.threads:
         _builds.asked = _builds.begun = 0
-    _builds.asked += 1
     if len(_builds.threads) < jobs:
         thread = threading.Thread(target=_work, name="jitsparse-build", daemon=True)
         thread.start()
         _builds.threads.add(thread)
+    _builds.asked += 1
     _builds.waiting.append((future, job))
     return future
 
@@ -136,6 +136,8 @@ def _work() -> None:
             future, job = _builds.waiting.popleft()
             _builds.begun += 1
             position = _builds.begun, _builds.asked
+        if not future.set_running_or_notify_cancel():
+            continue
         try:
             answer = job(position)
         except BaseException as error:  # whatever it is, a call is to raise it
@@ -153,7 +155,8 @@ def _interrupt() -> None:
     """End the builds of a program that ends, and the waiting for those that have not begun."""
     with _builds.guard:
         for future, _ in _builds.waiting:
-            future.set_exception(_ended())
+            if future.set_running_or_notify_cancel():
+                future.set_exception(_ended())
         _builds.waiting.clear()
         threads = list(_builds.threads)
     interrupted = [thread for thread in threads if build.interrupt(thread)]

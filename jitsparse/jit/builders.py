@@ -100,16 +100,18 @@ def _read_holder(path: Path) -> str:
 
 
 def owner() -> str:
-    """Host, pid namespace and pid of this builder: elsewhere a pid alone means nothing."""
+    """Host, boot, pid namespace and pid of this builder: elsewhere a pid alone means nothing."""
     return f"{_place()}.{os.getpid()}"
 
 
 def _place() -> str:
     try:
         namespace = os.stat("/proc/self/ns/pid").st_ino
+        # Hosts of one name have their first namespace under one number, on every Linux.
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
-        namespace = 0
-    return f"{socket.gethostname().replace('.', '_')}-{namespace}"
+        namespace, boot = 0, ""
+    return f"{socket.gethostname().replace('.', '_')}-{boot[:8]}-{namespace}"
 
 
 def abandoned(path: Path, now: float) -> bool:

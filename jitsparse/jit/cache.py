@@ -350,11 +350,10 @@ def current() -> Cache:
     """
     settings = config.get()
     identity = _identity(settings)
-    if identity not in _caches:
-        _caches[identity] = Cache(
-            settings.cache_dir, settings.cache_path, trusted=settings.trust_cache
-        )
-    cache = _caches[identity]
+    cache = _caches.get(identity)
+    if cache is None:
+        made = Cache(settings.cache_dir, settings.cache_path, trusted=settings.trust_cache)
+        cache = _caches.setdefault(identity, made)  # another thread's, if it was quicker
     cache.check()
     return cache
 

@@ -231,6 +231,15 @@ def parse_arch(text: str, name: str = "JITSPARSE_ARCH") -> tuple[str, ...]:
     return tuple(dict.fromkeys(targets))
 
 
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "pin": (str,),
+    "rank": (int,),
+    "max_jobs": (int, type(None)),
+    "cache_max_size": (int, type(None)),
+}
+"""What a setting may be that is given as :class:`Config` has it."""
+
+
 def coerce(name: str, value: Any) -> Any:
     """The value of a setting, given as an environment would spell it or as :class:`Config` has it.
 
@@ -260,6 +269,11 @@ def coerce(name: str, value: Any) -> Any:
         return tuple(_absolute(part) for part in parts if part)
     if name == "max_jobs" and isinstance(value, str):
         return _count("max_jobs", value)
+    if name == "cache_max_size" and value == 0:
+        return None  # no limit, as in the environment
+    wanted = _KINDS.get(name)
+    if wanted and not (isinstance(value, wanted) and (not isinstance(value, int) or value >= 0)):
+        raise ConfigError(f"{name}={value!r} is none that the setting can have.")
     return value
 
 

@@ -106,10 +106,25 @@ class _Shared:
         self.users = 0
         self.before: dict[str, str | None] = {}
 
+    def restore(self) -> None:
+        for name, before in self.before.items():
+            if before is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = before
+        self.before.clear()
+
 
 _shared = _Shared()
-# A child of a fork has none of the threads that were building.
-os.register_at_fork(after_in_child=_shared.reset)
+
+
+def _after_fork() -> None:
+    """The child has none of the threads that were building, and would restore nothing."""
+    _shared.restore()
+    _shared.reset()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 @contextlib.contextmanager
@@ -131,12 +146,7 @@ def _environment(tools: toolchain.Toolchain) -> Iterator[None]:
         with _shared.guard:
             _shared.users -= 1
             if _shared.users == 0:
-                for name, before in _shared.before.items():
-                    if before is None:
-                        os.environ.pop(name, None)
-                    else:
-                        os.environ[name] = before
-                _shared.before.clear()
+                _shared.restore()
 
 
 def _missing(tools: toolchain.Toolchain) -> dict[str, str]:
@@ -153,6 +163,9 @@ def _missing(tools: toolchain.Toolchain) -> dict[str, str]:
     )
     if not locale.startswith(("C", "POSIX", "en")):
         changes["LC_ALL"] = "C.UTF-8"
+    language = os.environ.get("LANGUAGE")
+    if language and not language.startswith(("C", "en")):
+        changes["LANGUAGE"] = "en"
     return changes
 
 

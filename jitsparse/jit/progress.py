@@ -134,7 +134,8 @@ def _announced(
     timer = threading.Timer(patience, announcement.open)
     timer.daemon = True
     if patience > 0:
-        timer.start()
+        with contextlib.suppress(RuntimeError):  # no thread: the interpreter ends, or a limit
+            timer.start()
     else:
         announcement.open()
     try:

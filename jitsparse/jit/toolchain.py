@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from jitsparse.errors import ToolchainError
+from jitsparse.errors import CompilerNotFound, ToolchainError
 from jitsparse.jit import config, files, forks
 
 __all__ = ["Compiler", "Memo", "Toolchain", "find", "ninja_directory"]
@@ -117,7 +117,8 @@ class Compiler:
             answer = forks.programs().run(
                 [str(self.path), "--version"],
                 capture_output=True,
-                text=True,
+                encoding="utf-8",
+                errors="replace",  # clang names directories, whatever bytes these have
                 check=True,
                 timeout=60,
                 env={**os.environ, "LC_ALL": "C"},
@@ -193,7 +194,7 @@ def ninja_directory() -> Path | None:
     and torch looks for ninja nowhere else.
 
     Raises:
-        ToolchainError: there is no ninja.
+        CompilerNotFound: there is no ninja.
     """
     if shutil.which("ninja"):
         return None
@@ -210,7 +211,7 @@ def ninja_directory() -> Path | None:
         if shutil.which("ninja", path=str(directory)):
             return directory
         searched.append(str(directory))
-    raise ToolchainError(
+    raise CompilerNotFound(
         f"ninja is needed to compile kernels and was not found. Searched: {'; '.join(searched)}. "
         "Install it with: pip install ninja"
     )
@@ -225,7 +226,7 @@ def _find_cxx() -> Compiler:
         if path:
             return Compiler(Path(os.path.abspath(path)))
     origin = "CXX" if asked else "PATH"
-    raise ToolchainError(
+    raise CompilerNotFound(
         f"no C++ compiler was found. Searched for {', '.join(names)} ({origin}) in "
         f"PATH={os.environ.get('PATH', '')}. Install one (Debian, Ubuntu: apt install g++; conda: "
         "conda install -c conda-forge gxx) or set CXX to the name or path of one program."

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from jitsparse.errors import CacheMiss, ToolchainError
+from jitsparse.errors import CacheMiss, CompilerNotFound
 from jitsparse.jit import config, progress
 from jitsparse.kernels import registry
 from jitsparse.kernels.float32 import float32_arithmetic
@@ -55,7 +55,7 @@ def select(key: Key) -> Any:
         )
     try:
         kernel = _load(choice.candidate.template, variant, command)
-    except ToolchainError as error:
+    except CompilerNotFound as error:
         if problem.device != "cpu":
             raise
         _warn_once(str(error))

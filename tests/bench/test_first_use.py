@@ -79,6 +79,16 @@ def test_a_process_that_fails_is_an_error(tmp_path: Path) -> None:
         fresh.run(["-c", "raise SystemExit('no such thing')"], tmp_path)
 
 
+def test_a_process_that_says_much_is_not_held_up(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.stderr.write('w' * 10**6); print('ready', flush=True); input(); print(1)"
+    )
+    process = fresh.start(["-c", code], tmp_path)
+    assert process.stdout.readline() == "ready\n"
+    process.stdin.write("\n")
+    assert fresh.answer(process) == 1
+
+
 def test_settings_of_this_process_do_not_reach_what_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,13 +119,16 @@ def test_the_compiler_speaks_english(
     """By whose words the first error is found."""
     for name in ("LANG", "LC_MESSAGES", "LC_ALL"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("LANGUAGE", "de:en")
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    cxx, _ = toykernel.compiler(tmp_path / "cxx", before=f'echo "$LC_ALL" > "{tmp_path}/locale"')
+    seen = f'echo "$LC_ALL $LANGUAGE" > "{tmp_path}/locale"'
+    cxx, _ = toykernel.compiler(tmp_path / "cxx", before=seen)
     with config.override(cxx=str(cxx)):
         compile_only(template, toykernel.variant())
-    assert (tmp_path / "locale").read_text().strip() == asked
+    assert (tmp_path / "locale").read_text() == f"{asked} en\n"
     assert os.environ.get("LC_ALL") == variables.get("LC_ALL")
+    assert os.environ["LANGUAGE"] == "de:en"
 
 
 def test_the_environment_stays_until_the_last_of_overlapping_builds_is_done(
@@ -153,6 +156,19 @@ def test_the_environment_stays_until_the_last_of_overlapping_builds_is_done(
     second.__exit__(None, None, None)
     assert os.environ["PATH"] == "/bin"
     assert len(looking) == 2
+
+
+def test_a_child_forked_during_a_build_has_the_environment_of_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", "/bin")
+    monkeypatch.setattr(toolchain, "ninja_directory", lambda: "/ninja")
+    with extensions._environment(toolchain.Toolchain(toolchain.Compiler(Path("/bin/c++")))):
+        child = os.fork()
+        if child == 0:
+            os._exit(os.environ["PATH"] != "/bin")
+        assert os.environ["PATH"] == "/ninja:/bin"
+    assert os.waitpid(child, 0)[1] == 0
 
 
 class Unread(io.StringIO):

@@ -187,8 +187,45 @@ def test_override_takes_what_an_environment_would_hold() -> None:
         assert inside.trust_cache == (Path("/x"),)
         assert inside.cuda_home == (Path("/cuda"),)
         assert (inside.max_jobs, inside.record) == (4, None)
-    with pytest.raises(ConfigError, match="max_jobs='some'"), config.override(max_jobs="some"):
+        assert config.get().cache_path == inside.cache_path
+    with config.override(cache_max_size=0) as inside:  # as the environment says it
+        assert inside.cache_max_size is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"max_jobs": "some"}, {"max_jobs": -1}, {"rank": "x"}, {"pin": 5}, {"cache_max_size": 1.5}],
+)
+def test_override_refuses_what_a_setting_cannot_be(change: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(change))), config.override(**change):
         pass
+
+
+def test_who_reads_the_environment_first_replaces_nobodys_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of two threads, the other of which begins a block while it is read."""
+    for name in ("_environment", "_current"):
+        monkeypatch.setattr(config, name, None)
+    parse, reading = Config.from_environment, threading.Event()
+    seen: list[bool] = []
+
+    def block() -> None:
+        reading.wait()
+        with config.override(jit="off"):
+            seen.append(config.get().jit)
+
+    def slowly(environment: Any) -> Config:
+        reading.set()
+        other.join(0.2)  # if it can go on, it does
+        return parse(environment)
+
+    other = threading.Thread(target=block)
+    other.start()
+    monkeypatch.setattr(Config, "from_environment", slowly)
+    config.get()
+    other.join()
+    assert seen == [False]
 
 
 def test_reload_reads_the_environment_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -187,6 +187,13 @@ def test_a_damaged_memo_is_ignored(tmp_path: Path) -> None:
     assert Compiler(compiler).version(Memo((file,))) == "(A) 1"
 
 
+def test_a_version_may_have_bytes_that_are_no_text(tmp_path: Path) -> None:
+    """clang says where it lies."""
+    clang = program(tmp_path / "clang", "printf 'clang 9\\nInstalled: /opt/\\377\\n'")
+    version = Compiler(clang).version(Memo((tmp_path / "v1" / "m.json",)))
+    assert version == "clang 9\nInstalled: /opt/\N{REPLACEMENT CHARACTER}"
+
+
 def test_a_compiler_that_does_not_run_is_named(tmp_path: Path) -> None:
     broken = program(tmp_path / "broken", "exit 3")
     with pytest.raises(ToolchainError, match=r"broken does not run"):
