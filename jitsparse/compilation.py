@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -76,10 +77,16 @@ def compile_variants(
     Raises:
         ArgumentError: ``jobs`` is negative.
     """
+    from jitsparse.jit import build
+
     everything = list(variants)
     workers = _workers(jobs)
     outcomes: dict[Variant, Outcome] = {}
-    with ThreadPoolExecutor(max_workers=max(1, min(workers, len(everything) or 1))) as pool:
+    threads: list[threading.Thread] = []
+    with ThreadPoolExecutor(
+        max_workers=max(1, min(workers, len(everything) or 1)),
+        initializer=lambda: threads.append(threading.current_thread()),
+    ) as pool:
         try:
             futures = [
                 pool.submit(
@@ -96,8 +103,10 @@ def compile_variants(
                 if on_outcome is not None:
                     on_outcome(outcome)
         except BaseException:
-            # Interrupted: what has not begun need not.
+            # Interrupted: what has not begun need not, and what runs is to end.
             pool.shutdown(wait=False, cancel_futures=True)
+            for thread in threads:
+                build.interrupt(thread)
             raise
     return [outcomes[variant] for variant in everything]
 

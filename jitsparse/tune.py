@@ -26,6 +26,10 @@ TIE = 1.01
 """A variant that is faster by less than this factor does not replace the families' own choice:
 repeated runs then write the same table."""
 
+DISTURBED = 2.0
+"""Timings whose median is so many times the least of them are those of a busy machine, and no
+ground to leave the families' choice."""
+
 HOPELESS = 4.0
 """A variant whose first calls take longer than the quickest one's by this factor is not timed any
 further: the slowest would otherwise use up the time of all."""
@@ -308,6 +312,16 @@ def _timed(
 def _winner(timings: Mapping[str, Timing], heuristic: str) -> str:
     """The fastest, unless the heuristic's choice is as fast but for noise."""
     best = min(timings, key=lambda name: timings[name].median)
-    if heuristic in timings and timings[best].times_faster_than(timings[heuristic]) < TIE:
+    if heuristic not in timings or best == heuristic:
+        return best
+    if timings[best].times_faster_than(timings[heuristic]) < TIE:
+        return heuristic
+    times = timings[best].median / min(timings[best].samples)
+    if times > DISTURBED:
+        progress.say(
+            "warning",
+            f"timings of {best} are disturbed, their median is {times:.1f} times the least, so "
+            f"{heuristic} stays: tune again on a quiet machine",
+        )
         return heuristic
     return best

@@ -95,6 +95,26 @@ def test_a_call_uses_the_winner(cache: Path, clock: dict[str, float]) -> None:
     assert js.explain("dsd", a, torch.randn(K, 8 * N)).source == "heuristic"
 
 
+def test_timings_of_a_busy_machine_move_nothing(
+    cache: Path,
+    clock: dict[str, float],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Whose clock reads the scheduler's ticks: one sample says what the kernel takes."""
+    other = explain().alternatives[0]
+
+    def disturbed(turns: dict[str, Any], device: Any, *, seconds: float) -> Any:
+        samples = {name: 9.0 if name == other else 10.0 for name in turns}
+        return {name: timing.Timing((4.0, *(each,) * 6)) for name, each in samples.items()}
+
+    monkeypatch.setattr(timing, "interleave", disturbed)
+    tuning = js.tune("dsd", *operands(), **QUICK)
+    assert tuning.winner == tuning.heuristic
+    said = capsys.readouterr().err
+    assert f"timings of {other} are disturbed, their median is 2.2 times the least" in said
+
+
 def test_explain_says_where_an_entry_is_and_what_was_measured(
     cache: Path, clock: dict[str, float]
 ) -> None:

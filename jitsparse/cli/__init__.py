@@ -1,15 +1,21 @@
 """The command line: ``jitsparse`` and ``python -m jitsparse``, one module a command.
 
 Data goes to stdout, progress and errors to stderr. Exit codes: 0 done, 1 failed, 2 asked for
-something that does not exist, 3 ``warmup --check`` found a kernel missing, 130 interrupted.
+something that does not exist, 3 ``warmup --check`` found a kernel missing, 130 interrupted, 143 by
+SIGTERM.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from types import FrameType
 
 import typer
 
@@ -64,9 +70,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A path may hold bytes that are no text, and is printed as the bytes that it is.
         sys.stdout.reconfigure(errors="surrogateescape")
+    warnings.formatwarning = lambda message, *_, **__: f"{message}\n"  # our own place says nothing
     try:
         try:
-            app(args=None if arguments is None else list(arguments), prog_name="jitsparse")
+            with _sigterm_interrupts():
+                app(args=None if arguments is None else list(arguments), prog_name="jitsparse")
         finally:
             sys.stdout.flush()
     except JitsparseError as error:
@@ -91,6 +99,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return 1
     return 0
+
+
+@contextlib.contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """A scheduler's signal ends compilers and clears up, as Ctrl-C does."""
+
+    def end(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield  # who has set another handler, or ignores it, knows why
+        return
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _drop_output() -> None:

@@ -96,8 +96,10 @@ def command(
             f"--suite {suite} measures no products: of the options that select or show them it "
             "takes none",
         )
-    if pivot and as_json:
-        raise typer.BadParameter("--json prints whole tables", param_hint="--pivot")
+    if as_json and (pivot or markdown):
+        raise typer.BadParameter(
+            "--json prints whole tables", param_hint="--pivot" if pivot else "--markdown"
+        )
     parts = split(section, one_of(SECTIONS), "--section") if suite == "first-use" else []
     sections = []
     if suite == "hopper":

@@ -58,6 +58,8 @@ def command(
             f"explain takes one target, got {', '.join(targets)}", param_hint="--arch"
         )
     where = _device(device, targets)
+    if gpu and where == "cpu":
+        raise typer.BadParameter("the product is for a CPU: say --arch 9.0a", param_hint="--gpu")
     problem = product_problem(op, where, dtype, block, layout, (m, n, k), density, aligned)
     explanation = explain(
         problem.rounded(), target=targets[0] if targets else None, gpu=gpu or None

@@ -143,7 +143,13 @@ def command(
         def done(outcome: Outcome) -> None:
             progress.update(task, advance=1, description=f"{outcome.status} {outcome.variant.name}")
 
-        outcomes = compile_variants(variants, jobs=workers, on_outcome=done)
+        try:
+            outcomes = compile_variants(variants, jobs=workers, on_outcome=done)
+        except (KeyboardInterrupt, SystemExit):
+            ready = int(progress.tasks[task].completed)
+            progress.stop()
+            stderr().print(f"interrupted: {ready} of {len(variants)} are in the cache")
+            raise
     if _print_outcomes(outcomes, time.perf_counter() - started, workers, as_json=as_json):
         raise typer.Exit(1)
 

@@ -140,6 +140,8 @@ def _work() -> None:
             continue
         try:
             answer = job(position)
+        except KeyboardInterrupt:  # of a call it would end the program
+            future.set_exception(_ended() if build.is_interrupted() else _stopped())
         except BaseException as error:  # whatever it is, a call is to raise it
             future.set_exception(_ended() if build.is_interrupted() else error)
         else:
@@ -148,6 +150,10 @@ def _work() -> None:
 
 def _ended() -> JitsparseError:
     return JitsparseError("the program ended before this was compiled")
+
+
+def _stopped() -> JitsparseError:
+    return JitsparseError("Ctrl-C has reached the compiler, too: call once more to compile this")
 
 
 @atexit.register

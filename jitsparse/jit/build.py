@@ -16,6 +16,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from weakref import WeakSet
 
 from jitsparse.errors import CompileError, ToolchainError
 from jitsparse.jit import extensions, files, forks, ninja, toolchain
@@ -172,7 +173,7 @@ def _check_names(template: Template, variant: Variant, staging: Path) -> None:
             )
 
 
-_interrupted: set[int | None] = set()
+_interrupted: WeakSet[threading.Thread] = WeakSet()
 """Threads whose builds are to end."""
 
 
@@ -183,7 +184,7 @@ def interrupt(thread: threading.Thread) -> bool:
         Whether it was waiting for a program, which has been told to end. Where the system does not
         say so, the program ends by itself, with nothing but a dead builder's staging to write to.
     """
-    _interrupted.add(thread.ident)
+    _interrupted.add(thread)
     try:
         children = Path(f"/proc/self/task/{thread.native_id}/children").read_text().split()
     except OSError:
@@ -197,7 +198,7 @@ def interrupt(thread: threading.Thread) -> bool:
 
 def is_interrupted() -> bool:
     """Whether what this thread builds has been told to end."""
-    return threading.get_ident() in _interrupted
+    return threading.current_thread() in _interrupted
 
 
 def _load(
@@ -240,7 +241,8 @@ def _load(
                 raise _nothing_built(variant, tools, error) from error
             said.append(f"not mapped here: {error}")
         except RuntimeError as error:
-            if is_interrupted():
+            # Ctrl-C on a terminal reaches ninja by itself, maybe before it reaches who waits here.
+            if is_interrupted() or "ninja: build stopped: interrupted by user" in str(error):
                 raise KeyboardInterrupt from None
             return "\n".join([*said, _compiler_output(str(error), staging)]), True
         finally:

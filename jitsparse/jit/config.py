@@ -30,7 +30,7 @@ _layers: list[_Layer] = []
 """What replaces it, each layer over those before."""
 
 _current: Config | None = None
-"""All of it together."""
+"""All of it together, once it was asked for."""
 
 lock = threading.RLock()
 """Held while what is in force is read and replaced: threads may begin and end blocks at once."""
@@ -53,15 +53,24 @@ class _Layer:
 
 
 def get() -> Config:
-    """The configuration in force."""
-    return _current or _first()
+    """The configuration in force.
+
+    Raises:
+        ConfigError: a variable of the environment has an illegal value.
+    """
+    return _current or _put_together()
 
 
-def _first() -> Config:
+def _put_together() -> Config:
     global _environment, _current
     with lock:
         if _current is None:
-            _current = _environment = Config.from_environment(os.environ)
+            values = {name: value for each in _layers for name, value in each.values.items()}
+            if len(values) == len(fields(Config)):  # whatever the environment says
+                _current = Config(**values)
+            else:
+                _environment = _environment or Config.from_environment(os.environ)
+                _current = replace(_environment, **values) if values else _environment
         return _current
 
 
@@ -73,19 +82,14 @@ def reload() -> Config:
     with lock:
         _environment = settings
         _layers[:] = [each for each in _layers if each.setter is None]
-        return _renew()
+        _changed()
+        return get()
 
 
-def _renew() -> Config:
-    """Put together what is in force, after a change. The lock is held."""
+def _changed() -> None:
     global _current
-    values: dict[str, Any] = {}
-    for layer in _layers:
-        values.update(layer.values)
-    settings = _environment or get()
-    _current = replace(settings, **values) if values else settings
+    _current = None
     bump()
-    return _current
 
 
 def bump() -> None:
@@ -110,8 +114,10 @@ def override(**changes: Any) -> Iterator[Config]:
     Raises:
         ConfigError: an unknown name or an illegal value.
     """
-    with _block({name: coerce(name, value) for name, value in changes.items()}) as settings:
-        yield settings
+    values = {name: coerce(name, value) for name, value in changes.items()}
+    get()
+    with _block(values):
+        yield get()
 
 
 @contextmanager
@@ -122,14 +128,13 @@ def use(settings: Config) -> Iterator[Config]:
 
 
 @contextmanager
-def _block(values: dict[str, Any]) -> Iterator[Config]:
-    get()
+def _block(values: dict[str, Any]) -> Iterator[None]:
     layer = _Layer(values)
     with lock:
         _layers.append(layer)
-        settings = _renew()
+        _changed()
     try:
-        yield settings
+        yield
     finally:
         with lock:
             _end(layer)
@@ -145,7 +150,7 @@ def _end(block: _Layer) -> None:
         if each.setter is None or not each.values.keys() <= block.values.keys()
     ]
     _layers[place:] = inside
-    _renew()
+    _changed()
 
 
 def first_use(answer: str) -> AbstractContextManager[None]:
@@ -183,11 +188,11 @@ class _FirstUse(AbstractContextManager[None]):
     def __init__(self, answer: str) -> None:
         get()
         self._layer = _Layer({"first_use": answer}, ref(self))
-        self._blocks: list[AbstractContextManager[Config]] = []
+        self._blocks: list[AbstractContextManager[None]] = []
         with lock:
             _forget_what_was_set_before()
             _layers.append(self._layer)
-            _renew()
+            _changed()
 
     def __enter__(self) -> None:
         with lock:

@@ -76,10 +76,10 @@ def candidates(problem: Problem, target: str) -> list[Candidate]:
 
 def _amx(problem: Problem, target: str, height: int) -> Iterator[Candidate]:
     unknown = None
-    if target != "amx":
-        unknown = f"target {target}: needs AMX tiles for bfloat16"
-    elif problem.dtype != "bf16":
+    if problem.dtype != "bf16":
         unknown = f"dtype {problem.dtype}: AMX tiles multiply bf16"
+    elif target != "amx":
+        unknown = f"target {target}: needs AMX tiles for bfloat16"
     if problem.op == "dds":
         refused = unknown or _refusal_of_rows(problem, 16 * _AMX_ROW_TILE[1])
         yield _candidate(problem, "amx", "amx", _AMX_ROW_TILE, refused, knob="v")

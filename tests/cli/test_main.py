@@ -50,6 +50,8 @@ def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
         ["explain", "dsd", "--dtype", "f8"],
         ["explain", "dsd", "--block-size", "24"],
         ["explain", "dsd", "--arch", "avx2", "--device", "cuda"],
+        ["explain", "dsd", "--arch", "avx2", "--gpu", "H100"],
+        ["bench", "--json", "--markdown"],
         ["list", "--known", "--block-size", "24"],
         ["warmup", "--op", "dsd", "--from", "x.jsonl"],
         ["warmup", "--op", "ddd"],

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterable
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import toykernel
 import warmmodels
 
 from jitsparse.cli import main
@@ -392,3 +395,38 @@ def test_what_patterns_want_can_be_named(
     record = tmp_path / "record"
     record.write_text(json.dumps({"variant": name}) + "\n")
     assert recorded(record) == [registry.INDEX]
+
+
+@pytest.mark.parametrize(
+    ("number", "group", "code"), [(signal.SIGTERM, False, 143), (signal.SIGINT, True, 130)]
+)
+def test_it_ends_its_compilers_and_says_what_is_kept(
+    number: signal.Signals, group: bool, code: int, tmp_path: Path
+) -> None:
+    """A scheduler signals the process alone, a terminal its whole group. Neither is a failure."""
+    held, cache = toykernel.Held(tmp_path), tmp_path / "cache"
+    # A shell's background job inherits SIGINT ignored, and Python leaves it so.
+    program = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from jitsparse.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, "warmup", *FILTERS, "--jobs", "2"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "CXX": str(held.cxx), "JITSPARSE_CACHE_DIR": str(cache)},
+        start_new_session=True,
+    )
+    compilers = held.started()
+    if group:
+        os.killpg(child.pid, number)
+    else:
+        child.send_signal(number)
+    said = child.communicate(timeout=60)[1]
+    assert child.returncode == code, said
+    assert "interrupted: 0 of 4 are in the cache" in said
+    for pid in compilers:
+        state = Path(f"/proc/{pid}/stat")
+        assert not state.exists() or " Z " in state.read_text()
+    assert toykernel.staged(cache) == []
+    assert not list((cache / "v1" / "failed").glob("*"))
