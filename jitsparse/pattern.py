@@ -41,6 +41,7 @@ from jitsparse.drawing import draw
 from jitsparse.errors import PatternError
 from jitsparse.layout import IndexLayout, div_up
 from jitsparse.traits import attach_traits, measure, pack, profile_by, transposed
+from jitsparse.transforms import outside_of_transforms
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -335,17 +336,25 @@ class Pattern:
         if made is None and origin is not None:
             made = origin()
         if made is None:
-            host = self._host if is_readable(self.crow_indices) else None
-            made = self.__dict__["_transposed"] = Pattern._trusted(
-                (self.shape[1], self.shape[0]),
-                (self.block_size[1], self.block_size[0]),
-                self._part("ccol_indices").clone(),
-                self._part("row_indices_t").clone(),
-                transposed(self.traits),
-                None if host is None else indexing.transposed(host, self.grid[1]),
-            )
+            if torch.compiler.is_dynamo_compiling():
+                made = self._transpose()
+            else:
+                with outside_of_transforms(self.crow_indices, self.col_indices):
+                    made = self._transpose()
             made.__dict__["_transposed_from"] = ref(self)
+            self.__dict__["_transposed"] = made
         return made
+
+    def _transpose(self) -> Pattern:
+        host = self._host if is_readable(self.crow_indices) else None
+        return Pattern._trusted(
+            (self.shape[1], self.shape[0]),
+            (self.block_size[1], self.block_size[0]),
+            self._part("ccol_indices").clone(),
+            self._part("row_indices_t").clone(),
+            transposed(self.traits),
+            None if host is None else indexing.transposed(host, self.grid[1]),
+        )
 
     def to(self, device: torch.device | str) -> Pattern:
         """This pattern on ``device``; itself if it is there already."""

@@ -26,6 +26,7 @@ from jitsparse.errors import ArgumentError
 from jitsparse.layout import div_up
 from jitsparse.nn.moving import moves_of, require_trained
 from jitsparse.pattern import Pattern
+from jitsparse.transforms import outside_of_transforms
 
 __all__ = ["PatternBuffers"]
 
@@ -98,12 +99,10 @@ class PatternBuffers(nn.Module):
         require_like("set_pattern(pattern)", pattern, old.shape, old.block_size, old.device)
         plain = type(values) is nn.Parameter and values.shape == old.values_shape
         if not plain or values.device != old.device:
-            computed = "take off what computes them, such as pruning or weight_norm"
-            advice = computed if type(values) is Tensor else "move before the model is sharded"
             raise ArgumentError(
                 f"set_pattern moves values that are a Parameter of shape {old.values_shape} on "
                 f"{old.device}; these are a {type(values).__name__} of shape "
-                f"{tuple(values.shape)} on {values.device}: {advice}"
+                f"{tuple(values.shape)} on {values.device}: {_advice(values, 'move')}"
             )
         require_trained(values, optimizers)
         # A layer that was made in inference mode can be written there alone.
@@ -131,7 +130,8 @@ class PatternBuffers(nn.Module):
             if in_place and _may_write(getattr(self, name), wanted.dtype):
                 getattr(self, name).copy_(wanted)
             else:
-                self.register_buffer(name, wanted.clone())
+                with outside_of_transforms(wanted):
+                    self.register_buffer(name, wanted.clone())
         self._note(pattern, self.crow_indices, self.col_indices)
 
     def _note(self, pattern: Pattern, crow: Tensor, col: Tensor) -> None:
@@ -199,14 +199,15 @@ class PatternBuffers(nn.Module):
         # what is put in its place, as functional_call does, is written to.
         hollow = old.device.type == "meta" and self._emptied == _marks(crow, col)
         if (others or self._marks != _marks(crow, col)) and not hollow:
-            given = old.shape, old.block_size, crow.clone(), col.clone()
-            if is_readable(crow) and is_readable(col):
-                pattern = Pattern(*given)
-            else:  # a graph is made or captured, or they are fake
-                if crow.device.type == "cpu" and type(crow) is Tensor:
-                    check_indices(*given)
-                traits = old.traits if col.shape == old.col_indices.shape else 0
-                pattern = Pattern._trusted(*given, traits)
+            with outside_of_transforms(crow, col):
+                given = old.shape, old.block_size, crow.clone(), col.clone()
+                if is_readable(crow) and is_readable(col):
+                    pattern = Pattern(*given)
+                else:  # a graph is made or captured, or they are fake
+                    if crow.device.type == "cpu" and type(crow) is Tensor:
+                        check_indices(*given)
+                    traits = old.traits if col.shape == old.col_indices.shape else 0
+                    pattern = Pattern._trusted(*given, traits)
             self._note(pattern, crow, col)
 
     def _apply(self: _Self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Self:
@@ -299,9 +300,10 @@ class PatternBuffers(nn.Module):
         try:
             assign = local_metadata.get("assign_to_params_buffers", False)
             device = crow.device if assign else self.values.device
-            pattern = Pattern(
-                old.shape, old.block_size, crow.to(device).clone(), col.to(device).clone()
-            )
+            crow, col = _unwrapped(crow), _unwrapped(col)
+            with outside_of_transforms(crow, col):
+                there = crow.to(device).clone(), col.to(device).clone()
+                pattern = Pattern(old.shape, old.block_size, *there)
         except (ValueError, AttributeError, RuntimeError) as error:  # also of what is no tensor
             return f": {error}"
         wanted = pattern.values_shape
@@ -319,8 +321,8 @@ class PatternBuffers(nn.Module):
             if type(self.values) is not nn.Parameter:
                 return (
                     f" stores {wanted[0]} blocks and the layer {self.values.shape[0]}, and its "
-                    f"values are a {type(self.values).__name__} by now: load before the model is "
-                    "sharded"
+                    f"values are a {type(self.values).__name__} by now: "
+                    f"{_advice(self.values, 'load')}"
                 )
             self._resize_values(wanted)
         self._take_over(pattern)
@@ -343,8 +345,17 @@ class PatternBuffers(nn.Module):
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         if self._emptied is not None:
             self._emptied = _marks(self.crow_indices, self.col_indices)
-        # After a copy or a load the buffers are new tensors, maybe on another device.
+        # After a copy or a load the buffers are new tensors, maybe on another device, or inside of
+        # a transform.
+        self._seen = _unwrapped(self.crow_indices), _unwrapped(self.col_indices)
         self._follow_buffers()
+
+
+def _advice(values: Tensor, verb: str) -> str:
+    """How to do something before values are no plain Parameter any more."""
+    if type(values) is Tensor:
+        return "take off what computes them, such as pruning or weight_norm"
+    return f"{verb} before the model is sharded"
 
 
 def _refuse_earlier_gradients(values: nn.Parameter) -> None:

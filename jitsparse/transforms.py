@@ -1,0 +1,27 @@
+"""Computing beside what torch transforms at the moment."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.utils._python_dispatch import _disable_current_modes
+
+__all__ = ["outside_of_transforms"]
+
+
+@contextlib.contextmanager
+def outside_of_transforms(*indices: Tensor) -> Iterator[None]:
+    """Compute as if no mode and no transform were active, where the indices are of none of them.
+
+    What is made of them and kept would else be fakes, or tensors of a level that is gone when the
+    transform has ended. Dynamo does not trace this.
+    """
+    if any(type(each) is not Tensor or is_functorch_wrapped_tensor(each) for each in indices):
+        yield
+    else:
+        with _disable_current_modes(), temporarily_clear_interpreter_stack():
+            yield
