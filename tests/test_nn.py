@@ -760,3 +760,12 @@ def test_a_dtype_that_no_kernel_has_is_refused_when_a_layer_is_made(dtype: torch
     dense.weight = nn.Parameter(torch.zeros(64, 64).to(dtype), requires_grad=False)
     with pytest.raises(js.ArgumentError, match=f"got {dtype}"):
         js.nn.BlockSparseLinear.from_linear(dense, 16, density=0.5)
+
+
+def test_values_that_are_computed_have_no_room_for_other_blocks() -> None:
+    layer, other = (js.nn.BlockSparseLinear(64, 96, 16, density=d) for d in (0.5, 0.25))
+    state = other.state_dict()
+    normed = torch.nn.utils.weight_norm(layer, "values")
+    state |= {name: each for name, each in normed.state_dict().items() if name not in state}
+    with pytest.raises(RuntimeError, match="take off what computes them, such as pruning"):
+        normed.load_state_dict(state)
