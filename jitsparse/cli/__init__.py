@@ -70,10 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A path may hold bytes that are no text, and is printed as the bytes that it is.
         sys.stdout.reconfigure(errors="surrogateescape")
-    warnings.formatwarning = lambda message, *_, **__: f"{message}\n"  # our own place says nothing
     try:
         try:
-            with _sigterm_interrupts():
+            with _as_a_program():
                 app(args=None if arguments is None else list(arguments), prog_name="jitsparse")
         finally:
             sys.stdout.flush()
@@ -102,21 +101,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @contextlib.contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
-    """A scheduler's signal ends compilers and clears up, as Ctrl-C does."""
+def _as_a_program() -> Iterator[None]:
+    """A scheduler's SIGTERM ends compilers and clears up, as Ctrl-C does; a warning is its text: the
+    place in a command's code says nothing."""
 
     def end(number: int, _: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
+    # Who has set another handler, or ignores the signal, knows why.
     main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield  # who has set another handler, or ignores it, knows why
-        return
-    signal.signal(signal.SIGTERM, end)
+    handles = main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if handles:
+        signal.signal(signal.SIGTERM, end)
+    usual, warnings.formatwarning = warnings.formatwarning, lambda text, *_, **__: f"{text}\n"
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        warnings.formatwarning = usual
+        if handles:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _drop_output() -> None:

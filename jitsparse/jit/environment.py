@@ -231,11 +231,12 @@ def parse_arch(text: str, name: str = "JITSPARSE_ARCH") -> tuple[str, ...]:
     return tuple(dict.fromkeys(targets))
 
 
-_KINDS: Mapping[str, tuple[type, ...]] = {
-    "pin": (str,),
-    "rank": (int,),
-    "max_jobs": (int, type(None)),
-    "cache_max_size": (int, type(None)),
+_NUMBER = "a whole number of 0 or more"
+_KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "pin": ((str,), "a text as in JITSPARSE_PIN"),
+    "rank": ((int,), _NUMBER),
+    "max_jobs": ((int, type(None)), f"{_NUMBER}, or None"),
+    "cache_max_size": ((int, type(None)), f"{_NUMBER}, or None for no limit"),
 }
 """What a setting may be that is given as :class:`Config` has it."""
 
@@ -271,9 +272,10 @@ def coerce(name: str, value: Any) -> Any:
         return _count("max_jobs", value)
     if name == "cache_max_size" and value == 0:
         return None  # no limit, as in the environment
-    wanted = _KINDS.get(name)
-    if wanted and not (isinstance(value, wanted) and (not isinstance(value, int) or value >= 0)):
-        raise ConfigError(f"{name}={value!r} is none that the setting can have.")
+    if name in _KINDS:
+        kinds, legal = _KINDS[name]
+        if not isinstance(value, kinds) or (isinstance(value, int) and value < 0):
+            raise ConfigError(f"{name}={value!r} is not {legal}.")
     return value
 
 
