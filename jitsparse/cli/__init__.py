@@ -102,8 +102,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _as_a_program() -> Iterator[None]:
-    """A scheduler's SIGTERM ends compilers and clears up, as Ctrl-C does; a warning is its text: the
-    place in a command's code says nothing."""
+    """A scheduler's SIGTERM ends compilers and clears up, as Ctrl-C does. A warning is its text,
+    without the place in a command's code."""
 
     def end(number: int, _: FrameType | None) -> None:
         raise SystemExit(128 + number)

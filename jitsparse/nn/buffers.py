@@ -2,12 +2,20 @@
 
 Whatever is done to a module may be done to them: it is moved, copied, loaded, averaged, given other
 memory. A pattern never changes, and its packed index is derived from it, so the module makes
-another one where the buffers have become something else.
+another one where the buffers have become something else. By what they are when it looks:
+
+- tensors: their marks (version and address) tell whether they were written to or replaced. Then the
+  pattern is made anew and checked, outside of any transform or mode, since it outlives these;
+- on a GPU while a graph is captured: made anew by kernels that the graph holds, unchecked;
+- traced by Dynamo: the layer looks once, outside of the graph, which then holds for these tensors;
+- replaced by fakes, as ``torch.export`` does: what the layer saw last is what counts, and it
+  refuses where the fakes are of other tensors;
+- wrapped by ``torch.func.grad``: what is wrapped counts; mapped over: refused;
+- on the meta device: the pattern stays. What comes off it is empty until something is written.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -23,14 +31,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 from jitsparse.blocks import block_positions, gather_blocks, require_like
 from jitsparse.checks import check_indices, is_readable
 from jitsparse.errors import ArgumentError
-from jitsparse.layout import div_up
 from jitsparse.nn.moving import moves_of, require_trained
 from jitsparse.pattern import Pattern
 from jitsparse.transforms import outside_of_transforms
 
-__all__ = ["PatternBuffers"]
+__all__ = ["INDICES", "PatternBuffers", "advice_on", "unwrapped"]
 
-_INDICES = ("crow_indices", "col_indices")
+INDICES = ("crow_indices", "col_indices")
 _Self = TypeVar("_Self", bound="PatternBuffers")
 
 
@@ -102,7 +109,7 @@ class PatternBuffers(nn.Module):
             raise ArgumentError(
                 f"set_pattern moves values that are a Parameter of shape {old.values_shape} on "
                 f"{old.device}; these are a {type(values).__name__} of shape "
-                f"{tuple(values.shape)} on {values.device}: {_advice(values, 'move')}"
+                f"{tuple(values.shape)} on {values.device}: {advice_on(values, 'move')}"
             )
         require_trained(values, optimizers)
         # A layer that was made in inference mode can be written there alone.
@@ -125,7 +132,7 @@ class PatternBuffers(nn.Module):
         # The buffers are what a state dict holds; the pattern's packed index is derived from them
         # and differs between devices, so it is no buffer. They are copies: others may write to a
         # layer's buffers, and nobody to a pattern, which other layers and matrices may have too.
-        for name in _INDICES:
+        for name in INDICES:
             wanted: Tensor = getattr(pattern, name)
             if in_place and _may_write(getattr(self, name), wanted.dtype):
                 getattr(self, name).copy_(wanted)
@@ -193,7 +200,7 @@ class PatternBuffers(nn.Module):
         old = self._pattern
         others = crow is not self._seen[0] or col is not self._seen[1]
         if others:
-            crow, col = _unwrapped(crow), _unwrapped(col)
+            crow, col = unwrapped(crow), unwrapped(col)
             others = crow is not self._seen[0] or col is not self._seen[1]
         # What comes off the meta device is uninitialised memory, no pattern: wait until it, or
         # what is put in its place, as functional_call does, is written to.
@@ -225,109 +232,6 @@ class PatternBuffers(nn.Module):
             self._take_over(pattern, in_place=True)  # in memory that may be shared by now
         return self
 
-    @property
-    def _facts(self) -> dict[str, Any]:
-        """What the indices of a state dict do not say, how many columns the matrix has for one; and
-        something by which to know these indices."""
-        pattern = self._pattern
-        return {
-            "shape": pattern.shape,
-            "block_size": pattern.block_size,
-            "nnz_blocks": pattern.nnz_blocks,
-        }
-
-    def _save_to_state_dict(
-        self, destination: dict[str, Any], prefix: str, keep_vars: bool
-    ) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        # Beside the version of a module, where torch.save keeps it, too; safetensors does not.
-        metadata = getattr(destination, "_metadata", None)
-        if metadata is not None:
-            metadata.setdefault(prefix[:-1], {}).update(self._facts)
-
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        # The layer's own hooks may make its state out of another one, so they come first.
-        hooks, self._load_state_dict_pre_hooks = self._load_state_dict_pre_hooks, OrderedDict()
-        arguments = local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        try:
-            for hook in hooks.values():
-                hook(state_dict, prefix, *arguments)
-            loaded = all(state_dict.get(prefix + name) is not None for name in _INDICES)
-            if loaded:
-                error = self._load_pattern(state_dict, prefix, local_metadata)
-                if error is not None:
-                    error_msgs.append(f"the pattern of {prefix or 'the layer'!r}{error}")
-                    return
-            # Values, bias and the reports of what is missing. The indices are there already, equal.
-            there = {
-                prefix + name: getattr(self, name)
-                for name in _INDICES
-                if prefix + name in state_dict
-            }
-            super()._load_from_state_dict({**state_dict, **there}, prefix, *arguments)
-            if loaded:
-                self._note(self._pattern, self.crow_indices, self.col_indices)
-        finally:
-            self._load_state_dict_pre_hooks = hooks
-
-    def _load_pattern(
-        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any]
-    ) -> str | None:
-        """Take over the pattern of a state dict, and make room for its values; what is wrong with
-        it, or None."""
-        crow, col = (state_dict[prefix + name] for name in _INDICES)
-        old = self._pattern
-        own = self._facts
-        facts = {name: local_metadata.get(name, mine) for name, mine in own.items()}
-        # Where entries were renamed, the metadata are those of others.
-        if _are_of(facts, crow, col):
-            for name in ("shape", "block_size"):
-                theirs, mine = tuple(facts[name]), own[name]
-                if theirs != mine:
-                    return (
-                        f" has {name} {theirs} in the state dict, and {mine} here (if its entries "
-                        "were renamed: del state_dict._metadata)"
-                    )
-        try:
-            assign = local_metadata.get("assign_to_params_buffers", False)
-            device = crow.device if assign else self.values.device
-            crow, col = _unwrapped(crow), _unwrapped(col)
-            with outside_of_transforms(crow, col):
-                there = crow.to(device).clone(), col.to(device).clone()
-                pattern = Pattern(old.shape, old.block_size, *there)
-        except (ValueError, AttributeError, RuntimeError) as error:  # also of what is no tensor
-            return f": {error}"
-        wanted = pattern.values_shape
-        loaded = state_dict.get(prefix + "values")
-        if not (loaded is None or isinstance(loaded, Tensor)):
-            return f" comes with values that are a {type(loaded).__name__} and no tensor"
-        shape = tuple((self.values if loaded is None else loaded).shape)
-        if shape != wanted:
-            has = "none" if loaded is None else shape
-            return (
-                f" stores {wanted[0]} blocks, so its values need shape {wanted}; "
-                f"the state dict has {has}"
-            )
-        if self.values.shape[0] != pattern.nnz_blocks:
-            if type(self.values) is not nn.Parameter:
-                return (
-                    f" stores {wanted[0]} blocks and the layer {self.values.shape[0]}, and its "
-                    f"values are a {type(self.values).__name__} by now: "
-                    f"{_advice(self.values, 'load')}"
-                )
-            self._resize_values(wanted)
-        self._take_over(pattern)
-        return None
-
     def _resize_values(self, shape: tuple[int, ...]) -> None:
         """Give the values another shape, without data; they stay the same Parameter, which an
         optimizer may hold already."""
@@ -347,11 +251,11 @@ class PatternBuffers(nn.Module):
             self._emptied = _marks(self.crow_indices, self.col_indices)
         # After a copy or a load the buffers are new tensors, maybe on another device, or inside of
         # a transform.
-        self._seen = _unwrapped(self.crow_indices), _unwrapped(self.col_indices)
+        self._seen = unwrapped(self.crow_indices), unwrapped(self.col_indices)
         self._follow_buffers()
 
 
-def _advice(values: Tensor, verb: str) -> str:
+def advice_on(values: Tensor, verb: str) -> str:
     """How to do something before values are no plain Parameter any more."""
     if type(values) is Tensor:
         return "take off what computes them, such as pruning or weight_norm"
@@ -375,18 +279,7 @@ def _refuse_earlier_gradients(values: nn.Parameter) -> None:
         torch.autograd.graph.get_gradient_edge(values).node.register_prehook(refuse)
 
 
-def _are_of(facts: dict[str, Any], crow: Any, col: Any) -> bool:
-    """Whether metadata may be of these indices."""
-    rows, block_rows = facts["shape"][0], facts["block_size"][0]
-    return (
-        isinstance(crow, Tensor)
-        and isinstance(col, Tensor)
-        and crow.numel() == div_up(rows, block_rows) + 1
-        and col.numel() == facts["nnz_blocks"]
-    )
-
-
-def _unwrapped(indices: Tensor) -> Tensor:
+def unwrapped(indices: Tensor) -> Tensor:
     """What is in the place of a buffer of indices, without what ``torch.func.grad`` wraps around
     all arguments of a function.
 

@@ -13,14 +13,14 @@ from jitsparse.checks import as_block_size, as_count, as_shape, check_dtype
 from jitsparse.errors import ArgumentError, PatternError
 from jitsparse.functional import linear
 from jitsparse.layout import div_up
-from jitsparse.nn.buffers import PatternBuffers
+from jitsparse.nn.state_dict import PatternStateDict
 from jitsparse.pattern import Pattern
 from jitsparse.sparse import BlockSparse
 
 __all__ = ["BlockSparseLinear"]
 
 
-class BlockSparseLinear(PatternBuffers):
+class BlockSparseLinear(PatternStateDict):
     """``y = x W^T + b`` with a block-sparse weight of shape ``(out_features, in_features)``.
 
     Args:
