@@ -18,7 +18,7 @@ from pathlib import Path
 from jitsparse.jit import files, forks
 from jitsparse.jit.progress import warn
 
-__all__ = ["abandoned", "exclusively", "owner"]
+__all__ = ["abandoned", "exclusively", "owner", "remove_locks"]
 
 # A waiter that has waited this long builds for itself: its own copy is as good, and a holder that
 # is suspended or on a node that died must not stop it for ever.
@@ -90,6 +90,20 @@ def _try(path: Path) -> None:
         pass  # somebody holds it, so there are locks
     finally:
         os.close(descriptor)
+
+
+def remove_locks(folder: Path) -> None:
+    """Delete the locks that nobody holds. Who is about to take one of them takes a new one: in the
+    worst case two processes compile the same."""
+    for path in folder.glob("*.lock"):
+        with contextlib.suppress(OSError):  # held, or gone meanwhile
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.with_suffix(".holder").unlink(missing_ok=True)
+                path.unlink()
+            finally:
+                os.close(descriptor)
 
 
 def _read_holder(path: Path) -> str:

@@ -245,7 +245,8 @@ class Cache(Lookup):
         return target
 
     def clear(self) -> int:
-        """Delete every entry, and what is left of builds that failed; returns how many entries.
+        """Delete every entry, what is left of builds that failed, and locks; returns how many
+        entries.
 
         Read-only layers are left alone, and so are builds in progress.
         """
@@ -255,6 +256,7 @@ class Cache(Lookup):
         for part in ("quarantine", "failed"):
             for path in (root / part).glob("*"):
                 files.remove(path)
+        builders.remove_locks(root / "locks")
         return count
 
     # Excluding other builders

@@ -261,6 +261,22 @@ def test_clear_leaves_layers_and_builds_in_progress(tmp_path: Path) -> None:
     assert cache.clear() == 0
 
 
+def test_clear_deletes_locks_that_nobody_holds(cache: Cache) -> None:
+    def unexpected(holder: str) -> contextlib.AbstractContextManager[None]:
+        raise AssertionError(holder)
+
+    locks = cache.root / "v1" / "locks"
+    with cache.locked("v-1", unexpected):
+        pass
+    with cache.locked("v-2", unexpected):
+        cache.clear()
+        assert {path.name for path in locks.iterdir()} == {"2.lock", "2.holder"}
+    cache.clear()
+    assert list(locks.iterdir()) == []
+    with cache.locked("v-2", unexpected):  # as if it had never been there
+        assert (locks / "2.lock").exists()
+
+
 def test_info_and_the_public_functions(cache_dir: Path, tmp_path: Path) -> None:
     with config.override(cache_path=[tmp_path / "layer"]):
         here = caches.current()
