@@ -45,6 +45,7 @@ def command(
     for name in ("demo.json",) if no_figure else ("demo.json", "demo.png"):
         one(str(out / name), writable_file, "--out")
     console.print(demo.description(), soft_wrap=True)
+    console.print("four steps of each model first: kernels are compiled, and a step is timed")
     compiled = demo.warm_up()
     root = cache.current().root
     if compiled:
