@@ -9,6 +9,7 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -77,36 +78,34 @@ def compile_variants(
     Raises:
         ArgumentError: ``jobs`` is negative.
     """
-    from jitsparse.jit import build
-
     everything = list(variants)
     workers = _workers(jobs)
     outcomes: dict[Variant, Outcome] = {}
     threads: list[threading.Thread] = []
+    futures: list[Future[Outcome]] = []
     with ThreadPoolExecutor(
         max_workers=max(1, min(workers, len(everything) or 1)),
         initializer=lambda: threads.append(threading.current_thread()),
     ) as pool:
         try:
-            futures = [
-                pool.submit(
-                    _compile,
-                    each,
-                    position=(number, len(everything)),
-                    show_progress=on_outcome is None,
-                )
-                for number, each in enumerate(_longest_first(everything), 1)
-            ]
+            for number, each in enumerate(_longest_first(everything), 1):
+                position, show = (number, len(everything)), on_outcome is None
+                futures.append(pool.submit(_compile, each, position=position, show_progress=show))
             for future in as_completed(futures):
                 outcome = future.result()
                 outcomes[outcome.variant] = outcome
                 if on_outcome is not None:
                     on_outcome(outcome)
         except BaseException:
-            # Interrupted: what has not begun need not, and what runs is to end.
+            from jitsparse.jit import build
+
+            # Interrupted: what has not begun need not, and what runs is to end. A thread may be
+            # about to start its compiler, so all are told until they have ended.
             pool.shutdown(wait=False, cancel_futures=True)
-            for thread in threads:
-                build.interrupt(thread)
+            while not all(future.done() for future in futures):
+                for thread in tuple(threads):
+                    build.interrupt(thread)
+                time.sleep(0.02)
             raise
     return [outcomes[variant] for variant in everything]
 
