@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -91,11 +91,15 @@ def compile_variants(
             for number, each in enumerate(_longest_first(everything), 1):
                 position, show = (number, len(everything)), on_outcome is None
                 futures.append(pool.submit(_compile, each, position=position, show_progress=show))
-            for future in as_completed(futures):
-                outcome = future.result()
-                outcomes[outcome.variant] = outcome
-                if on_outcome is not None:
-                    on_outcome(outcome)
+            pending = set(futures)
+            while pending:
+                # A signal that comes just before this thread waits is seen when it looks up again.
+                done, pending = concurrent.futures.wait(pending, 0.5, FIRST_COMPLETED)
+                for future in done:
+                    outcome = future.result()
+                    outcomes[outcome.variant] = outcome
+                    if on_outcome is not None:
+                        on_outcome(outcome)
         except BaseException:
             from jitsparse.jit import build
 

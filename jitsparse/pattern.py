@@ -332,9 +332,8 @@ class Pattern:
         """The pattern of the transposed matrix, in its own row-major order. Made once; its own
         ``T`` is this pattern, as long as that is held."""
         made: Pattern | None = self.__dict__.get("_transposed")
-        origin: ref[Pattern] | None = self.__dict__.get("_transposed_from")
-        if made is None and origin is not None:
-            made = origin()
+        if made is None and "_transposed_from" in self.__dict__:
+            made = self.__dict__["_transposed_from"]()
         if made is None:
             if torch.compiler.is_dynamo_compiling():
                 made = self._transpose()

@@ -225,13 +225,6 @@ def start(code: str, tmp_path: Path, **environment: str) -> subprocess.Popen[str
     )
 
 
-def gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
-
-
 @pytest.mark.parametrize("when", ["at once", "while the compiler runs"])
 def test_the_end_of_a_program_waits_for_no_compiler(when: str, tmp_path: Path) -> None:
     held = Held(tmp_path)
@@ -247,7 +240,7 @@ def test_the_end_of_a_program_waits_for_no_compiler(when: str, tmp_path: Path) -
     if when != "at once":
         # The compiler was told to end, and its builder has cleared up.
         deadline = time.monotonic() + 120
-        while not all(gone(pid) for pid in held.started()):
+        while not all(toykernel.gone(pid) for pid in held.started()):
             assert time.monotonic() < deadline, "a compiler goes on"
             time.sleep(0.02)
         assert toykernel.staged(tmp_path / "cache") == []

@@ -217,9 +217,7 @@ def test_nothing(environment: dict[str, str], start: Callable[..., Session]) -> 
 
 
 def test_an_interrupt_gives_the_terminal_back(start: Callable[..., Session]) -> None:
-    # A shell's background job inherits SIGINT ignored, and Python leaves it so.
-    listen = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    session = start(prologue=listen)
+    session = start(prologue=toykernel.HEARS_CTRL_C)
     session.read_until(lambda lines: seconds(lines) > 0)
     assert session.screen.cursor.hidden
     session.process.send_signal(signal.SIGINT)

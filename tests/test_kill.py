@@ -69,16 +69,14 @@ def test_interrupted_while_the_compiler_runs(
     """Ctrl-C is no crash: the builder removes what it had begun."""
     toykernel.write(tmp_path)
     slow, notes = toykernel.compiler(tmp_path / "slow", before="sleep 20")
-    # A shell's background job inherits SIGINT ignored, and Python leaves it so.
-    listen = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    listen = toykernel.HEARS_CTRL_C
     child = toykernel.start(tmp_path, cache_dir, prologue=listen, CXX=str(slow))
     toykernel.release(child)
     wait_for_the_compiler(notes)
     child.send_signal(signal.SIGINT)
     assert "KeyboardInterrupt" in child.communicate(timeout=60)[1]
     # Nor does the compiler go on for nobody: the slow one would for a while.
-    pid = notes.read_text().split()[0]
-    assert not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text()
+    assert toykernel.gone(int(notes.read_text().split()[0]))
     assert toykernel.staged(cache_dir) == []
     assert toykernel.entries(cache_dir) == []
     assert toykernel.run(load(toykernel.template(tmp_path), toykernel.variant()))

@@ -128,7 +128,7 @@ def test_a_compiler_is_killed(ground: Ground) -> None:
         child = ground.begin()
         ground.wait_for_a_moment()
         victims: list[int] = []
-        while not victims and Path(f"/proc/{child.pid}").exists() and not zombie(child.pid):
+        while not victims and Path(f"/proc/{child.pid}").exists() and not toykernel.gone(child.pid):
             victims = child.others()
         killed = bool(victims) and kill(ground.chance.choice(victims))
         outcome = child.wait()
@@ -157,13 +157,6 @@ def kill(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def zombie(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
 
 
 @pytest.mark.parametrize("group", [False, True], ids=["process", "terminal"])

@@ -15,6 +15,9 @@ from typing import IO
 
 from jitsparse.jit import Cache, Kernel, Template, Variant, background, key
 
+# A shell's background job inherits SIGINT ignored, and Python leaves it so.
+HEARS_CTRL_C = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+
 HEADER = """\
 #pragma once
 template <typename T>
@@ -164,6 +167,14 @@ exec g++ "$@"
 def compilations(notes: Path) -> int:
     """How often the compiler of :func:`compiler` has compiled."""
     return len(notes.read_text().splitlines())
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended, and waits for its parent to hear of it at most."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
 
 
 def publish(cache: Cache, number: int, *, age: float, size: int = 10_000) -> Path:

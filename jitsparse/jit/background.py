@@ -140,10 +140,13 @@ def _work() -> None:
             continue
         try:
             answer = job(position)
-        except KeyboardInterrupt:  # of a call it would end the program
-            future.set_exception(_ended() if build.is_interrupted() else _stopped())
         except BaseException as error:  # whatever it is, a call is to raise it
-            future.set_exception(_ended() if build.is_interrupted() else error)
+            if build.is_interrupted():
+                future.set_exception(_ended())
+            elif isinstance(error, KeyboardInterrupt):  # of a call it would end the program
+                future.set_exception(_stopped())
+            else:
+                future.set_exception(error)
         else:
             future.set_result(answer)
 

@@ -173,6 +173,11 @@ def _check_names(template: Template, variant: Variant, staging: Path) -> None:
             )
 
 
+_BY_CTRL_C = (-signal.SIGINT, 128 + signal.SIGINT)
+_STOPPED = "ninja: build stopped: interrupted by user"
+"""How ninja ends if Ctrl-C comes before it listens, and what it says, of whatever version, if it
+does."""
+
 _interrupted: WeakSet[threading.Thread] = WeakSet()
 """Threads whose builds are to end."""
 
@@ -185,15 +190,20 @@ def interrupt(thread: threading.Thread) -> bool:
         say so, the program ends by itself, with nothing but a dead builder's staging to write to.
     """
     _interrupted.add(thread)
+    programs = _children(Path(f"/proc/self/task/{thread.native_id}"))
+    for program in programs:
+        # ninja ends its compilers with itself, but waits for one that Ctrl-C has passed by.
+        for each in (program, *_children(Path(f"/proc/{program}/task/{program}"))):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(each, signal.SIGTERM)
+    return bool(programs)
+
+
+def _children(task: Path) -> list[int]:
     try:
-        children = Path(f"/proc/self/task/{thread.native_id}/children").read_text().split()
+        return [int(child) for child in (task / "children").read_text().split()]
     except OSError:
-        return False
-    for child in children:
-        # ninja ends its compilers with itself.
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(int(child), signal.SIGTERM)
-    return bool(children)
+        return []
 
 
 def is_interrupted() -> bool:
@@ -242,7 +252,8 @@ def _load(
             said.append(f"not mapped here: {error}")
         except RuntimeError as error:
             # Ctrl-C on a terminal reaches ninja by itself, maybe before it reaches who waits here.
-            if is_interrupted() or "ninja: build stopped: interrupted by user" in str(error):
+            ended = getattr(error.__cause__, "returncode", 0)
+            if is_interrupted() or ended in _BY_CTRL_C or _STOPPED in str(error):
                 raise KeyboardInterrupt from None
             return "\n".join([*said, _compiler_output(str(error), staging)]), True
         finally:

@@ -26,7 +26,6 @@ from torch._C._functorch import (
     is_functorch_wrapped_tensor,
     is_gradtrackingtensor,
 )
-from torch.utils._python_dispatch import _disable_current_modes
 
 from jitsparse.blocks import block_positions, gather_blocks, require_like
 from jitsparse.checks import check_indices, is_readable
@@ -167,9 +166,8 @@ class PatternBuffers(nn.Module):
                     "pass functional_call the parameters only"
                 )
         elif torch.compiler.is_compiling():  # torch.export has fakes in the buffers' place
-            with _disable_current_modes():
-                self._refuse_other_fakes()
-                self._follow(*self._seen)
+            self._refuse_other_fakes()
+            self._follow(*self._seen)
         else:
             self._follow(self.crow_indices, self.col_indices)
 
