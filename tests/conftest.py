@@ -32,10 +32,13 @@ import jitsparse  # noqa: E402
 from jitsparse.errors import ToolchainError  # noqa: E402
 from jitsparse.jit import config, toolchain  # noqa: E402
 
-# Workers of pytest-xdist share the processors. Threads of all of them on each made whole files take
-# twice as long, since those that wait for work spin.
+# Workers of pytest-xdist share the processors, and so do processes that tests start. Threads of all
+# of them on each made whole files take two to five times as long, since those that wait for work
+# spin.
 _workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-torch.set_num_threads(max(1, torch.get_num_threads() // _workers))
+if _workers > 1:
+    torch.set_num_threads(max(1, torch.get_num_threads() // _workers))
+    os.environ["OMP_NUM_THREADS"] = str(torch.get_num_threads())
 
 # Child processes import the package that these tests import, wherever they are started.
 _package_root = str(Path(jitsparse.__file__).parents[1])

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from jitsparse.cli.console import one, print_json, print_table, split, stderr
 from jitsparse.cli.factory import read_input, read_model
 from jitsparse.cli.options import one_of, read_arch
-from jitsparse.errors import ArgumentError
+from jitsparse.errors import ArgumentError, CacheMiss
 
 if TYPE_CHECKING:
     from jitsparse.compilation import Outcome
@@ -125,8 +125,16 @@ def command(
         missing = _print_survey(survey(variants), everything=dry_run, as_json=as_json)
         raise typer.Exit(MISSING if check and missing else 0)
     cache = caches.current()
-    if not cache.writable() and any(each.status == "missing" for each in survey(variants)):
-        cache.require_writable("nothing that is compiled would be kept")
+    if not (config.get().jit and cache.writable()):
+        missing = sum(each.status == "missing" for each in survey(variants))
+        if missing and not config.get().jit:
+            raise CacheMiss(
+                f"{missing} of {len(variants)} kernels are not in the cache ({cache.root}), and "
+                "JITSPARSE_JIT=off has nothing compiled. Set JITSPARSE_JIT=on for this command, or "
+                "list them with --check."
+            )
+        if missing:
+            cache.require_writable("nothing that is compiled would be kept")
     progress = Progress(
         TextColumn("compiling"),
         BarColumn(),

@@ -112,6 +112,17 @@ def test_a_full_cache_need_not_be_written(monkeypatch: pytest.MonkeyPatch) -> No
     assert run(*FILTERS) == 0
 
 
+def test_where_nothing_may_be_compiled_that_is_said_once(
+    cache_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with config.override(jit="off"):
+        assert main(["warmup", *FILTERS]) == 1
+    assert "4 of 4 kernels are not in the cache" in capsys.readouterr().err
+    assert run(*FILTERS) == 0
+    with config.override(jit="off"):
+        assert run(*FILTERS) == 0
+
+
 def test_failure_as_json(broken_layout: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*FILTERS, "--json") == 1
     outcomes = json.loads(capsys.readouterr().out)["outcomes"]
