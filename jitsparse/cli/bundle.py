@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -11,6 +13,10 @@ from jitsparse.cli.console import counted, one, print_json, split, stderr
 from jitsparse.cli.options import readable_file, variant_filter, writable_file
 from jitsparse.jit import cache as caches
 from jitsparse.jit.units import format_bytes
+
+if TYPE_CHECKING:
+    from jitsparse.jit import Variant
+    from jitsparse.jit.cache import Cache
 
 __all__ = ["export", "import_"]
 
@@ -29,12 +35,15 @@ def export(
     """Write entries and the tuned table, of read-only caches too, to one archive.
 
     Without filters everything is exported. Filters may be repeated and may hold several values
-    between commas. Exits with 1 if something that was asked for is damaged; the rest is written.
+    between commas. With kernels for a GPU goes what computes the indices of patterns there, unless
+    variants are named. Exits with 1 if something asked for is damaged; the rest is written.
     """
     from jitsparse.jit.exporting import export as write
 
-    keep = variant_filter(op, dtype, block_size, arch, split(variant, str, "--variant"))
-    done = write(caches.current(), one(str(bundle), writable_file, "BUNDLE"), keep=keep)
+    cache = caches.current()
+    asked = variant_filter(op, dtype, block_size, arch, split(variant, str, "--variant"))
+    keep = asked if variant else _with_index(asked, cache)
+    done = write(cache, one(str(bundle), writable_file, "BUNDLE"), keep=keep)
     if as_json:
         print_json(asdict(done))
     else:
@@ -47,6 +56,18 @@ def export(
         )
     if done.skipped:
         raise typer.Exit(1)
+
+
+def _with_index(asked: Callable[[Variant], bool], cache: Cache) -> Callable[[Variant], bool]:
+    """What is asked for, and with kernels for a GPU the function that patterns on a GPU want, which
+    no filter on operations, dtypes or targets names."""
+    from jitsparse.jit import Variant
+    from jitsparse.kernels import registry
+
+    found = (Variant.parse(entry.variant) for entry in cache.entries())
+    if not any(asked(each) and registry.device_of(each.target) == "cuda" for each in found):
+        return asked
+    return lambda variant: variant == registry.INDEX or asked(variant)
 
 
 def import_(

@@ -2,9 +2,8 @@
 
 The cache is ``$XDG_CACHE_HOME/jitsparse``, else ``~/.cache/jitsparse``, unless it is named.
 Honoured, not redefined: ``CUDA_HOME``, ``CUDA_PATH``, ``CXX``, ``CC``, ``MAX_JOBS``,
-``XDG_CACHE_HOME``, ``NO_COLOR``, ``TERM``, ``RANK`` / ``LOCAL_RANK`` as torchrun sets them,
-``PYTORCH_NO_CUDA_MEMORY_CACHING``, and what nvcc itself and torch read to run it:
-:data:`NVCC_VARIABLES`.
+``XDG_CACHE_HOME``, ``NO_COLOR``, ``TERM``, ``RANK`` / ``LOCAL_RANK`` as torchrun sets them, and
+what nvcc itself and torch read to run it: :data:`NVCC_VARIABLES`.
 :mod:`jitsparse.jit.config` says which settings are in force.
 """
 
@@ -73,7 +72,6 @@ VARIABLES = (
     "TERM",
     "RANK",
     "LOCAL_RANK",
-    "PYTORCH_NO_CUDA_MEMORY_CACHING",
 )
 """Every variable that :meth:`Config.from_environment` reads; each is checked by itself."""
 
@@ -101,7 +99,6 @@ class Config:
         color: whether colour is welcome on a terminal.
         live: whether a terminal can redraw a line.
         rank: rank of this process under torchrun, else 0.
-        cuda_caching: whether torch keeps GPU memory that was freed.
     """
 
     cache_dir: Path
@@ -122,7 +119,6 @@ class Config:
     color: bool = True
     live: bool = True
     rank: int = 0
-    cuda_caching: bool = True
 
     @property
     def cuda_arch(self) -> tuple[str, ...]:
@@ -175,7 +171,6 @@ class Config:
             color=not environment.get("NO_COLOR"),
             live=variable("TERM") != "dumb",
             rank=_rank(variable("RANK") or variable("LOCAL_RANK")),
-            cuda_caching="PYTORCH_NO_CUDA_MEMORY_CACHING" not in environment,
         )
 
 

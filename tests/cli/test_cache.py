@@ -3,12 +3,14 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import toykernel
 
 import jitsparse as js
 from jitsparse import jit
+from jitsparse.cli import bundle as bundles
 from jitsparse.cli import main
 from jitsparse.cli.options import variant_filter
 from jitsparse.jit import Cache, config
@@ -172,6 +174,18 @@ def test_export_and_import(
     toykernel.replace_library(warm[0], b"damaged")
     assert run("cache", "export", str(bundle)) == 1
     assert str(warm[0]) in capsys.readouterr().out
+
+
+def test_kernels_of_a_gpu_are_exported_with_what_patterns_there_want() -> None:
+    """Which no filter on operations, dtypes or targets would name."""
+    names = ("dsd.mma.sm80.bf16.b32x32.lnn", "dsd.vec.avx2.f32.b32x32.lnn")
+    cache = SimpleNamespace(entries=lambda: [SimpleNamespace(variant=name) for name in names])
+    gpu, cpu = (jit.Variant.parse(name) for name in names)
+    for asked, others in ((gpu, cpu), (cpu, gpu)):
+        keep = bundles._with_index(lambda variant, asked=asked: variant == asked, cache)
+        assert keep(asked)
+        assert not keep(others)
+        assert keep(registry.INDEX) == (asked is gpu)
 
 
 def test_a_damaged_bundle(

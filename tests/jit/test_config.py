@@ -43,7 +43,6 @@ def test_every_variable() -> None:
             "TERM": "dumb",
             "RANK": "5",
             "LOCAL_RANK": "1",
-            "PYTORCH_NO_CUDA_MEMORY_CACHING": "",
         }
     )
     assert settings == Config(
@@ -64,7 +63,6 @@ def test_every_variable() -> None:
         color=False,
         live=False,
         rank=5,
-        cuda_caching=False,
     )
 
 
