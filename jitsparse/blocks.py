@@ -14,6 +14,7 @@ __all__ = [
     "block_positions",
     "clear_edge",
     "extract_blocks",
+    "frobenius_norms",
     "gather_blocks",
     "nonzero_block_mask",
     "require_like",
@@ -49,6 +50,14 @@ def _tiles(dense: Tensor, block: tuple[int, int]) -> Tensor:
     else:
         padded = torch.nn.functional.pad(dense, pad) if any(pad) else dense
     return padded.reshape(grid[0], block[0], grid[1], block[1]).transpose(1, 2)
+
+
+def frobenius_norms(values: Tensor) -> Tensor:
+    """``(nnz,)``: the norm of each block, at least in float32: squares of float16 overflow, and
+    norms that are rounded to bfloat16 are mostly ties."""
+    at_least = torch.promote_types(values.dtype, torch.float32)
+    norms: Tensor = torch.linalg.vector_norm(values, dim=(1, 2), dtype=at_least)
+    return norms
 
 
 def clear_edge(values: Tensor, pattern: Pattern) -> Tensor:

@@ -1,8 +1,9 @@
-"""A model is made sparse as a whole or not at all."""
+"""A model is made sparse, or dense again, as a whole or not at all."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 from torch.nn.utils import prune
 
 import jitsparse as js
-from jitsparse.nn import BlockSparseLinear, sparsify_
+from jitsparse.nn import BlockSparseLinear, densify_, sparsify_
 
 
 class Mlp(nn.Module):
@@ -249,7 +250,7 @@ class DistributedDataParallel(nn.Module):
             nn.MultiheadAttention(64, 4),
             r"no nn\.Linear; layers of derived classes stay \(1 NonDynamicallyQuantizableLinear\)",
         ),
-        (DistributedDataParallel(), "wrapped by DistributedDataParallel.* sparse first"),
+        (DistributedDataParallel(), "wrapped by DistributedDataParallel.* sparsify_ first"),
     ],
 )
 def test_nothing_to_do_is_an_error(dense: nn.Module, said: str) -> None:
@@ -266,5 +267,142 @@ def test_wrong_arguments_are_told_before_layers_are_looked_at() -> None:
         sparsify_(model(), 16, density=0.5, where=["1.up"])  # type: ignore[arg-type]
     with pytest.raises(js.PatternError, match=r"^block size 7"):
         sparsify_(model(), 7, density=0.5)
-    with pytest.raises(js.PatternError, match=r"^density is a fraction between 0 and 1, got None"):
-        sparsify_(model(), 16, density=None)  # type: ignore[arg-type]
+    with pytest.raises(js.PatternError, match=r"^density is a fraction between 0 and 1, got 2"):
+        sparsify_(model(), 16, density=2)
+    with pytest.raises(js.ArgumentError, match=r"either density=\.\.\. or mask.*got neither"):
+        sparsify_(model(), 16)
+    with pytest.raises(js.ArgumentError, match=r"either density=\.\.\. or mask.*got both"):
+        sparsify_(model(), 16, density=0.5, mask=everything)
+    with pytest.raises(js.ArgumentError, match=r"mask is a function .* got Tensor"):
+        sparsify_(model(), 16, mask=torch.ones(4, 4).bool())  # type: ignore[arg-type]
+
+
+def everything(name: str, layer: nn.Linear) -> torch.Tensor:
+    rows, cols = layer.weight.shape
+    return torch.ones(-(-rows // 16), -(-cols // 16), dtype=torch.bool)
+
+
+def test_layers_may_have_densities_and_masks_of_their_own() -> None:
+    densities = {"1.up": 0.25, "1.down": 0.5, "3": 1.0}
+    sparse = model()
+    sparsify_(sparse, 16, density=lambda name, layer: densities[name])
+    assert {name: sparse.get_submodule(name).pattern.density for name in densities} == densities
+
+    sparse, dense = model(), model()
+    sparse.load_state_dict(dense.state_dict())
+    masks = {
+        name: torch.rand(everything(name, dense.get_submodule(name)).shape) < 0.5
+        for name in densities
+    }
+    sparsify_(sparse, 16, mask=lambda name, layer: masks[name])
+    for name, mask in masks.items():
+        assert torch.equal(sparse.get_submodule(name).pattern.to_mask(), mask)
+        expected = js.BlockSparse.from_dense(dense.get_submodule(name).weight.detach(), 16, mask)
+        assert torch.equal(sparse.get_submodule(name).values, expected.values)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"density": lambda name, layer: 0.5 if name != "3" else 1.5},
+        {"mask": lambda name, layer: everything(name, layer)[:, : 2 if name == "3" else None]},
+    ],
+    ids=["density", "mask"],
+)
+def test_a_layer_with_an_illegal_density_or_mask_is_named(wrong: dict[str, Any]) -> None:
+    dense = model()
+    with pytest.raises(js.PatternError, match=r"^layer '3': "):
+        sparsify_(dense, 16, **wrong)
+    assert kinds(dense) == kinds(model())
+
+
+# -- and dense again ------------------------------------------------------------------------------
+
+
+def test_a_model_that_is_made_dense_again_computes_the_same() -> None:
+    sparse = model().double()
+    sparsify_(sparse, 16, density=0.5)
+    sparse[3].values.requires_grad_(False)
+    sparse[1].up.bias.requires_grad_(False)
+    sparse[1].up.note = "kept"
+    sparse[1].up.eval()
+    x = torch.arange(8)
+    before, weight = sparse(x), sparse[1].up.weight.to_dense()
+    assert densify_(sparse) == ("1.up", "1.down", "3")
+    assert kinds(sparse) == kinds(model())
+    torch.testing.assert_close(sparse(x), before)
+    assert torch.equal(sparse[1].up.weight, weight)
+    assert not sparse[3].weight.requires_grad
+    assert not sparse[1].up.bias.requires_grad
+    assert sparse[1].up.weight.requires_grad
+    assert sparse[1].down.bias is None
+    assert sparse[1].up.note == "kept"
+    assert not sparse[1].up.training
+    model().double().load_state_dict(sparse.state_dict())
+
+
+def test_some_of_the_layers_may_stay_sparse() -> None:
+    sparse = model()
+    sparsify_(sparse, 16, density=0.5)
+    sparse.append(sparse[3])
+    assert densify_(sparse, where=lambda name, layer: layer.out_features == 11) == ("3",)
+    assert sparse[3] is sparse[4]
+    assert isinstance(sparse[1].up, BlockSparseLinear)
+    sparsify_(sparse, 16, density=1.0)
+    assert sparse[1].up.pattern.density == 0.5
+
+
+def test_with_the_shapes_alone() -> None:
+    with torch.device("meta"):
+        sparse = model()
+    sparsify_(sparse, 16, density=0.5)
+    densify_(sparse)
+    assert sparse[3].weight.shape == (11, 64)
+    assert sparse[3].weight.is_meta
+
+
+def shared(sparse: nn.Sequential) -> None:
+    sparse.append(BlockSparseLinear(64, 11, 16, pattern=sparse[3].pattern))
+    sparse[4].values = sparse[3].values
+
+
+def emptied(sparse: nn.Sequential) -> None:
+    sparse[3].to("meta").to_empty(device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (hooked, "'3' has _forward_hooks, which its successor would not have"),
+        (other_forward, "'3' has forward, "),
+        (buffered, "'3' has scale, "),
+        (adapted, "'3' has adapter, "),
+        (shared, r"'3' is also 4\.values \(tied\)"),
+        (emptied, "layer '3': .*load a state dict"),
+    ],
+)
+def test_what_cannot_be_made_dense_stops_all(
+    change: Callable[[nn.Sequential], None], said: str
+) -> None:
+    sparse = model()
+    sparsify_(sparse, 16, density=0.5)
+    change(sparse)
+    before = kinds(sparse)
+    with pytest.raises(js.ArgumentError, match=said):
+        densify_(sparse)
+    assert kinds(sparse) == before
+    densify_(sparse, where=lambda name, _: name.startswith("1"))
+
+
+@pytest.mark.parametrize(
+    ("sparse", "said"),
+    [
+        ("model", "densify_ takes an nn.Module, got str"),
+        (BlockSparseLinear(64, 64, 16, density=0.5), "itself: use its to_linear"),
+        (model(), "densify_ finds nothing .* it has no BlockSparseLinear$"),
+        (DistributedDataParallel(), "wrapped by DistributedDataParallel.* densify_ first"),
+    ],
+)
+def test_nothing_to_make_dense_is_an_error(sparse: nn.Module, said: str) -> None:
+    with pytest.raises(js.ArgumentError, match=said):
+        densify_(sparse)

@@ -415,12 +415,49 @@ for pattern, batch in zip(patterns, data):
         optimizer.step()
 assert layer.pattern == patterns[-1]
 torch.testing.assert_close(layer.weight.to_dense(), alone.weight.to_dense())
+torch.distributed.destroy_process_group()
 """
 
 
 def test_ranks_that_move_together(tmp_path: Path) -> None:
     """Each has half of a batch; a layer alone has all of it."""
     run_two_ranks(RANKS, where=tmp_path)
+
+
+APART = """\
+import sys, torch, jitsparse as js
+store, rank = sys.argv[1], int(sys.argv[2])
+torch.distributed.init_process_group(
+    "gloo", rank=rank, world_size=2, store=torch.distributed.FileStore(store, 2)
+)
+def drawn(seed):
+    return js.Pattern.random((64, 64), 16, 0.5, generator=torch.Generator().manual_seed(seed))
+layers = (js.nn.BlockSparseLinear(64, 64, 16, pattern=drawn(rank)) for _ in range(2))
+model = torch.nn.Sequential(*layers, torch.nn.Linear(64, 64))
+together = torch.nn.parallel.DistributedDataParallel(model)
+assert model[1].pattern == drawn(0)  # from rank 0
+js.nn.require_same_patterns(together)
+model[1].set_pattern(drawn(5 + rank))
+for half in (torch.distributed.new_group([0]), torch.distributed.new_group([1])):
+    if torch.distributed.get_rank(half) >= 0:
+        js.nn.require_same_patterns(model, half)
+try:
+    js.nn.require_same_patterns(together)
+except js.ArgumentError as error:
+    assert "layer 'module.1' has 2 different patterns: ranks 0; 1" in str(error), error
+else:
+    raise AssertionError("nothing was raised")
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_ranks_that_move_apart_are_told(tmp_path: Path) -> None:
+    run_two_ranks(APART, where=tmp_path)
+
+
+def test_ranks_are_compared_where_there_are_some() -> None:
+    with pytest.raises(js.ArgumentError, match="call init_process_group before"):
+        js.nn.require_same_patterns(js.nn.BlockSparseLinear(64, 64, 32, density=0.5))
 
 
 def test_values_that_are_computed_do_not_move() -> None:

@@ -515,6 +515,29 @@ def _stored(a: js.BlockSparse) -> torch.Tensor:
     return js.BlockSparse(torch.ones_like(a.values), a.pattern).to_dense() != 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(64, 96), (50, 70)])
+def test_norms_of_blocks(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    """Of what is inside of the matrix, and finer than its dtype."""
+    pattern = js.Pattern.random(shape, (16, 32), 0.7)
+    # Squares of these overflow in float16.
+    values = (5000 * torch.randn(pattern.values_shape)).to(dtype)
+    a = js.BlockSparse(values, pattern)
+    norms, exact = a.block_norms(), a.to_dense().double()
+    assert norms.dtype is (torch.float64 if dtype is torch.float64 else torch.float32)
+    padded = torch.nn.functional.pad(exact, (0, -shape[1] % 32, 0, -shape[0] % 16))
+    blocks = padded.view(-1, 16, padded.shape[1] // 32, 32).transpose(1, 2)
+    wanted = blocks[pattern.row_indices.long(), pattern.col_indices.long()].norm(dim=(1, 2))
+    torch.testing.assert_close(norms.double(), wanted, rtol=1e-5, atol=0)
+    assert torch.equal(a.T.block_norms(), norms)
+
+
+def test_norms_of_blocks_have_gradients() -> None:
+    values = torch.randn(3, 8, 8, dtype=torch.float64, requires_grad=True)
+    pattern = js.Pattern.from_mask(torch.tensor([[True, False], [True, True]]), 8, (13, 11))
+    assert torch.autograd.gradcheck(lambda v: js.BlockSparse(v, pattern).block_norms(), values)
+
+
 def test_sums_of_other_matrices_are_refused() -> None:
     a = js.random((64, 64), 32, 0.5)
     with pytest.raises(PatternError, match=r"a \+ b takes operands of one shape"):

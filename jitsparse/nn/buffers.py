@@ -74,8 +74,9 @@ class PatternBuffers(nn.Module):
 
         - a moving average of the model: move that too, before it is updated;
         - a CUDA graph that was captured: capture it anew;
-        - ``DistributedDataParallel``: all ranks move to one pattern, with as many blocks as before,
-          since hooks on gradients do not survive another number;
+        - ``DistributedDataParallel``: all ranks move to one pattern, which
+          :func:`require_same_patterns` checks, with as many blocks as before, since hooks on
+          gradients do not survive another number;
         - a compiled layer follows, and is compiled anew for each number of blocks, up to
           ``torch._dynamo.config.recompile_limit`` times;
         - a Parameter that two layers share has one pattern for both: do not move it.
@@ -89,7 +90,7 @@ class PatternBuffers(nn.Module):
             >>> import torch, jitsparse as js
             >>> layer = js.nn.BlockSparseLinear(256, 512, 32, density=0.25)
             >>> adam = torch.optim.Adam(layer.parameters())
-            >>> pattern, norms = layer.pattern, layer.values.detach().norm(dim=(1, 2))
+            >>> pattern, norms = layer.pattern, layer.weight.block_norms()
             >>> kept = norms.topk(28).indices  # of 32 blocks
             >>> rows, cols = pattern.row_indices[kept], pattern.col_indices[kept]
             >>> layer.set_pattern(js.Pattern.from_indices(rows, cols, 32, pattern.shape), adam)

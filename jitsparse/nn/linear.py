@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from jitsparse.blocks import clear_edge, extract_blocks
+from jitsparse.blocks import clear_edge, extract_blocks, frobenius_norms
 from jitsparse.checks import as_block_size, as_count, as_shape, check_dtype
 from jitsparse.errors import ArgumentError, PatternError
 from jitsparse.functional import linear
@@ -259,11 +259,7 @@ def _largest_blocks(weight: Tensor, block: tuple[int, int], density: float) -> T
         return (torch.arange(total, device="cpu") < count).view(grid)
     where = torch.arange(total, device=weight.device)
     tiles = extract_blocks(weight, where // max(grid[1], 1), where % max(grid[1], 1), block)
-    # At least in float32: squares of float16 overflow.
-    norms = torch.linalg.vector_norm(
-        tiles, dim=(1, 2), dtype=torch.promote_types(weight.dtype, torch.float32)
-    )
-    keep = norms.topk(count).indices
+    keep = frobenius_norms(tiles).topk(count).indices
     mask = torch.zeros(total, dtype=torch.bool, device=weight.device)
     mask[keep] = True
     return mask.view(grid)

@@ -1,0 +1,188 @@
+"""Other layers in the places of a model's own: all of a kind, or none of them if something bound to
+one would be lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from jitsparse.errors import ArgumentError
+
+__all__ = ["Kind", "Where", "replace", "require_model"]
+
+Where = Callable[[str, Any], bool]
+
+_WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
+"""Classes that know parameters by now which would not be the model's any more. By name, since
+importing some of them takes a second."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The layers that a function replaces: exactly those of some classes.
+
+    Attributes:
+        function: that replaces them.
+        name: of the layers.
+        classes: exactly these.
+        base: layers of classes derived from it stay.
+        own: attributes that such a layer has of itself.
+        parameters, buffers: names of its own.
+    """
+
+    function: str
+    name: str
+    classes: tuple[type[nn.Module], ...]
+    base: type[nn.Module]
+    own: frozenset[str]
+    parameters: frozenset[str]
+    buffers: frozenset[str] = frozenset()
+
+
+def replace(
+    model: nn.Module, kind: Kind, where: Where | None, successor: Callable[[str, Any], nn.Module]
+) -> tuple[str, ...]:
+    """Put another layer in the place of each of a kind, in all of its places, or change nothing.
+
+    The attributes that were put on a layer go along.
+
+    Args:
+        model: changed in place.
+        kind: of the layers.
+        where: given the first name of a layer, and the layer; whether it is replaced.
+        successor: given the same; what takes its place.
+
+    Returns:
+        The first names of the layers that were replaced.
+
+    Raises:
+        ArgumentError: no layer is to be replaced, or something would be lost.
+    """
+    owners = _owners(model)
+    places = _places(model, kind, where)
+    changes: dict[str, tuple[nn.Module, nn.Module]] = {}
+    for layer, names in places.items():
+        _require_plain(layer, names[0], kind)
+        _require_untied(layer, names, owners)
+        other = successor(names[0], layer)
+        for key in vars(layer).keys() - kind.own:
+            setattr(other, key, getattr(layer, key))
+        changes.update({name: (layer, other) for name in names})
+    _put(model, changes)
+    return tuple(names[0] for names in places.values())
+
+
+def require_model(model: Any, where: Any, kind: Kind, instead: str) -> None:
+    """Check a model in which layers are to be replaced.
+
+    Raises:
+        ArgumentError: it is none, or a single layer, where ``instead`` is the thing to use; it is
+            wrapped for several devices; or ``where`` is no function.
+    """
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"{kind.function} takes an nn.Module, got {type(model).__name__}")
+    if where is not None and not callable(where):
+        raise ArgumentError(
+            f"where is a function of a name and a layer, got {type(where).__name__}"
+        )
+    if type(model) in kind.classes:
+        raise ArgumentError(
+            f"{kind.function} replaces layers inside of a model, and this model is a "
+            f"{type(model).__name__} itself: use {instead}"
+        )
+    for module in model.modules():
+        for each in type(module).__mro__:
+            if each.__name__ in _WRAPPERS:
+                raise ArgumentError(
+                    f"this model is wrapped by {each.__name__}, which knows the parameters of the "
+                    f"layers that it has: call {kind.function} first, and wrap the model then"
+                )
+
+
+def _owners(model: nn.Module) -> dict[nn.Parameter, list[str]]:
+    """All names of each parameter."""
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    return names
+
+
+def _places(model: nn.Module, kind: Kind, where: Where | None) -> dict[nn.Module, list[str]]:
+    """Layers to replace, and all names under which each is found."""
+    names: dict[nn.Module, list[str]] = {}
+    derived: dict[str, int] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if type(module) in kind.classes:
+            names.setdefault(module, []).append(name)
+        elif isinstance(module, kind.base):
+            derived[type(module).__name__] = derived.get(type(module).__name__, 0) + 1
+    chosen = {layer: known for layer, known in names.items() if not where or where(known[0], layer)}
+    if not chosen:
+        stay = ", ".join(f"{count} {kind}" for kind, count in derived.items())
+        raise ArgumentError(
+            f"{kind.function} finds nothing to replace in this {type(model).__name__}: it has "
+            f"{len(names) or 'no'} {kind.name}"
+            + (", of which `where` selects none" if names else "")
+            + (f"; layers of derived classes stay ({stay})" if stay else "")
+        )
+    return chosen
+
+
+def _require_plain(layer: nn.Module, name: str, kind: Kind) -> None:
+    """Refuse a layer to which something is bound that its successor could not have."""
+    if any(nn.parameter.is_lazy(each) for each in layer.parameters(recurse=False)):
+        return  # which who makes the successor refuses
+    kept = vars(layer)
+    more = [key for key, value in kept.items() if key not in kind.own and callable(value)]
+    more += [key for key, value in kept.items() if key.endswith("hooks") and value]
+    more += [key for key in layer._buffers if key not in kind.buffers]
+    more += [*layer._modules, *(key for key in layer._parameters if key not in kind.parameters)]
+    for key, parameter in layer._parameters.items():
+        if parameter is None:
+            continue
+        if type(parameter.data) is not Tensor or parameter.layout != torch.strided:
+            raise ArgumentError(
+                f"the {key} of layer {name!r} is no ordinary Tensor but a "
+                f"{type(parameter.data).__name__} ({parameter.layout}): call {kind.function} "
+                "before parameters are made so"
+            )
+        hooks = ("_backward_hooks", "_post_accumulate_grad_hooks")
+        more += [f"{key}.{each}" for each in hooks if getattr(parameter, each, None)]
+    if more:
+        raise ArgumentError(
+            f"layer {name!r} has {', '.join(more)}, which its successor would not have: undo "
+            "what brought them (prune.remove, remove_weight_norm, ...) or leave the layer out "
+            "(where=...)"
+        )
+
+
+def _require_untied(
+    layer: nn.Module, names: list[str], owners: Mapping[nn.Parameter, list[str]]
+) -> None:
+    """Refuse a layer whose parameters are others', too."""
+    for parameter in layer.parameters(recurse=False):
+        others = [
+            each for each in owners.get(parameter, []) if each.rpartition(".")[0] not in names
+        ]
+        if others:
+            raise ArgumentError(
+                f"a parameter of layer {names[0]!r} is also {', '.join(others)} (tied), which "
+                "would go on with the old one: untie them before, or leave the layer out "
+                "(where=...)"
+            )
+
+
+def _put(model: nn.Module, changes: Mapping[str, tuple[nn.Module, nn.Module]]) -> None:
+    """Replace layers, all or none. Parents are looked up before any of them is replaced."""
+    parents = {name: model.get_submodule(name.rpartition(".")[0]) for name in changes}
+    try:
+        for name, (_, other) in changes.items():
+            setattr(parents[name], name.rpartition(".")[2], other)
+    except BaseException:
+        for name, (layer, _) in changes.items():
+            parents[name]._modules[name.rpartition(".")[2]] = layer
+        raise
