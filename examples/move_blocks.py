@@ -4,7 +4,7 @@ A student learns what a teacher of the same size and density computes, without k
 the teacher stores. Once its blocks stay where chance has put them; once every few steps those with
 the smallest norm go, and those grow that have the largest gradient among all that are not stored.
 That is RigL (Evci et al., 2020, https://arxiv.org/abs/1911.11134), by blocks. The gradient of what
-is not stored is an ``sdd`` on candidates, so no dense matrix is ever made.
+is not stored is an ``sdd``, of a few block rows at a time, so no dense matrix is ever made.
 
     python examples/move_blocks.py
 """
@@ -20,6 +20,8 @@ import jitsparse as js
 
 FEATURES, BLOCK, DENSITY = 256, 16, 0.125
 STEPS, BATCH, EVERY = 300, 256, 10
+SLICE = 4
+"""Block rows whose gradients are in memory at a time."""
 FIRST_FRACTION = 0.3
 """Of the blocks that move the first time; less and less do, and none in the last quarter."""
 
@@ -40,17 +42,28 @@ def move_blocks(
         count: of blocks.
     """
     pattern = layer.pattern
-    norms = layer.values.detach().norm(dim=(1, 2))
+    norms = layer.weight.block_norms()
     kept = norms.topk(len(norms) - count).indices
 
-    candidates = js.Pattern.from_mask(~pattern.to_mask(), pattern.block_size, pattern.shape)
-    gradients = js.sdd(grad_output.mT, x, candidates).values.norm(dim=(1, 2))
-    grown = gradients.topk(count).indices
+    absent = ~pattern.to_mask()
+    grown = norms_of_gradients(absent, x, grad_output).topk(count).indices
+    new_rows, new_cols = absent.nonzero()[grown].T
 
-    rows = torch.cat([pattern.row_indices[kept], candidates.row_indices[grown]])
-    cols = torch.cat([pattern.col_indices[kept], candidates.col_indices[grown]])
+    rows = torch.cat([pattern.row_indices[kept], new_rows])
+    cols = torch.cat([pattern.col_indices[kept], new_cols])
     moved = js.Pattern.from_indices(rows, cols, pattern.block_size, pattern.shape)
     layer.set_pattern(moved, optimizer)
+
+
+def norms_of_gradients(mask: Tensor, x: Tensor, grad_output: Tensor) -> Tensor:
+    """The norm of the weight's gradient in each block of a mask, in the order of its rows."""
+    norms = []
+    slices = grad_output.split(SLICE * BLOCK, dim=1)
+    for rows, gradient in zip(mask.split(SLICE), slices, strict=True):
+        shape = gradient.shape[1], x.shape[1]
+        some = js.Pattern.from_mask(rows, BLOCK, shape)
+        norms.append(js.sdd(gradient.mT, x, some).block_norms())
+    return torch.cat(norms)
 
 
 def train(teacher: js.nn.BlockSparseLinear, moves: bool) -> tuple[float, float]:

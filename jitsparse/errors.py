@@ -4,9 +4,9 @@
     ├── PatternError(ValueError)         an invalid pattern: indices, shape, block size, dtype
     ├── ArgumentError(ValueError)        operands that do not fit: shape, dtype, device
     ├── PinError(ValueError)             a pinned variant that does not exist or is not legal here
-    ├── ConfigError(ValueError)          an environment variable with an illegal value
+    ├── ConfigError(ValueError)          an illegal setting, or a template that is none
     ├── UnsupportedProblem(NotImplementedError)   no kernel family covers this problem
-    ├── ToolchainError(RuntimeError)     no usable compiler; says what was searched
+    ├── ToolchainError(RuntimeError)     no kernel can be built or used here: no compiler, no room
     │   └── CompilerNotFound             there is none for C++, or no ninja
     ├── CompileError(RuntimeError)       a template did not compile; carries the first error
     ├── CacheMiss(RuntimeError)          a kernel is not cached and must not be compiled here
@@ -55,7 +55,8 @@ class PinError(JitsparseError, ValueError):
 
 
 class ConfigError(JitsparseError, ValueError):
-    """An environment variable with a value outside its legal set."""
+    """A setting, of the environment or of the program, outside its legal set; or a template, or
+    what it is rendered with, that is none."""
 
 
 class UnsupportedProblem(JitsparseError, NotImplementedError):
@@ -63,7 +64,8 @@ class UnsupportedProblem(JitsparseError, NotImplementedError):
 
 
 class ToolchainError(JitsparseError, RuntimeError):
-    """No usable compiler; the message names what was searched and what to install."""
+    """Kernels cannot be built or used here: no usable compiler, no room, a path or a library that
+    will not do. The message names what was searched, and what to do."""
 
 
 class CompilerNotFound(ToolchainError):
@@ -71,7 +73,7 @@ class CompilerNotFound(ToolchainError):
 
 
 class CompileError(JitsparseError, RuntimeError):
-    """A rendered template that the compiler refused.
+    """A template that does not compile or cannot be rendered.
 
     Attributes:
         variant: name of the variant that was being built.

@@ -116,9 +116,9 @@ def tune(
     at most 4 times as long as the quickest's then take turns, and others keep that estimate. The
     operands lie in memory as those of the call; on a GPU they rotate through copies that together
     exceed its L2 cache, if 64 do. The outcome is written to the cache, for this kind of
-    machine and for all calls of nearly the same sizes on patterns that are as clustered and as
-    skewed (:mod:`jitsparse.traits`). A lead of less than 1 % over the variant that calls use
-    without tuning counts as none.
+    machine and for all calls of nearly the same sizes, on a GPU only on patterns that are as
+    clustered and as skewed (:mod:`jitsparse.traits`). The variant that calls use without tuning
+    stays where the lead of another is less than 1 %, or timings were disturbed.
 
     Pins are neither needed nor changed: a pin outranks the tuned table.
 
