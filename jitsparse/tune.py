@@ -5,22 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
+from torch import nn
 
-from jitsparse import calls
+from jitsparse import calls, tracing
 from jitsparse.errors import ArgumentError, CacheMiss, CompileError, JitsparseError, LaunchError
 from jitsparse.jit import progress
 from jitsparse.kernels import registry
 from jitsparse.kernels.choice import choose
 from jitsparse.kernels.problem import Problem
+from jitsparse.warmup import InputShape, model_dtype
 
 if TYPE_CHECKING:
     from jitsparse.bench.timing import Timing
     from jitsparse.jit import Candidate, Kernel
 
-__all__ = ["Tuning", "legal_candidates", "tune", "tune_call"]
+__all__ = ["Tuning", "legal_candidates", "problems_of", "tune", "tune_call"]
 
 TIE = 1.01
 """A variant that is faster by less than this factor does not replace the families' own choice:
@@ -102,13 +104,35 @@ class Tuning:
         ]
 
 
+@overload
 def tune(
     op: str | Problem,
+    *operands: Any,
+    seconds: float = ...,
+    jobs: int | None = ...,
+    **options: Any,
+) -> Tuning: ...
+
+
+@overload
+def tune(
+    op: nn.Module,
+    input_shape: InputShape,
+    /,
+    *,
+    seconds: float = ...,
+    jobs: int | None = ...,
+    backward: bool = ...,
+) -> list[Tuning]: ...
+
+
+def tune(
+    op: str | Problem | nn.Module,
     *operands: Any,
     seconds: float = 1.0,
     jobs: int | None = None,
     **options: Any,
-) -> Tuning:
+) -> Tuning | list[Tuning]:
     """Time every variant that is legal for a call, and have such calls use the fastest.
 
     Variants that are not compiled yet are compiled first, in parallel. Each one's answer is held
@@ -122,21 +146,31 @@ def tune(
 
     Pins are neither needed nor changed: a pin outranks the tuned table.
 
+    Of a model: every call of its forward and backward pass, found as :func:`jitsparse.warmup` finds
+    them, one after the other, on random data and a random pattern of as many blocks. On a GPU calls
+    on patterns that are clustered or skewed have to be tuned by themselves.
+
     Args:
         op: ``"dsd"``, ``"dds"``, ``"sdd"`` or ``"linear"``; or a problem, without operands, for
-            which random data is made.
-        operands: what the operation is called with.
-        seconds: rough time to spend on timing.
+            which random data is made; or a model.
+        operands: what the operation is called with; of a model the shape of its input, an example
+            tensor, or a list with one of these for each positional argument.
+        seconds: rough time to spend on timing, of a model for each call.
         jobs: compilers at a time; by default ``MAX_JOBS``, else as processors and memory allow.
-        options: further keyword arguments of the operation (bias and activation of linear).
+        options: further keyword arguments of the operation (bias and activation of linear); of a
+            model ``backward=False``, if no gradients will be computed.
+
+    Returns:
+        What was found; of a model a list, an entry for each problem that its calls have.
 
     Warns:
-        RuntimeWarning: some variants do not compile, do not run or give wrong results.
+        RuntimeWarning: some variants do not compile, do not run or give wrong results; or calls of
+            a model could not be tuned.
 
     Raises:
         ArgumentError: the operation does not exist, the operands do not fit it, are on the meta
             device or stand beside a problem, or there is nothing to run because the output or the
-            pattern is empty.
+            pattern is empty; or the model does not run on such inputs, or runs no kernel.
         CacheMiss: ``JITSPARSE_JIT=off``, and not all of the variants are cached.
         ToolchainError: there is no compiler, and not all of the variants are cached.
         LaunchError: no variant is left, or one has made the GPU unusable.
@@ -150,9 +184,14 @@ def tune(
         True
         >>> js.explain("dsd", a, torch.randn(40, 24)).source
         'tuned'
+        >>> layer = js.nn.BlockSparseLinear(64, 32, 16, density=0.5)
+        >>> sorted(each.problem.op for each in js.tune(layer, (8, 64), seconds=0.0))
+        ['dds', 'dds', 'sdd']
     """
     if not (isinstance(seconds, (int, float)) and 0 <= seconds < math.inf):
         raise ArgumentError(f"seconds={seconds!r} is no time to spend: give 0 or more")
+    if isinstance(op, nn.Module):
+        return _tune_model(op, operands, options, seconds, jobs)
     if isinstance(op, Problem):
         calls.check_alone("tune", operands, options)
         call = calls.sample(op)
@@ -163,7 +202,61 @@ def tune(
                 "tuning runs kernels, and operands on the meta device have no data: give others, "
                 f"or the problem alone, js.tune(js.explain({op!r}, ...).problem)"
             )
-    tuning = tune_call(call, seconds=seconds, jobs=jobs)
+    return _told(tune_call(call, seconds=seconds, jobs=jobs))
+
+
+def _tune_model(
+    model: nn.Module,
+    operands: Sequence[Any],
+    options: Mapping[str, Any],
+    seconds: float,
+    jobs: int | None,
+) -> list[Tuning]:
+    if len(operands) != 1 or options.keys() - {"backward"}:
+        raise ArgumentError(
+            "a model is tuned for the shape of its input, as in js.tune(model, (8, 512)), and "
+            f"backward=False without gradients; got {len(operands)} operands and options "
+            f"{list(options) or 'none'}"
+        )
+    where = tracing.device_of(model)
+    done = []
+    for problem in problems_of(model, operands[0], where.type, **options):
+        try:
+            call = calls.sample(problem, where)
+        except ArgumentError as error:
+            progress.warn(f"jitsparse: not tuned: {error}", always=True)
+        else:
+            done.append(_told(tune_call(call, seconds=seconds, jobs=jobs)))
+    return done
+
+
+def problems_of(
+    model: nn.Module,
+    input_shape: InputShape,
+    device: str,
+    *,
+    dtype: str | None = None,
+    backward: bool = True,
+) -> list[Problem]:
+    """The problems that the calls of a model have, each once; arguments as of
+    :func:`jitsparse.warmup`.
+
+    Raises:
+        ArgumentError: the model does not run on such inputs, or runs no kernel.
+    """
+    converted, float32 = model_dtype(dtype)
+    return tracing.problems_of_model(
+        model,
+        tracing.inputs_of(input_shape),
+        device=device,
+        dtype=converted,
+        float32=float32,
+        backward=backward,
+    )
+
+
+def _told(tuning: Tuning) -> Tuning:
+    """A tuning whose failures have been said."""
     if tuning.failures:
         progress.warn(
             f"jitsparse: {len(tuning.failures)} variants of {tuning.problem.name} failed and were "

@@ -17,13 +17,13 @@ from jitsparse import tracing
 from jitsparse.compilation import BackgroundWarmup, Outcome, compile_variants, raise_failures
 from jitsparse.errors import ArgumentError, PinError
 from jitsparse.kernels import dispatch, price_table, registry
-from jitsparse.kernels.choice import choose, problem_of
+from jitsparse.kernels.choice import choose
 from jitsparse.kernels.problem import Problem
 
 if TYPE_CHECKING:
     from jitsparse.jit import Variant
 
-__all__ = ["plan", "recorded", "warmup"]
+__all__ = ["InputShape", "model_dtype", "plan", "recorded", "warmup"]
 
 _SHORT = {str(dtype).removeprefix("torch."): name for dtype, (name, _) in dispatch.DTYPES.items()}
 
@@ -251,16 +251,13 @@ def _of_model(
     model is known, on each of those, with the tuned table that there is for it and without."""
     device_of_model = tracing.device_of(model)
     targets = _targets(device or (None if arch else device_of_model.type), arch)
-    converted, float32 = _model_dtype(dtype)
+    converted, float32 = model_dtype(dtype)
     variants: dict[Variant, None] = {}
     for where in dict.fromkeys(registry.device_of(target) for target in targets):
         index = device_of_model.index if where == device_of_model.type == "cuda" else -1
-        problems = [
-            problem_of(key)
-            for key in tracing.keys_of_model(
-                model, inputs, device=where, dtype=converted, float32=float32, backward=backward
-            )
-        ]
+        problems = tracing.problems_of_model(
+            model, inputs, device=where, dtype=converted, float32=float32, backward=backward
+        )
         here = [target for target in targets if registry.device_of(target) == where]
         gpus = registry.prices_for(where, index)
         for target, problem, gpu in product(here, problems, gpus):
@@ -272,8 +269,12 @@ def _of_model(
     return list(variants)
 
 
-def _model_dtype(dtype: OneOrMore | torch.dtype) -> tuple[torch.dtype | None, str | None]:
-    """What a model is to be converted to, and the arithmetic of float32 if it is named."""
+def model_dtype(dtype: OneOrMore | torch.dtype) -> tuple[torch.dtype | None, str | None]:
+    """What a model is to be converted to, and the arithmetic of float32 if it is named.
+
+    Raises:
+        ArgumentError: it is no dtype, or several.
+    """
     if dtype is None:
         return None, None
     if not isinstance(dtype, (str, torch.dtype)):

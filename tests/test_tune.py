@@ -422,6 +422,39 @@ def test_trying_is_not_recorded_as_use(
         assert not (tmp_path / "used.jsonl").exists()
 
 
+def test_a_model(cache: Path, clock: dict[str, float]) -> None:
+    """Each of its problems once, those of gradients if there will be any."""
+    layer = js.nn.BlockSparseLinear(48, 64, 16, density=0.5)
+    model = torch.nn.Sequential(layer, torch.nn.Linear(64, 48), layer)
+    found = js.tune(model, (16, 48), **QUICK)
+    assert sorted(each.problem.op for each in found) == ["dds", "dds", "sdd"]
+    assert js.explain("linear", torch.randn(16, 48), layer.weight).source == "tuned"
+    (forward,) = js.tune(model, torch.randn(16, 48), backward=False, **QUICK)
+    assert forward.source == "tuned"
+    assert forward.problem.layout == "nt"
+
+
+def test_a_model_with_a_pattern_that_is_not_random(
+    cache: Path, clock: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(problem: Problem, *where: object) -> None:
+        raise js.ArgumentError(f"no call has the problem {problem.name}")
+
+    monkeypatch.setattr(calls, "sample", refuse)
+    layer = js.nn.BlockSparseLinear(48, 64, 16, density=0.5)
+    with pytest.warns(RuntimeWarning, match="not tuned: no call has the problem"):
+        assert js.tune(layer, (16, 48), backward=False, **QUICK) == []
+
+
+def test_what_a_model_takes() -> None:
+    layer = js.nn.BlockSparseLinear(48, 64, 16, density=0.5)
+    for operands_, options in (((), {}), (((8, 48), 3), {}), (((8, 48),), {"bias": None})):
+        with pytest.raises(js.ArgumentError, match="a model is tuned for the shape of its input"):
+            js.tune(layer, *operands_, **options)
+    with pytest.raises(js.ArgumentError, match="does not run"):
+        js.tune(layer, (8, 47))
+
+
 def test_operands_without_data() -> None:
     a = js.random((64, 64), 16, 0.5, device="meta")
     with pytest.raises(js.ArgumentError, match="operands on the meta device have no data"):

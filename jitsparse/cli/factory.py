@@ -2,16 +2,77 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
 import traceback
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import typer
+
+from jitsparse.cli.console import one, split
+from jitsparse.errors import ArgumentError
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["read_input", "read_model"]
+__all__ = ["check_model_options", "read_input", "read_model", "with_model"]
+
+_Found = TypeVar("_Found")
+
+
+def check_model_options(
+    model: str, products: Mapping[str, Any], input_shape: Sequence[str], forward_only: bool
+) -> None:
+    """Refuse what belongs to a model where there is none, and names products where there is one.
+
+    Args:
+        model: the value of ``--model``.
+        products: the values of options that name products, by option.
+        input_shape, forward_only: those of the options that belong to a model.
+
+    Raises:
+        typer.BadParameter: there is such an option.
+    """
+    if not model and (input_shape or forward_only):
+        raise typer.BadParameter(
+            "it is for --model, which was not given",
+            param_hint="--input-shape" if input_shape else "--forward-only",
+        )
+    given = [option for option, values in products.items() if values]
+    if model and given:
+        raise typer.BadParameter(
+            f"the model says what is computed, so no {' and no '.join(given)}",
+            param_hint="--model",
+        )
+
+
+def with_model(
+    name: str,
+    inputs: Sequence[str],
+    dtypes: Sequence[str],
+    find: Callable[[torch.nn.Module, list[torch.Tensor], str | None], _Found],
+) -> _Found:
+    """What is found of a model, given it, examples of its inputs and its dtype if one is asked for.
+
+    Raises:
+        typer.BadParameter: the model, its inputs or the dtype are not what they should be.
+    """
+    if len(dtypes) > 1:
+        raise typer.BadParameter("a model has one dtype", param_hint="--dtype")
+    examples = split(inputs, read_input, "--input-shape")
+    if not examples:
+        raise typer.BadParameter(
+            "a model needs the shape of its input: --input-shape 8x512", param_hint="--model"
+        )
+    try:
+        # What the model's own code prints is not to stand before our JSON.
+        with contextlib.redirect_stdout(sys.stderr):
+            return find(one(name, read_model, "--model"), examples, dtypes[0] if dtypes else None)
+    except ArgumentError as error:
+        raise typer.BadParameter(str(error), param_hint="--model") from error
 
 
 def read_model(text: str) -> torch.nn.Module:

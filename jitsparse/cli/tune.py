@@ -12,7 +12,9 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from jitsparse.cli.console import counted, one, print_json, print_table, read_device, split, stderr
+from jitsparse.cli.factory import check_model_options, with_model
 from jitsparse.cli.options import one_of, read_density, read_size, writable_file
+from jitsparse.errors import ArgumentError
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +37,15 @@ def command(
         [],
         help="A letter an operand: n as stored (last axis contiguous), t transposed; default nn.",
     ),
+    model: str = typer.Option(
+        "", help="module:factory, a function that returns a model: tune what it will call."
+    ),
+    input_shape: list[str] = typer.Option(
+        [], help="--model: the shape of its input, 8x512, or 8x128:int64; one for each input."
+    ),
+    forward_only: bool = typer.Option(
+        False, "--forward-only", help="--model: without what gradients need."
+    ),
     device: str = typer.Option("auto", help="auto, cpu or cuda."),
     seconds: float = typer.Option(1.0, min=0.0, help="Rough time for each problem."),
     jobs: int = typer.Option(
@@ -49,31 +60,54 @@ def command(
     """Time every legal kernel of products and have calls on this kind of machine use the fastest.
 
     Options may be repeated and may hold several values between commas; every combination is
-    tuned. Exits with 1 if a kernel did not compile, did not run or gave wrong results.
-    --export alone writes the table that there is.
+    tuned. With --model what is tuned are the products that it computes, on random patterns. Exits
+    with 1 if a product could not be tuned, or a kernel did not compile, did not run or gave wrong
+    results. --export alone writes the table that there is.
     """
     from jitsparse import calls
     from jitsparse.compilation import compile_variants
     from jitsparse.jit import cache as caches
     from jitsparse.kernels import registry
-    from jitsparse.tune import legal_candidates, tune_call
+    from jitsparse.tune import legal_candidates, problems_of, tune_call
 
     where = read_device(device)
     if export is not None:
         one(str(export), writable_file, "--export")
     on_gpu = where.type == "cuda"
-    asked = (op, dtype, block_size, size, density, layout)
-    problems = dict.fromkeys(
-        _problems(
-            where.type,
-            split(op, one_of(registry.OPS), "--op") or registry.OPS,
-            split(dtype, one_of(registry.DTYPES), "--dtype") or ["bf16" if on_gpu else "f32"],
-            split(block_size, registry.parse_block_size, "--block-size") or [(32, 32)],
-            split(size, read_size, "--size") or [(4096 if on_gpu else 2048,) * 3],
-            split(density, read_density, "--density") or [0.25],
-            split(layout, one_of(("nn", "nt", "tn", "tt")), "--layout") or ["nn"],
+    products: dict[str, Any] = {
+        "--op": split(op, one_of(registry.OPS), "--op"),
+        "--block-size": split(block_size, registry.parse_block_size, "--block-size"),
+        "--size": split(size, read_size, "--size"),
+        "--density": split(density, read_density, "--density"),
+        "--layout": split(layout, one_of(("nn", "nt", "tn", "tt")), "--layout"),
+    }
+    dtypes = split(dtype, one_of(registry.DTYPES), "--dtype")
+    asked = (model, *products.values(), dtypes)
+    check_model_options(model, products, input_shape, forward_only)
+    problems: Sequence[Problem]
+    if model:
+        problems = with_model(
+            model,
+            input_shape,
+            dtypes,
+            lambda made, examples, named: problems_of(
+                made, examples, where.type, dtype=named, backward=not forward_only
+            ),
         )
-    )
+    else:
+        problems = list(
+            dict.fromkeys(
+                _problems(
+                    where.type,
+                    products["--op"] or registry.OPS,
+                    dtypes or ["bf16" if on_gpu else "f32"],
+                    products["--block-size"] or [(32, 32)],
+                    products["--size"] or [(4096 if on_gpu else 2048,) * 3],
+                    products["--density"] or [0.25],
+                    products["--layout"] or ["nn"],
+                )
+            )
+        )
     if export is not None and dry_run:
         raise typer.BadParameter("--dry-run writes nothing, --export does", param_hint="--export")
     if export is not None and not any(asked):
@@ -81,12 +115,15 @@ def command(
         if as_json:
             print_json({"path": str(export), "problems": count})
         return
+    index = -1 if where.index is None else where.index
     if dry_run:
         plans = []
         for problem in problems:
-            call = calls.sample(problem, where)
-            names = [each.variant.name for each in legal_candidates(call.problem, call.index)]
-            plans.append({"problem": call.problem.name, "variants": names})
+            # Where sizes are odd, tensors as torch allocates them have another problem. A model's
+            # lie as they do there.
+            real = problem if model else calls.sample(problem, where).problem
+            names = [each.variant.name for each in legal_candidates(real, index)]
+            plans.append({"problem": real.name, "variants": names})
         if as_json:
             print_json(plans)
         else:
@@ -107,7 +144,7 @@ def command(
         transient=True,
     )
     done: list[Tuning] = []
-    index = -1 if where.index is None else where.index
+    failures: list[dict[str, Any]] = []
     variants = dict.fromkeys(
         each.variant for problem in problems for each in legal_candidates(problem.rounded(), index)
     )
@@ -119,10 +156,16 @@ def command(
         task = progress.add_task("", total=len(problems))
         for problem in problems:
             progress.update(task, description=problem.name)
-            call = calls.sample(problem, where)
-            done.append(tune_call(call, seconds=seconds, jobs=jobs or None))
+            try:
+                call = calls.sample(problem, where)
+            except ArgumentError as error:
+                if not model:  # it was asked for
+                    raise
+                failures.append({"problem": problem.name, "failed": None, "error": str(error)})
+            else:
+                done.append(tune_call(call, seconds=seconds, jobs=jobs or None))
             progress.advance(task)
-    failures = [
+    failures += [
         {"problem": each.problem.name, "failed": name, "error": error}
         for each in done
         for name, error in each.failures

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from jitsparse.cli.console import one, print_json, print_table, split, stderr
-from jitsparse.cli.factory import read_input, read_model
+from jitsparse.cli.factory import check_model_options, with_model
 from jitsparse.cli.options import one_of, read_arch
 from jitsparse.errors import ArgumentError, CacheMiss
 
@@ -83,11 +81,7 @@ def command(
 
     if check and dry_run:
         raise typer.BadParameter("it lists what --check lists, and more", param_hint="--dry-run")
-    if not model and (input_shape or forward_only):
-        raise typer.BadParameter(
-            "it is for --model, which was not given",
-            param_hint="--input-shape" if input_shape else "--forward-only",
-        )
+    check_model_options(model, {"--op": op, "--block-size": block_size}, input_shape, forward_only)
     if record is not None or variant:
         exact = "--variant" if variant else "--from"
         if op or dtype or block_size or device or arch or model or (variant and record):
@@ -107,11 +101,6 @@ def command(
         where = one(device, one_of(("cpu", "cuda")), "--device") if device else None
         targets = [name for names in split(arch, read_arch, "--arch") for name in names] or None
         if model:
-            if op or block_size:
-                raise typer.BadParameter(
-                    "the model names the operations and blocks, so no --op and no --block-size",
-                    param_hint="--model",
-                )
             variants = _of_model(model, input_shape, dtypes, where, targets, not forward_only)
         else:
             variants = plan(
@@ -174,28 +163,14 @@ def _of_model(
 
     from jitsparse.warmup import plan
 
-    if len(dtypes) > 1:
-        raise typer.BadParameter("a model has one dtype", param_hint="--dtype")
-    examples = split(inputs, read_input, "--input-shape")
-    if not examples:
-        raise typer.BadParameter(
-            "a model needs the shape of its input: --input-shape 8x512", param_hint="--model"
-        )
     if device is None and targets is None and torch.cuda.is_available():
         device = "cuda"
-    try:
-        # What the model's own code prints is not to stand before our JSON.
-        with contextlib.redirect_stdout(sys.stderr):
-            return plan(
-                one(name, read_model, "--model"),
-                examples,
-                dtype=dtypes[0] if dtypes else None,
-                device=device,
-                arch=targets,
-                backward=backward,
-            )
-    except ArgumentError as error:
-        raise typer.BadParameter(str(error), param_hint="--model") from error
+
+    def find(model: torch.nn.Module, examples: list[torch.Tensor], dtype: str | None) -> Any:
+        return plan(model, examples, dtype=dtype, device=device, arch=targets, backward=backward)
+
+    found: list[Variant] = with_model(name, inputs, dtypes, find)
+    return found
 
 
 def _print_survey(outcomes: Sequence[Outcome], *, everything: bool, as_json: bool) -> int:

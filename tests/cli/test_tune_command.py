@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import jitsparse as js
 from jitsparse import calls
 from jitsparse.cli import main
 from jitsparse.jit import config, tuned
 from jitsparse.kernels import registry
-from jitsparse.kernels.problem import product_problem
+from jitsparse.kernels.problem import Problem, product_problem
 
 SMALL = ["--op", "dsd", "--block-size", "8", "--size", "32x16x24", "--density", "0.5"]
 QUICK = ["--device", "cpu", "--seconds", "0"]
@@ -87,6 +88,64 @@ def test_dry_run_times_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert tuned.lookup(PROBLEM.name, registry.machine_of("cpu")) is None
     assert run(*SMALL, "--device", "cpu", "--dry-run") == 0
     assert capsys.readouterr().out.count(PROBLEM.name) == len(plans[0]["variants"])
+
+
+def layer() -> js.nn.BlockSparseLinear:
+    return js.nn.BlockSparseLinear(24, 32, 8, density=0.5)
+
+
+MODEL = ["--model", f"{__name__}:layer", "--input-shape", "16x24"]
+
+
+def test_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*MODEL, *QUICK, "--json") == 0
+    tuned_calls = json.loads(capsys.readouterr().out)
+    assert sorted(each["problem"]["op"] for each in tuned_calls) == ["dds", "dds", "sdd"]
+    assert {each["problem"]["extent"] for each in tuned_calls} == {16}
+    made = layer()
+    assert js.explain("dds", torch.randn(16, 24), made.weight.T).source == "tuned"
+    assert js.explain("dds", torch.randn(64, 24), made.weight.T).source == "heuristic"
+    assert run(*MODEL, *QUICK, "--forward-only", "--dtype", "f64", "--dry-run", "--json") == 0
+    (plan,) = json.loads(capsys.readouterr().out)
+    assert plan["problem"].startswith("dds.f64.")
+    assert plan["variants"]
+
+
+def test_a_model_whose_pattern_is_not_random(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As on a GPU, where that is part of a problem: it is told, and the rest tuned."""
+    sample = calls.sample
+
+    def choosy(problem: Problem, *where: object) -> calls.Call:
+        if problem.op == "sdd":
+            raise js.ArgumentError(f"no call on a random pattern has the problem {problem.name}")
+        return sample(problem, *where)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(calls, "sample", choosy)
+    assert run(*MODEL, *QUICK) == 1
+    captured = capsys.readouterr()
+    assert "no call on a random pattern" in " ".join(captured.out.split())
+    assert "2 problems tuned" in captured.err
+    assert "1 failure" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([*MODEL, "--op", "dds", "--size", "64"], "no --op and no --size"),
+        (["--input-shape", "8x24"], "--model, which was not given"),
+        (["--forward-only"], "--model, which was not given"),
+        (MODEL[:2], "needs the shape of its input"),
+        ([*MODEL, "--dtype", "f32,f64"], "one dtype"),
+        ([*MODEL[:3], "16x25"], "does not run"),
+    ],
+)
+def test_what_belongs_to_a_model(
+    options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*options, *QUICK) == 2
+    assert said in " ".join(capsys.readouterr().err.replace("│", " ").split())
 
 
 def test_a_wrong_answer_ends_in_a_table_and_1(

@@ -297,7 +297,10 @@ def test_a_module_in_the_current_directory(
         (["--model", "warmmodels:dense"], "does not run: "),
         (["--model", "torch.nn:Identity"], "calls no kernel"),
         (["--model", "warmmodels:ReadsData"], "JITSPARSE_RECORD"),
-        (["--model", "warmmodels:transformer", "--op", "dsd"], "no --op and no --block-size"),
+        (
+            ["--model", "warmmodels:transformer", "--op", "dsd"],
+            "what is computed, so no --op",
+        ),
         (["--model", "warmmodels:transformer", "--dtype", "f32,bf16"], "has one dtype"),
         (["--model", "warmmodels:transformer", "--from", "x"], "takes no filters and no model"),
         (["--model", "warmmodels:transformer", "--check", "--dry-run"], "--dry-run"),
