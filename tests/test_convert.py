@@ -319,14 +319,15 @@ def test_a_layer_with_an_illegal_density_or_mask_is_named(wrong: dict[str, Any])
 # -- and dense again ------------------------------------------------------------------------------
 
 
-def test_a_model_that_is_made_dense_again_computes_the_same() -> None:
-    sparse = model().double()
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_model_that_is_made_dense_again_computes_the_same(device: str) -> None:
+    sparse = model().double().to(device)
     sparsify_(sparse, 16, density=0.5)
     sparse[3].values.requires_grad_(False)
     sparse[1].up.bias.requires_grad_(False)
     sparse[1].up.note = "kept"
     sparse[1].up.eval()
-    x = torch.arange(8)
+    x = torch.arange(8, device=device)
     before, weight = sparse(x), sparse[1].up.weight.to_dense()
     assert densify_(sparse) == ("1.up", "1.down", "3")
     assert kinds(sparse) == kinds(model())

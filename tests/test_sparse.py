@@ -517,11 +517,12 @@ def _stored(a: js.BlockSparse) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(64, 96), (50, 70)])
-def test_norms_of_blocks(shape: tuple[int, int], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_norms_of_blocks(device: str, shape: tuple[int, int], dtype: torch.dtype) -> None:
     """Of what is inside of the matrix, and finer than its dtype."""
-    pattern = js.Pattern.random(shape, (16, 32), 0.7)
+    pattern = js.Pattern.random(shape, (16, 32), 0.7, device=device)
     # Squares of these overflow in float16.
-    values = (5000 * torch.randn(pattern.values_shape)).to(dtype)
+    values = (5000 * torch.randn(pattern.values_shape)).to(device, dtype)
     a = js.BlockSparse(values, pattern)
     norms, exact = a.block_norms(), a.to_dense().double()
     assert norms.dtype is (torch.float64 if dtype is torch.float64 else torch.float32)

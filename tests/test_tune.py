@@ -434,6 +434,16 @@ def test_a_model(cache: Path, clock: dict[str, float]) -> None:
     assert forward.problem.layout == "nt"
 
 
+@pytest.mark.gpu
+def test_a_model_on_a_gpu(cache: Path) -> None:
+    layer = js.nn.BlockSparseLinear(256, 512, 64, density=0.5, device="cuda", dtype=torch.bfloat16)
+    for tuning in js.tune(layer, (128, 256), seconds=0.01):
+        assert not tuning.failures
+        assert tuning.winner in tuning.seconds
+    x = torch.randn(128, 256, device="cuda", dtype=torch.bfloat16)
+    assert js.explain("linear", x, layer.weight).source == "tuned"
+
+
 def test_a_model_with_a_pattern_that_is_not_random(
     cache: Path, clock: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
