@@ -144,7 +144,7 @@ def command(
         transient=True,
     )
     done: list[Tuning] = []
-    failures: list[dict[str, Any]] = []
+    untuned: dict[Problem, str] = {}
     variants = dict.fromkeys(
         each.variant for problem in problems for each in legal_candidates(problem.rounded(), index)
     )
@@ -161,17 +161,22 @@ def command(
             except ArgumentError as error:
                 if not model:  # it was asked for
                     raise
-                failures.append({"problem": problem.name, "failed": None, "error": str(error)})
+                untuned[problem] = str(error)
             else:
                 done.append(tune_call(call, seconds=seconds, jobs=jobs or None))
             progress.advance(task)
-    failures += [
+    failures = [
         {"problem": each.problem.name, "failed": name, "error": error}
         for each in done
         for name, error in each.failures
     ]
+    failures += [
+        {"problem": problem.name, "failed": "tuning", "error": error}
+        for problem, error in untuned.items()
+    ]
     if as_json:
-        print_json([asdict(each) for each in done])
+        told = [{"problem": asdict(each), "error": error} for each, error in untuned.items()]
+        print_json([*(asdict(each) for each in done), *told])
     else:
         columns = ["problem", "us", "winner", "gain", "before", "source", "timed"]
         print_table([_row(each) for each in done], columns)

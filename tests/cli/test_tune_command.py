@@ -128,6 +128,10 @@ def test_a_model_whose_pattern_is_not_random(
     assert "no call on a random pattern" in " ".join(captured.out.split())
     assert "2 problems tuned" in captured.err
     assert "1 failure" in captured.err
+    assert run(*MODEL, *QUICK, "--json") == 1
+    *_, untuned = json.loads(capsys.readouterr().out)
+    assert untuned["problem"]["op"] == "sdd"
+    assert "no call on a random pattern" in untuned["error"]
 
 
 @pytest.mark.parametrize(
