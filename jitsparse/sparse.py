@@ -383,12 +383,20 @@ class BlockSparse:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """``torch.matmul``, ``torch.mm`` and ``F.linear`` are the operations here; of any other
-        function torch says that there is no implementation."""
+        """``torch.matmul``, ``torch.mm`` and ``F.linear`` are the operations here; there is no
+        other function of a matrix, unless another class among the operands has one."""
         ours = _TORCH_FUNCTIONS.get(func)
-        if ours is None or (func in _OPERATOR and torch.compiler.is_dynamo_compiling()):
+        if func in _OPERATOR and torch.compiler.is_dynamo_compiling():
             return NotImplemented
-        return ours(*args, **(kwargs or {}))
+        if ours is not None:
+            return ours(*args, **(kwargs or {}))
+        if not all(issubclass(each, BlockSparse) for each in types):
+            return NotImplemented
+        raise TypeError(
+            f"{torch.overrides.resolve_name(func) or func} takes no BlockSparse; torch.matmul, "
+            "torch.mm and torch.nn.functional.linear do. What leaves zeros zero can be done to the "
+            "values, BlockSparse(f(a.values), a.pattern); anything else to a.to_dense()"
+        )
 
     # -- display --------------------------------------------------------------------------------
 

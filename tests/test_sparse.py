@@ -555,5 +555,18 @@ def test_functions_of_torch() -> None:
         assert torch.equal(multiply(y, a), js.dds(y, a))
     assert torch.equal(y.matmul(a), js.dds(y, a))
     assert torch.equal(torch.nn.functional.linear(x.T, a, bias=bias), js.linear(x.T, a, bias))
-    with pytest.raises(TypeError, match=r"torch\.add"):
+    with pytest.raises(TypeError, match=r"^torch\.add takes no BlockSparse; .*a\.to_dense"):
         torch.add(a, x)
+    with pytest.raises(TypeError, match=r"^torch\.nn\.functional\.relu takes no BlockSparse"):
+        torch.nn.functional.relu(a)
+
+
+def test_another_class_may_have_functions_of_a_matrix() -> None:
+    class Other:
+        @classmethod
+        def __torch_function__(
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            return func
+
+    assert torch.add(js.random((16, 16), 8, 0.5), Other()) is torch.add
