@@ -71,7 +71,8 @@ def _sample(device: torch.device, extents: Extents) -> Iterator[Case]:
     """Of every combination some, in random order; shapes are those of the sparse operand. Then
     some with few columns, where both operands lie along the axis that is summed over, as in the
     forward pass of a layer: more families compete there. Then those of the other sections: headline
-    products, layers, and mixtures of experts. Then those on patterns whose blocks lie together."""
+    products, layers, and mixtures of experts. Then those on patterns whose blocks lie together. Of
+    dsd and dds on random patterns a part comes in TF32, too."""
     dtype = "bf16" if device.type == "cuda" else "f32"
     everything = list(
         product(
@@ -91,16 +92,22 @@ def _sample(device: torch.device, extents: Extents) -> Iterator[Case]:
     ]
     few = list(product(("dds",), ("nt",), _BLOCKS, _DENSITIES, shapes, ("random",)))
     random.Random(0).shuffle(few)
+    random_ones = [each for each in everything if each[0] != "sdd" and each[-1] == "random"]
+    in_tf32 = dict.fromkeys(
+        [*dict.fromkeys(random_ones[: extents.chosen_in_tf32]), *few[: extents.few_chosen_in_tf32]]
+    )
     sample += few[: extents.few_chosen]
     sample += _headlines(extents)
     sample += _clustered(extents)
-    for op, layout, block, density, (rows, extent, cols), pattern in dict.fromkeys(sample):
-        size = {
-            "dsd": (rows, extent, cols),
-            "dds": (extent, rows, cols),
-            "sdd": (rows, cols, extent),
-        }[op]
-        yield Case(op, size, (block, block), density, dtype, device, pattern, layout)
+    both = ((dtype, dict.fromkeys(sample)), ("tf32", in_tf32))
+    for name, products in both if device.type == "cuda" else both[:1]:
+        for op, layout, block, density, (rows, extent, cols), pattern in products:
+            size = {
+                "dsd": (rows, extent, cols),
+                "dds": (extent, rows, cols),
+                "sdd": (rows, cols, extent),
+            }[op]
+            yield Case(op, size, (block, block), density, name, device, pattern, layout)
     for shape, block, (op, layout) in product(
         extents.experts + extents.more_experts,
         (32, 64, 128),
