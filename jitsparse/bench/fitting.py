@@ -33,7 +33,8 @@ share of the time as in any, for each part. From 0.5 to 2 the choice is as good.
 
 def main(*paths: str) -> None:
     """Replace the prices of ``costs.json`` by what fits the times in all of the files, those of
-    each GPU by its own times. Prices of GPUs that were not timed stay."""
+    each GPU by its own times. Prices of GPUs that were not timed stay, and on one that was timed in
+    TF32 alone, or not in TF32, those of the other."""
     files = [json.loads(Path(path).read_text(encoding="utf-8")) for path in paths]
     gpus = json.loads(price_table.TABLE.read_text(encoding="utf-8"))["gpus"]
     names = ("device", "commit", "command")
@@ -52,8 +53,18 @@ def main(*paths: str) -> None:
         prices = fit(rows)
         if not prices:
             raise SystemExit(f"no time of the {gpu} is one that prices are fitted to")
-        gpus[gpu] = {"measured": measured, "prices": prices}
+        table = gpus.setdefault(gpu, {"measured": {}, "prices": {}})
+        for dtype in {_dtype_of(kind) for kind in prices}:
+            table["measured"][dtype] = measured
+            kept = {kind: row for kind, row in table["prices"].items() if _dtype_of(kind) != dtype}
+            mine = {kind: row for kind, row in prices.items() if _dtype_of(kind) == dtype}
+            table["prices"] = dict(sorted({**kept, **mine}.items()))
     price_table.TABLE.write_text(_formatted(gpus), encoding="utf-8")
+
+
+def _dtype_of(kind: str) -> str:
+    """What stands for the dtypes of a kind."""
+    return "tf32" if kind.startswith("tf32.") else "bf16"
 
 
 def _formatted(gpus: Mapping[str, Mapping[str, Any]]) -> str:
@@ -112,6 +123,8 @@ def _alike(kind: str) -> str:
     """What kinds that differ little share: those of ``thin`` in the height of a block and in
     whether an SM has two CTAs at most, others in how the dense operand lies and in whether block
     columns are condensed, those of ``mma`` in the width of a tile, too."""
+    if kind.startswith("tf32."):
+        return f"tf32.{_alike(kind.removeprefix('tf32.'))}"
     family, *others = kind.split(".")
     if family == "thin":
         kept = [each for each in others[1:] if each != "two"]

@@ -1,7 +1,7 @@
 """The cost model: what a variant will take, so that the quickest is chosen.
 
-It covers dsd and dds on 16-bit elements for Hopper, where families and tiles compete. The time is a
-sum of what a product has to do, each part times a number:
+It covers dsd and dds on 16-bit elements and in TF32 for Hopper, where families and tiles compete.
+The time is a sum of what a product has to do, each part times a number:
 
 ======== ===========================================================================================
 part     amount
@@ -20,8 +20,8 @@ The numbers are microseconds, a row for each kind of kernel (:mod:`jitsparse.ker
 :mod:`jitsparse.bench.fitting` finds them from times that ``jitsparse bench --suite hopper --section
 choice --json`` has measured, and docs/performance.md says how often the model's choice is the best.
 
-Three costs beside these are the same for all kinds: ``copy``, of a variant that transposes the
-dense operand (:mod:`jitsparse.kernels.transpose`); ``sums``, of one that divides the steps of a
+Three costs beside these are the same for all kinds: ``copy``, of a variant that transposes an
+operand (:mod:`jitsparse.kernels.transpose`); ``sums``, of one that divides the steps of a
 tile, for adding the parts (:mod:`jitsparse.kernels.split`); and ``lines``, of TMA where rows of the
 dense operand begin within cache lines, so that each row of a box is two requests.
 
@@ -86,7 +86,7 @@ variant, by prices that were fitted without."""
 _MANY_ROUNDS = 8
 """Tiles of a CTA above which all sets are whole, see csrc/cuda/kernels/spmm_stages.cuh."""
 
-_NARROWEST = 64
+_NARROWEST = {"bf16": 64, "f16": 64, "tf32": 128}
 """Columns of the narrowest tiles of ``wgmma``."""
 
 _LINES = 6e-4
@@ -104,7 +104,7 @@ the products held out on an H100 and in 0.919 on an H200, in place of 0.902 and 
 
 def covers(problem: Problem, target: str) -> bool:
     """Whether the model was made for such problems."""
-    return target == "sm90a" and problem.op in ("dsd", "dds") and problem.dtype in ("bf16", "f16")
+    return target == "sm90a" and problem.op in ("dsd", "dds") and problem.dtype in _NARROWEST
 
 
 def quickest_first(
@@ -177,7 +177,7 @@ def wasteful(problem: Problem, variant: Variant) -> bool:
         return False
     # Never the fastest of 413 products of 8 to 256 columns, and up to 1.8 times as slow.
     width = variant.ints("t")[1]
-    if width > _NARROWEST and 2 * problem.extent <= width:
+    if width > _NARROWEST[problem.dtype] and 2 * problem.extent <= width:
         return True
     if CONDENSED not in variant.knobs:
         return False
@@ -189,9 +189,14 @@ def extras(problem: Problem, variant: Variant, amounts: Sequence[float]) -> dict
     """Microseconds of what is no part of all products, of one with these parts."""
     costs = {}
     rows, depth = _size(problem)
+    copied = 0
     if transpose.transposes(variant):
         # As if each matrix of a batch were another, which a problem does not say.
-        costs["copy"] = transpose.copying(depth * problem.extent * problem.batch)
+        copied = depth * problem.extent * problem.batch
+    elif transpose.transposes_values(variant):
+        copied = problem.nnz * math.prod(problem.block)
+    if copied:
+        costs["copy"] = transpose.copying(copied * (2 if problem.dtype == "tf32" else 1))
     divided = _parts_of_steps(problem, variant)
     if divided > 1:
         costs["sums"] = _ADDING + _ADDED * divided * rows * problem.extent * problem.batch
@@ -206,8 +211,9 @@ def _parts_of_steps(problem: Problem, variant: Variant) -> int:
 
 
 def _lies_along(problem: Problem, variant: Variant) -> bool:
-    """Whether a variant reads the dense operand along the axis that is summed over."""
-    return is_k_contiguous(problem.op, problem.layout) and CONDENSED not in variant.knobs
+    """Whether a variant reads the dense operand, or its transposed copy, along the axis that is
+    summed over."""
+    return is_k_contiguous(problem.op, problem.layout) != transpose.transposes(variant)
 
 
 def _size(problem: Problem) -> tuple[int, int]:
@@ -216,7 +222,12 @@ def _size(problem: Problem) -> tuple[int, int]:
 
 
 def kind(problem: Problem, variant: Variant) -> str:
-    """What shares a row of numbers: ``"wgmma.32.s64.across.n128"``, for instance."""
+    """What shares a row of numbers: ``"wgmma.32.s64.across.n128"``, for instance; in TF32 it begins
+    with ``"tf32."``."""
+    return f"tf32.{_kind(problem, variant)}" if problem.dtype == "tf32" else _kind(problem, variant)
+
+
+def _kind(problem: Problem, variant: Variant) -> str:
     height, _ = op_block(problem.op, problem.block, problem.layout)
     tile = variant.ints("t")
     lies = "along" if _lies_along(problem, variant) else "across"

@@ -43,7 +43,7 @@ from jitsparse.kernels.legality import (
 from jitsparse.kernels.problem import Priority, Problem
 from jitsparse.kernels.roles import is_k_contiguous, op_block
 
-__all__ = ["candidates", "default_variants", "divides_first", "priority", "template"]
+__all__ = ["candidates", "default_variants", "priority", "template"]
 
 _BYTES = {"bf16": 2, "f16": 2, "tf32": 4}
 _BLOCKS = (16, 32, 64, 128)
@@ -129,11 +129,6 @@ def candidates(problem: Problem, target: str) -> list[Candidate]:
     if to_divide and _dividing_pays(problem, to_divide[0], _fitting(problem, tiles, False, target)):
         return [*divided, *whole]
     return [*whole, *divided]
-
-
-def divides_first(problem: Problem) -> bool:
-    """Whether what comes first here divides its tiles, on a Hopper GPU."""
-    return split.splits(candidates(problem, "sm90a")[0].variant)
 
 
 def _candidate(problem: Problem, tile: Tile, divides: bool, target: str) -> Candidate:

@@ -45,4 +45,16 @@ def prices_of(kind: str, gpu: str) -> list[float] | None:
 @functools.cache
 def _table() -> dict[str, dict[str, list[float]]]:
     gpus: dict[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))["gpus"]
-    return {gpu: table["prices"] for gpu, table in gpus.items()}
+    prices: dict[str, dict[str, list[float]]] = {
+        gpu: table["prices"] for gpu, table in gpus.items()
+    }
+    # Until TF32 is timed on one of them too, the other's times are the best that there is to know.
+    in_tf32 = [
+        {kind: row for kind, row in each.items() if kind.startswith("tf32.")}
+        for each in prices.values()
+    ]
+    timed = max(in_tf32, key=len)
+    return {
+        gpu: each if own else each | timed
+        for (gpu, each), own in zip(prices.items(), in_tf32, strict=True)
+    }

@@ -51,9 +51,9 @@ _COPIED, _LAUNCH = 1.25e-6, 3.0
 """Microseconds on an H200: saved where a block of so many columns is gathered, for each of k; what
 copying takes for each 16-bit element; and what it takes however little there is to copy."""
 
-_SAVED_IN_TF32 = {"sdd": (8e-3, 2.2e-8), "dsd": (0.0, 1e-8), "dds": (0.0, 1e-8)}
-"""Microseconds on an H200 that TF32 takes less on ``wgmma`` with a transposed copy than on ``mma``:
-for each of an sdd's k, or of the columns of the others, always and for each stored element."""
+_SAVED_IN_TF32 = (8e-3, 2.2e-8)
+"""Microseconds on an H200 that an sdd in TF32 takes less on ``wgmma`` with a transposed copy than
+on ``mma``: for each of k, always and for each stored element."""
 
 SHORT = tuple(_SAVED)
 """Sizes of blocks that make short rows of 16-bit elements."""
@@ -87,18 +87,14 @@ def pays(problem: Problem, side: str) -> bool:
     return saved > copying(width(problem, side) * k)
 
 
-def pays_in_tf32(problem: Problem, across: int) -> bool:
-    """Whether a product in TF32 is faster with a transposed copy than on family ``mma``. Fitted to
-    densities of 0.05 to 0.5; beyond them it keeps an operand from being copied for a few blocks.
-
-    Args:
-        problem: the facts of the call.
-        across: extent of the operand beside k for an sdd, k for a dsd or dds.
-    """
-    along = problem.extent * problem.batch
+def pays_in_tf32(problem: Problem, side: str) -> bool:
+    """Whether an sdd in TF32 is faster with the operand that is gathered along a side transposed
+    than on family ``mma``. Fitted to densities of 0.05 to 0.5; beyond them it keeps an operand from
+    being copied for a few blocks."""
+    k = problem.extent * problem.batch
     stored = problem.nnz * problem.block[0] * problem.block[1]
-    always, for_each = _SAVED_IN_TF32[problem.op]
-    return along * (always + for_each * stored) > copying(2 * across * along)
+    always, for_each = _SAVED_IN_TF32
+    return k * (always + for_each * stored) > copying(2 * width(problem, side) * k)
 
 
 def copying(elements: float) -> float:

@@ -14,19 +14,17 @@ docs/performance.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 from jitsparse.jit import Candidate, Template, Variant
 from jitsparse.jit.template import Context
-from jitsparse.kernels import cost, mma, split, transpose
+from jitsparse.kernels import cost, split, transpose
 from jitsparse.kernels.cuda import (
     CONDENSED,
-    Tile,
     cuda_template,
     knobs,
     operand_context,
-    ranked,
     typical_problems,
 )
 from jitsparse.kernels.legality import (
@@ -46,40 +44,17 @@ _DTYPES = ("bf16", "f16", "tf32")
 _BLOCKS = (16, 32, 64, 128)
 _WIDTHS = {"bf16": (256, 128, 64), "f16": (256, 128, 64), "tf32": (256, 128)}
 """Of a tile, in columns, by dtype."""
-_FEW_FOR_TF32 = 64
-"""Columns up to which ``mma`` may be faster in TF32."""
 
 
 def priority(problem: Problem) -> Priority:
-    """Before all others, but for TF32 where ``mma`` has less to do."""
-    if problem.dtype == "tf32" and problem.op != "sdd" and problem.extent <= _FEW_FOR_TF32:
-        # With its tiles whole it is 1.2 to 1.4 times as fast in blocks of 64, and slower in others.
-        height, _ = op_block(problem.op, problem.block, problem.layout)
-        if height == 64 or mma.divides_first(problem):
-            return Priority(2, f"at most {_FEW_FOR_TF32} columns: tiles are at least 128 wide here")
-    way = _first_way(problem)
-    if not {transpose.KNOB, transpose.VALUES_KNOB}.intersection(way):
+    """Before all others, but for an sdd in TF32 where ``mma`` has less to do. (Of a dsd or dds the
+    cost model decides.)"""
+    if problem.op != "sdd" or transpose.KNOB not in _ways(problem)[0]:
         return Priority(0, "Hopper's own tensor cores and TMA")
-    if transpose.KNOB in way and problem.dtype == "tf32":
-        if not transpose.pays_in_tf32(problem, _across(problem)):
-            return Priority(
-                2, "both operands lie across k, and copying one takes longer than mma does"
-            )
+    if problem.dtype == "tf32" and not transpose.pays_in_tf32(problem, _transposed(problem)[0]):
+        return Priority(2, "both operands lie across k, and copying one takes longer than mma does")
     return Priority(
         0, "Hopper's own tensor cores, for which a copy of one operand is transposed first"
-    )
-
-
-def _first_way(problem: Problem) -> Sequence[tuple[str, str]]:
-    """Knobs beside block, layout and tile of what comes first."""
-    return _ways(problem)[0] if problem.op == "sdd" else _transposing(problem)
-
-
-def _across(problem: Problem) -> int:
-    """Extent of what TF32 transposes, beside the columns of a dsd or dds, or k of an sdd."""
-    # Those of a dsd or dds that transpose anything are flipped, so their k is rows.
-    return (
-        transpose.width(problem, _transposed(problem)[0]) if problem.op == "sdd" else problem.rows
     )
 
 
@@ -146,12 +121,7 @@ def _tiles(problem: Problem) -> list[tuple[int, int, int]]:
     """Tiles that suit the block of a dsd or dds: rows, columns, depth of a stage."""
     widths = _WIDTHS.get(problem.dtype, ())
     tiles = [(PANEL, width, slab) for width in widths for slab in _slabs(problem)]
-    if problem.dtype == "tf32":
-        # The cost model does not know TF32, and two widths need no more than waves of CTAs times
-        # what one does, for which neither warps nor stages count.
-        alike = [Tile(tile, warps=(2, 1), stages=4, ctas=1) for tile in tiles]
-        return [tile.shape for tile in ranked(problem, alike)]
-    if has_tall(*op_block(problem.op, problem.block, problem.layout)):
+    if problem.dtype != "tf32" and has_tall(*op_block(problem.op, problem.block, problem.layout)):
         tiles.append((TALL_PANEL, 256, SLAB))
     return tiles
 

@@ -68,7 +68,7 @@ def test_before_hopper_few_columns_are_for_thin() -> None:
     ("block", "columns", "expected"),
     [
         *((32, 4096, "wgmma.128x256x32"), (64, 4096, "wgmma.128x256x32")),
-        *((32, 128, "wgmma.128x128x32"), (64, 128, "wgmma.128x128x32")),
+        (32, 128, "wgmma.128x128x32"),
         *(
             # Divided along k.
             (32, 16, "mma.128x32x32"),

@@ -475,8 +475,51 @@ def test_fitting_replaces_the_prices_of_what_was_timed(
     times.write_text(json.dumps({"measured": facts | {"torch": "2"}, "tables": [table]}))
     fitting.main(str(times))
     after = json.loads(written.read_text(encoding="utf-8"))
-    assert after["gpus"]["H100"] == {"measured": [facts], "prices": fitting.fit(rows(FITTED))}
+    fitted, old = fitting.fit(rows(FITTED)), before["gpus"]["H100"]
+    in_tf32 = {kind: row for kind, row in old["prices"].items() if kind.startswith("tf32.")}
+    assert after["gpus"]["H100"]["prices"] == fitted | in_tf32
+    measured = {"bf16": [facts], "tf32": old["measured"]["tf32"]}
+    assert after["gpus"]["H100"]["measured"] == measured
     assert after["gpus"]["H200"] == before["gpus"]["H200"]
+
+
+def test_fitting_in_tf32_leaves_the_other_prices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("scipy")
+    before = json.loads(price_table.TABLE.read_text(encoding="utf-8"))["gpus"]["H200"]
+    written = tmp_path / "costs.json"
+    written.write_bytes(price_table.TABLE.read_bytes())
+    monkeypatch.setattr(price_table, "TABLE", written)
+    timed = rows(FITTED)[0] | {
+        "op": "dds",
+        "size": "64x1024x8192",
+        "stored": 512,
+        "layout": "nt",
+        "dtype": "tf32",
+        "variant": "dds.wgmma.sm90a.tf32.b64x64.lnt.t128x128x32",
+    }
+    facts = {"device": "NVIDIA H200", "commit": "0", "command": "c"}
+    table = {"section": "choice", "rows": [timed]}
+    times = tmp_path / "times.json"
+    times.write_text(json.dumps({"measured": facts, "tables": [table]}))
+    fitting.main(str(times))
+    after = json.loads(written.read_text(encoding="utf-8"))["gpus"]["H200"]
+    ours = after["prices"].keys() - before["prices"].keys()
+    assert ours == {"tf32.wgmma.64.s64.along.n128.few"}
+    assert {kind: after["prices"][kind] for kind in before["prices"]} == before["prices"]
+    assert after["measured"] == before["measured"] | {"tf32": [facts]}
+
+
+def test_tf32_costs_as_much_on_a_gpu_where_it_was_not_timed() -> None:
+    """As on the one where it was; what is timed elsewhere is not mixed with it."""
+    gpus = json.loads(price_table.TABLE.read_text(encoding="utf-8"))["gpus"]
+    kind = "tf32.wgmma.64.s64.along.n256"
+    timed = [gpu for gpu, table in gpus.items() if kind in table["prices"]]
+    assert timed == ["H100"]
+    assert price_table.prices_of(kind, "H200") == gpus["H100"]["prices"][kind]
+    other = kind.removeprefix("tf32.")
+    assert price_table.prices_of(other, "H200") == gpus["H200"]["prices"][other]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jitsparse.jit import Variant
-from jitsparse.kernels import registry
+from jitsparse.kernels import cost, registry
 from jitsparse.kernels.cuda import CONDENSED
 from jitsparse.kernels.problem import Problem, product_problem, typical_problem
 from jitsparse.kernels.roles import LAYOUTS
@@ -20,6 +20,7 @@ from jitsparse.kernels.transpose import (
     bytes_for_sdd,
     bytes_for_spmm,
     bytes_of,
+    copying,
     transposes,
     transposes_values,
 )
@@ -118,12 +119,13 @@ def test_a_product_whose_operands_both_lie_across_k_is_transposed_for_tf32(
 def test_low_blocks_whose_columns_are_multiplied_are_transposed_for_tf32(
     op: str, layout: str
 ) -> None:
-    low = legal(typical_problem(op, "cuda", "tf32", 32, layout))
+    problem = typical_problem(op, "cuda", "tf32", 32, layout)
+    low = legal(problem)
     assert low[0].family == "wgmma"
     assert transposes_values(low[0])
     assert not transposes(low[0])
-    first = registry.candidates(typical_problem(op, "cuda", "tf32", 32, layout), "sm90a")[0]
-    assert "transposed first" in first.why
+    stored = problem.nnz * 32 * 32
+    assert cost.breakdown(problem, low[0])["copy"] == copying(2 * stored)
     high = legal(typical_problem(op, "cuda", "tf32", 64, layout))
     assert not any(map(transposes_values, high))
 
