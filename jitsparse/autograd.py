@@ -340,7 +340,7 @@ class _TransformedDds(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, dense_dot: Tensor, values_dot: Tensor, *others: Any) -> Tensor:
-        dense, values, index, out, bias = ctx.saved_tensors
+        dense, values, index, out, _ = ctx.saved_tensors
         rows, cols, transposed, activation = ctx.sizes
         bias_dot = others[4]
         sizes = rows, cols, transposed, None, 0
@@ -350,12 +350,8 @@ class _TransformedDds(torch.autograd.Function):
             (dense_dot, values_dot),
             None if bias_dot is None else bias_dot.expand(*dense.shape[:-1], -1),
         )
-        if activation == _RELU:
-            dot = torch.ops.aten.threshold_backward(dot, out, 0)
-        elif activation:
-            product = dds(dense, values, index, rows, cols, transposed, bias, 0)
-            dot = _BACKWARD[activation](dot, product)
-        return dot
+        # Other activations are torch operations under a transform, see functional.py.
+        return torch.ops.aten.threshold_backward(dot, out, 0) if activation == _RELU else dot
 
 
 class _TransformedSdd(torch.autograd.Function):

@@ -322,3 +322,21 @@ def test_a_long_sum_is_as_exact_as_a_short_one() -> None:
     found = js.sdd(grad.mT, x, pattern).to_dense().double()
     exact = grad.double().mT @ x.double()
     assert (found - exact).norm() / exact.norm() < 8 * torch.finfo(torch.float32).eps
+
+
+def test_a_right_operand_without_memory_is_refused() -> None:
+    pattern, right = js.Pattern.random((64, 32), 16, 0.5), torch.randn(5, 32)
+    right.untyped_storage().resize_(0)
+    with pytest.raises(ArgumentError, match="has no memory"):
+        js.sdd(torch.randn(64, 5), right, pattern)
+
+
+class Named(torch.Tensor):
+    """A tensor of a class of its own."""
+
+
+def test_a_bias_of_a_class_of_its_own_is_asked() -> None:
+    weight, x, bias = js.random((64, 32), 16, 0.5), torch.randn(7, 32), torch.randn(64)
+    got = js.linear(x, weight, bias.as_subclass(Named))
+    assert type(got) is Named
+    assert torch.equal(got.as_subclass(torch.Tensor), js.linear(x, weight, bias))

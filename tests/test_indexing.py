@@ -277,3 +277,12 @@ def test_a_pattern_of_the_cpu_wants_none(monkeypatch: pytest.MonkeyPatch) -> Non
     pattern = js.Pattern.random((64, 64), 32, 0.5)
     assert pattern.T._host is None
     assert pattern.to("meta").T._host is None
+
+
+def test_rows_that_end_before_they_begin_are_refused(function: Kernel) -> None:
+    """Between rows whose ends look right: their blocks would count twice."""
+    host = torch.tensor([0, 3, 1, 3], dtype=torch.int32), torch.arange(3, dtype=torch.int32)
+    layout = IndexLayout(3, 3, 3, (32, 32), panels=True)
+    index = torch.zeros(layout.size, dtype=torch.int32)
+    with pytest.raises(js.LaunchError, match="not those of a pattern"):
+        indexing.fill(function, layout, host, index)

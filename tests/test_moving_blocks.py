@@ -471,3 +471,14 @@ def test_a_layer_from_the_meta_device_has_no_blocks_to_move() -> None:
     layer = js.nn.BlockSparseLinear(64, 64, 32, density=0.5, device="meta").to_empty(device="cpu")
     with pytest.raises(js.ArgumentError, match="load a state dict first"):
         layer.set_pattern(js.Pattern.random((64, 64), 32, 0.5))
+
+
+def test_state_stays_where_it_is_if_it_fits() -> None:
+    """A captured graph of the step knows the place."""
+    layer = js.nn.BlockSparseLinear(64, 96, 16, density=0.5)
+    optimizer = torch.optim.Adam(layer.parameters())
+    train(layer, optimizer, [torch.randn(8, 64)])
+    before = dict(optimizer.state[layer.values])
+    layer.set_pattern(js.Pattern.random((96, 64), 16, 0.5), optimizer)
+    for name, kept in optimizer.state[layer.values].items():
+        assert kept is before[name]

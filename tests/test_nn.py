@@ -769,3 +769,26 @@ def test_values_that_are_computed_have_no_room_for_other_blocks() -> None:
     state |= {name: each for name, each in normed.state_dict().items() if name not in state}
     with pytest.raises(RuntimeError, match="take off what computes them, such as pruning"):
         normed.load_state_dict(state)
+
+
+def test_shared_memory_stays_shared() -> None:
+    layer = js.nn.BlockSparseLinear(64, 96, 16, density=0.5).share_memory()
+    assert all(each.is_shared() for each in (*layer.parameters(), *layer.buffers()))
+
+
+def test_a_loaded_layer_can_be_exported_at_once() -> None:
+    layer, other = (js.nn.BlockSparseLinear(64, 96, 16, density=d) for d in (0.5, 0.25))
+    layer.load_state_dict(other.state_dict())
+    x = torch.randn(3, 64)
+    exported = torch.export.export(layer, (x,), strict=True)
+    torch.testing.assert_close(exported.module()(x), other(x))
+
+
+def test_metadata_of_others_with_as_many_rows_are_not_believed() -> None:
+    """As where entries were renamed."""
+    layer, other = (js.nn.BlockSparseLinear(n, 96, 16, density=0.5) for n in (128, 64))
+    state = layer.state_dict()
+    state._metadata = other.state_dict()._metadata
+    fresh = js.nn.BlockSparseLinear(128, 96, 16, density=0.25)
+    fresh.load_state_dict(state)
+    assert fresh.pattern == layer.pattern

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jitsparse as js
+from jitsparse.checks import check_range
 from jitsparse.errors import PatternError
 
 CROW = torch.tensor([0, 2, 2, 3])
@@ -395,3 +396,9 @@ def test_transposing_on_and_on_keeps_two_patterns_at_most() -> None:
         made.append(weakref.ref(turned))
     gc.collect()
     assert len({id(each()) for each in made if each() is not None}) <= 2
+
+
+def test_as_many_rows_as_an_index_can_count() -> None:
+    check_range(2**31 - 2, 1, 0)
+    with pytest.raises(PatternError, match="32-bit"):
+        check_range(2**31 - 1, 1, 0)

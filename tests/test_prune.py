@@ -249,3 +249,11 @@ def test_a_link_to_the_cache_hides_nobody(tmp_path: Path) -> None:
     finally:
         child.communicate(timeout=60)
     assert len(prune(Cache(tmp_path / "link"), max_size=0).deleted) == 1
+
+
+def test_what_has_been_made_read_only_is_not_stamped(cache: Cache) -> None:
+    path = toykernel.publish(cache, 1, age=HOUR)
+    (entry,) = cache.entries()
+    (path / "meta.json").chmod(0o444)
+    cache.used(entry)
+    assert disk_usage(path)[1] < time.time() - HOUR / 2

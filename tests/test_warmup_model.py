@@ -318,3 +318,10 @@ def test_what_cannot_be_done_is_said(
 ) -> None:
     with pytest.raises(js.ArgumentError, match=message):
         js.warmup(*arguments, **options)
+
+
+def test_of_targets_named_in_the_environment_those_of_the_device() -> None:
+    with config.override(arch="avx2;8.0"):
+        for device, target in (("cpu", "avx2"), ("cuda", "sm80")):
+            found = plan(op="dsd", dtype="f32", block_size=32, device=device)
+            assert {each.target for each in found if each.op == "dsd"} == {target}

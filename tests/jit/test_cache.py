@@ -7,6 +7,7 @@ import contextlib
 import errno
 import fcntl
 import importlib.util
+import json
 import os
 import shutil
 import threading
@@ -422,3 +423,11 @@ def _standard() -> frozenset[str]:
     import sys
 
     return sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("label", ["created", "compile_seconds"])
+def test_an_entry_of_years_to_come_is_damaged(label: str, cache: Cache) -> None:
+    path = publish(cache, meta()).path
+    content = json.loads((path / "meta.json").read_text())
+    (path / "meta.json").write_text(json.dumps({**content, label: 1e300}))
+    assert cache.open(path) is None

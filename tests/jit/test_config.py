@@ -246,3 +246,7 @@ def test_only_config_reads_the_environment() -> None:
             for access in ("environ.get(", "environ[", "getenv("):
                 assert f'{access}"JITSPARSE' not in text, path
                 assert f"{access}'JITSPARSE" not in text, path
+
+
+def test_an_empty_no_color_asks_for_nothing() -> None:
+    assert Config.from_environment({"NO_COLOR": ""}).color

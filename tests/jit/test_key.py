@@ -72,3 +72,12 @@ def test_names_and_launchers_do_not_count(tmp_path: Path) -> None:
 def test_same_but_compiler() -> None:
     assert key.same_but_compiler(FIELDS, {**FIELDS, "compiler": "2.0"})
     assert not key.same_but_compiler(FIELDS, {**FIELDS, "machine": "aarch64"})
+
+
+def test_what_stands_before_every_template_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template, variant = toykernel.write(tmp_path), toykernel.variant()
+    before = key.fields_of(template, variant, "1.0")
+    monkeypatch.setattr(key, "PROLOGUE", key.PROLOGUE + "// more\n")
+    assert key.fields_of(template, variant, "1.0")["template"] != before["template"]

@@ -100,3 +100,15 @@ def test_of_a_damaged_entry(
     monkeypatch.setitem(targets._CPU_FLAGS, "generic", ("-fno-inline",))
     (flags,) = explain_miss(template, variant).differences
     assert flags.sentence == "flags: with -fno-inline"
+
+
+def test_a_compiler_that_is_not_asked_for_is_no_difference(
+    tmp_path: Path, cache_dir: Path, forget: Callable[[], None]
+) -> None:
+    template, variant = toykernel.write(tmp_path), toykernel.variant()
+    compile_only(template, variant)
+    header = tmp_path / "headers" / "body" / "axpy.h"
+    header.write_text(header.read_text() + "// another line\n")
+    with config.override(jit="off"):
+        (headers,) = explain_miss(template, variant).differences
+    assert headers.field == "headers"

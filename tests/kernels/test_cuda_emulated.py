@@ -782,3 +782,9 @@ def check(variant: Variant, sources: Path) -> None:
     assert finite.isfinite().all(), "blocks that are not stored are not multiplied"
     assert past.isnan().all(), "nothing is written past the end"
     assert behind.isnan().all(), "nor past the sums"
+
+
+def test_as_many_panels_as_are_divided(sources: Path, resize: Callable[..., None]) -> None:
+    """One more, and the last tiles would not be (`extents` adds up to eight rows)."""
+    resize(ROWS=16 * 512 - 8, COLS=40, EXTENT=72, BATCH=1, PARTS=24)
+    check(Variant.parse("sdd.fma.sm90a.f32.b16x32.ltt.t16x256x16.w1x4.s3.c4.ksplit"), sources)
