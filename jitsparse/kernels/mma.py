@@ -101,8 +101,10 @@ _SDD_32_BIT = {
 # What decides whether tiles are divided, and which, is from times on an H200
 # (docs/performance.md): of 118 sdd what is chosen takes 1.007 times the time of the best in the
 # mean, of 108 dds with 16 to 256 columns 1.018 times.
-_DIVIDING_SDD = 1100
-"""As in :func:`~jitsparse.kernels.cuda.dividing_pays`."""
+_DIVIDING_SDD = {2: 1100, 4: 650}
+"""As in :func:`~jitsparse.kernels.cuda.dividing_pays`, by bytes of an element: in TF32 a wave takes
+twice as long for each of k. (H100, 84 sdd in TF32 of less than a wave: divided they take 1.06 to
+9.5 times less from 746 on, and 0.95 to 1.12 times less up to 644.)"""
 _FIXED_OF_SDD = 64
 """As in :func:`~jitsparse.kernels.cuda.time_to_the_end`."""
 _MAX_DIVIDED_COLUMNS = 64
@@ -165,7 +167,7 @@ def _to_divide(problem: Problem, target: str) -> list[Tile]:
 def _dividing_pays(problem: Problem, divided: Tile, whole: Sequence[Tile]) -> bool:
     """Whether a tile is faster divided than the first of these whole."""
     if problem.op == "sdd":
-        return dividing_pays(problem, whole[0], _DIVIDING_SDD)
+        return dividing_pays(problem, whole[0], _DIVIDING_SDD[_BYTES[problem.dtype]])
     by_dividing = _time(problem, divided, divides=True) + _DIVIDING
     return by_dividing < _time(problem, whole[0], divides=False)
 
