@@ -72,7 +72,7 @@ def _sample(device: torch.device, extents: Extents) -> Iterator[Case]:
     some with few columns, where both operands lie along the axis that is summed over, as in the
     forward pass of a layer: more families compete there. Then those of the other sections: headline
     products, layers, and mixtures of experts. Then those on patterns whose blocks lie together. Of
-    dsd and dds on random patterns a part comes in TF32, too."""
+    dsd and dds on random patterns a part comes in TF32 and in IEEE float32, too."""
     dtype = "bf16" if device.type == "cuda" else "f32"
     everything = list(
         product(
@@ -93,14 +93,16 @@ def _sample(device: torch.device, extents: Extents) -> Iterator[Case]:
     few = list(product(("dds",), ("nt",), _BLOCKS, _DENSITIES, shapes, ("random",)))
     random.Random(0).shuffle(few)
     random_ones = [each for each in everything if each[0] != "sdd" and each[-1] == "random"]
-    in_tf32 = dict.fromkeys(
-        [*dict.fromkeys(random_ones[: extents.chosen_in_tf32]), *few[: extents.few_chosen_in_tf32]]
+    in_32_bits = dict.fromkeys(
+        [*random_ones[: extents.chosen_in_32_bits], *few[: extents.few_chosen_in_32_bits]]
     )
     sample += few[: extents.few_chosen]
     sample += _headlines(extents)
     sample += _clustered(extents)
-    both = ((dtype, dict.fromkeys(sample)), ("tf32", in_tf32))
-    for name, products in both if device.type == "cuda" else both[:1]:
+    samples = [(dtype, dict.fromkeys(sample))]
+    if device.type == "cuda":
+        samples += [("tf32", in_32_bits), ("f32", in_32_bits)]
+    for name, products in samples:
         for op, layout, block, density, (rows, extent, cols), pattern in products:
             size = {
                 "dsd": (rows, extent, cols),

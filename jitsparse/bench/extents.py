@@ -27,7 +27,8 @@ class Extents:
             choice is measured besides.
         few_columns: how many columns these have.
         few_chosen: how many of those products.
-        chosen_in_tf32, few_chosen_in_tf32: how many of both, on random patterns, in TF32.
+        chosen_in_32_bits, few_chosen_in_32_bits: how many of both, on random patterns, in TF32, and
+            as many in IEEE float32.
         more_experts: as ``experts``: the choice is measured for the products of both.
         clustered: m = n = k of products whose choice is measured on patterns with blocks that lie
             together.
@@ -46,8 +47,8 @@ class Extents:
     few_choices: tuple[tuple[int, int], ...]
     few_columns: tuple[int, ...]
     few_chosen: int
-    chosen_in_tf32: int
-    few_chosen_in_tf32: int
+    chosen_in_32_bits: int
+    few_chosen_in_32_bits: int
     more_experts: tuple[tuple[int, int, int, int], ...]
     clustered: tuple[int, ...]
 
@@ -96,8 +97,8 @@ H200 = Extents(
     ),
     few_columns=(8, 16, 32, 64, 128, 256),
     few_chosen=400,
-    chosen_in_tf32=900,
-    few_chosen_in_tf32=160,
+    chosen_in_32_bits=900,
+    few_chosen_in_32_bits=160,
     more_experts=(
         (2048, 4096, 1024, 16),
         (4096, 1024, 2048, 16),
@@ -121,8 +122,8 @@ SMALL = Extents(
     few_choices=((256, 512),),
     few_columns=(8, 64),
     few_chosen=4,
-    chosen_in_tf32=0,
-    few_chosen_in_tf32=0,
+    chosen_in_32_bits=0,
+    few_chosen_in_32_bits=0,
     more_experts=(),
     clustered=(),
 )

@@ -33,8 +33,7 @@ share of the time as in any, for each part. From 0.5 to 2 the choice is as good.
 
 def main(*paths: str) -> None:
     """Replace the prices of ``costs.json`` by what fits the times in all of the files, those of
-    each GPU by its own times. Prices of GPUs that were not timed stay, and on one that was timed in
-    TF32 alone, or not in TF32, those of the other."""
+    each GPU by its own times. Prices of GPUs, and of dtypes on a GPU, that were not timed stay."""
     files = [json.loads(Path(path).read_text(encoding="utf-8")) for path in paths]
     gpus = json.loads(price_table.TABLE.read_text(encoding="utf-8"))["gpus"]
     names = ("device", "commit", "command")
@@ -54,17 +53,15 @@ def main(*paths: str) -> None:
         if not prices:
             raise SystemExit(f"no time of the {gpu} is one that prices are fitted to")
         table = gpus.setdefault(gpu, {"measured": {}, "prices": {}})
-        for dtype in {_dtype_of(kind) for kind in prices}:
-            table["measured"][dtype] = measured
-            kept = {kind: row for kind, row in table["prices"].items() if _dtype_of(kind) != dtype}
-            mine = {kind: row for kind, row in prices.items() if _dtype_of(kind) == dtype}
-            table["prices"] = dict(sorted({**kept, **mine}.items()))
+        timed_dtypes = {price_table.dtype_of(kind) for kind in prices}
+        table["measured"] |= {dtype: measured for dtype in sorted(timed_dtypes)}
+        kept = {
+            kind: row
+            for kind, row in table["prices"].items()
+            if price_table.dtype_of(kind) not in timed_dtypes
+        }
+        table["prices"] = dict(sorted({**kept, **prices}.items()))
     price_table.TABLE.write_text(_formatted(gpus), encoding="utf-8")
-
-
-def _dtype_of(kind: str) -> str:
-    """What stands for the dtypes of a kind."""
-    return "tf32" if kind.startswith("tf32.") else "bf16"
 
 
 def _formatted(gpus: Mapping[str, Mapping[str, Any]]) -> str:
@@ -122,15 +119,16 @@ def fit(rows: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
 def _alike(kind: str) -> str:
     """What kinds that differ little share: those of ``thin`` in the height of a block and in
     whether an SM has two CTAs at most, others in how the dense operand lies and in whether block
-    columns are condensed, those of ``mma`` in the width of a tile, too."""
-    if kind.startswith("tf32."):
-        return f"tf32.{_alike(kind.removeprefix('tf32.'))}"
+    columns are condensed, those of ``mma`` and ``fma`` in the width of a tile, too."""
+    dtype = price_table.dtype_of(kind)
+    if dtype in price_table.OF_THEIR_OWN:
+        return f"{dtype}.{_alike(kind.removeprefix(f'{dtype}.'))}"
     family, *others = kind.split(".")
     if family == "thin":
         kept = [each for each in others[1:] if each != "two"]
     else:
         kept = [each for each in others if each not in ("along", "across", "condensed")]
-    if family == "mma":
+    if family in ("mma", "fma"):
         kept = [each for each in kept if not each.startswith("n")]
     return ".".join((family, *kept))
 

@@ -1,7 +1,7 @@
 """The cost model: what a variant will take, so that the quickest is chosen.
 
-It covers dsd and dds on 16-bit elements and in TF32 for Hopper, where families and tiles compete.
-The time is a sum of what a product has to do, each part times a number:
+It covers dsd and dds for Hopper, on 16-bit elements, in TF32 and in IEEE float32, where families or
+tiles compete. The time is a sum of what a product has to do, each part times a number:
 
 ======== ===========================================================================================
 part     amount
@@ -37,7 +37,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from jitsparse.kernels import split, thin, transpose
+from jitsparse.kernels import price_table, split, thin, transpose
 from jitsparse.kernels.cuda import CONDENSED
 from jitsparse.kernels.price_table import GPUS, prices_of
 from jitsparse.kernels.roles import is_flipped, is_k_contiguous, op_block
@@ -63,7 +63,7 @@ __all__ = [
 
 PARTS = ("start", "tile", "step", "dense", "product", "block", "shared", "memory")
 
-FAMILIES = ("wgmma", "thin", "mma")
+FAMILIES = ("wgmma", "thin", "mma", "fma")
 
 _THIN_CTAS = 4
 """CTAs of family thin that run on an SM at once, about."""
@@ -87,7 +87,7 @@ _MANY_ROUNDS = 8
 """Tiles of a CTA above which all sets are whole, see csrc/cuda/kernels/spmm_stages.cuh."""
 
 _NARROWEST = {"bf16": 64, "f16": 64, "tf32": 128}
-"""Columns of the narrowest tiles of ``wgmma``."""
+"""Columns of the narrowest tiles of ``wgmma``, by dtype."""
 
 _LINES = 6e-4
 """Microseconds that TMA takes for one more request: the median of 32 times of
@@ -104,7 +104,8 @@ the products held out on an H100 and in 0.919 on an H200, in place of 0.902 and 
 
 def covers(problem: Problem, target: str) -> bool:
     """Whether the model was made for such problems."""
-    return target == "sm90a" and problem.op in ("dsd", "dds") and problem.dtype in _NARROWEST
+    known = problem.dtype in ("bf16", "f16", "tf32", "f32")
+    return target == "sm90a" and problem.op in ("dsd", "dds") and known
 
 
 def quickest_first(
@@ -173,7 +174,7 @@ def wasteful(problem: Problem, variant: Variant) -> bool:
     condensing block columns leaves none out."""
     if variant.family == "thin":
         return thin.wasteful(problem, variant)
-    if variant.family != "wgmma":
+    if variant.family != "wgmma" or problem.dtype not in _NARROWEST:  # or refused
         return False
     # Never the fastest of 413 products of 8 to 256 columns, and up to 1.8 times as slow.
     width = variant.ints("t")[1]
@@ -222,9 +223,10 @@ def _size(problem: Problem) -> tuple[int, int]:
 
 
 def kind(problem: Problem, variant: Variant) -> str:
-    """What shares a row of numbers: ``"wgmma.32.s64.across.n128"``, for instance; in TF32 it begins
-    with ``"tf32."``."""
-    return f"tf32.{_kind(problem, variant)}" if problem.dtype == "tf32" else _kind(problem, variant)
+    """What shares a row of numbers: ``"wgmma.32.s64.across.n128"``, for instance; in 32 bits with a
+    dtype before it: ``"tf32.wgmma.64.s64.along.n256"``."""
+    of_dtype = f"{problem.dtype}." if problem.dtype in price_table.OF_THEIR_OWN else ""
+    return of_dtype + _kind(problem, variant)
 
 
 def _kind(problem: Problem, variant: Variant) -> str:
@@ -253,7 +255,8 @@ def _kind(problem: Problem, variant: Variant) -> str:
         two = ".two" if _items(problem, variant) <= _TWO_AN_SM else ""
         return f"thin.{min(height, 64)}.t{tile[0]}x{tile[1]}{again}{two}"
     divided = ".split" if split.splits(variant) else ""
-    return f"mma.{height}.{lies}.w{math.prod(variant.ints('w'))}.n{tile[1]}{divided}"
+    warps = math.prod(variant.ints("w"))
+    return f"{variant.family}.{height}.{lies}.w{warps}.n{tile[1]}{divided}"
 
 
 def parts(problem: Problem, variant: Variant) -> tuple[float, ...]:
@@ -292,7 +295,7 @@ def parts(problem: Problem, variant: Variant) -> tuple[float, ...]:
 
 def _ctas(variant: Variant) -> int:
     """CTAs that run on an SM at once, about."""
-    if variant.family == "mma":
+    if variant.family in ("mma", "fma"):
         return variant.ints("c")[0]
     return _THIN_CTAS if variant.family == "thin" else 1
 

@@ -11,12 +11,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-__all__ = ["GPUS", "TABLE", "gpu_of", "machines_of", "prices_of"]
+__all__ = ["GPUS", "OF_THEIR_OWN", "TABLE", "dtype_of", "gpu_of", "machines_of", "prices_of"]
 
 TABLE = Path(__file__).with_name("costs.json")
 
 GPUS = ("H200", "H100")
 """GPUs whose times there are; the first stands for those that are not here."""
+
+OF_THEIR_OWN = ("tf32", "f32")
+"""Dtypes whose kinds begin with them; all others are of bfloat16 and float16."""
 
 _MACHINES = {
     "H200": ("NVIDIA H200", "NVIDIA H200 NVL", "NVIDIA GH200 480GB"),
@@ -42,19 +45,20 @@ def prices_of(kind: str, gpu: str) -> list[float] | None:
     return prices.get(kind)
 
 
+def dtype_of(kind: str) -> str:
+    """What stands for the dtypes of a kind."""
+    return next((each for each in OF_THEIR_OWN if kind.startswith(f"{each}.")), "bf16")
+
+
 @functools.cache
 def _table() -> dict[str, dict[str, list[float]]]:
     gpus: dict[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))["gpus"]
     prices: dict[str, dict[str, list[float]]] = {
         gpu: table["prices"] for gpu, table in gpus.items()
     }
-    # Until TF32 is timed on one of them too, the other's times are the best that there is to know.
-    in_tf32 = [
-        {kind: row for kind, row in each.items() if kind.startswith("tf32.")}
-        for each in prices.values()
-    ]
-    timed = max(in_tf32, key=len)
-    return {
-        gpu: each if own else each | timed
-        for (gpu, each), own in zip(prices.items(), in_tf32, strict=True)
-    }
+    # Until a dtype is timed on all of them, another's times are the best that there is to know.
+    every = {kind: row for each in prices.values() for kind, row in each.items()}
+    for each in prices.values():
+        missing = {*OF_THEIR_OWN} - {dtype_of(kind) for kind in each}
+        each |= {kind: row for kind, row in every.items() if dtype_of(kind) in missing}
+    return prices

@@ -26,8 +26,8 @@ TINY = Extents(
     few_choices=((256, 128),),
     few_columns=(8, 64),
     few_chosen=10,
-    chosen_in_tf32=2,
-    few_chosen_in_tf32=1,
+    chosen_in_32_bits=2,
+    few_chosen_in_32_bits=1,
     more_experts=((256, 64, 64, 2),),
     clustered=(256,),
 )
