@@ -286,3 +286,13 @@ def test_rows_that_end_before_they_begin_are_refused(function: Kernel) -> None:
     index = torch.zeros(layout.size, dtype=torch.int32)
     with pytest.raises(js.LaunchError, match="not those of a pattern"):
         indexing.fill(function, layout, host, index)
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(2, 40), (3, 40), (64, 4), (64, 5), (64, 3)])
+def test_the_fewest_panels_and_columns_that_share(
+    rows: int, cols: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases.share_columns(monkeypatch)
+    function = jit.load(template(), INDEX)
+    for block in ((64, 64), (32, 32), (16, 64)):
+        check(function, pattern_of(torch.ones(rows, cols, dtype=torch.bool), block))

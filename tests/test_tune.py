@@ -23,8 +23,10 @@ from jitsparse.compilation import compile_variants
 from jitsparse.explain import Explanation
 from jitsparse.jit import Kernel, Variant, config, targets, tuned
 from jitsparse.kernels import registry
-from jitsparse.kernels.choice import choose
+from jitsparse.kernels.choice import choose, moved, problem_of
+from jitsparse.kernels.float32 import float32_arithmetic, float32_as
 from jitsparse.kernels.problem import Problem, product_problem
+from jitsparse.traits import profile_of
 
 # As an attribute of the package, "tune" is the function.
 tune_module = importlib.import_module("jitsparse.tune")
@@ -584,3 +586,104 @@ def test_a_negative_number_of_jobs(cache: Path) -> None:
     for background in (False, True):
         with pytest.raises(js.ArgumentError, match="jobs=-1"):
             js.warmup(op="dsd", dtype="f32", block_size=8, jobs=-1, background=background)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_large_answers_may_be_stored_as_far_off_as_their_dtype_is(dtype: torch.dtype) -> None:
+    a, x = operands()
+    call = calls.catch("dsd", a.to(dtype), (100 * x).to(dtype))
+    expected, eps = call.exact(), torch.finfo(dtype).eps
+    for off, fault in ((eps / 4, False), (4 * eps, True)):
+        answer = (expected[0] * (1 + off)).to(dtype)
+        assert (call.fault(answer, expected) is not None) == fault
+
+
+def test_float64_is_held_to_its_own_precision() -> None:
+    a, x = operands()
+    call = calls.catch("dsd", a.to(torch.float64), x.double())
+    expected = call.exact()
+    assert call.fault(js.dsd(a.to(torch.float64), x.double()), expected) is None
+    assert call.fault(expected[0] * (1 + 1e-8), expected) is not None
+
+
+def test_tf32_may_cut_off_13_bits_of_both_factors() -> None:
+    a, x = operands()
+    call = calls.catch("dsd", a, x)
+    short = replace(call, key=moved(call.key, 0, "tf32"))
+    cut = ((each.view(torch.int32) & -(1 << 13)).view(torch.float32) for each in (a.to_dense(), x))
+    factors = [*cut]
+    answer = factors[0] @ factors[1]
+    assert short.fault(answer, short.exact()) is None
+    assert call.fault(answer, call.exact()) is not None
+
+
+def test_a_random_pattern_is_random_whatever_chance_makes_of_it() -> None:
+    """A GPU's kernels are chosen by the profile, which the problem asked for has none of."""
+    drawn = js.Pattern.random((512, 512), 64, 2 / 64, generator=torch.Generator().manual_seed(0))
+    assert profile_of(drawn.traits) != 0, "two blocks in one row"
+    call = calls.sample(Problem("dsd", "cpu", "f32", (64, 64), "nn", True, 512, 512, 2, 64, 1))
+    assert problem_of(moved(call.key, 0, "f32")).profile == 0
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "silu"])
+def test_an_activation_makes_no_answer_more_exact(activation: str) -> None:
+    """Rounding is relative to what is summed, and what follows on it rounds, too."""
+    a, _ = operands()
+    x, bias = torch.randn(5, K), torch.randn(M)
+    allowed = [
+        calls.catch("linear", x, a, bias, activation=each).exact()[1] for each in (None, activation)
+    ]
+    assert (allowed[1] >= allowed[0]).all()
+
+
+def test_how_far_rounding_leads_does_not_depend_on_the_columns() -> None:
+    """Of the dense operand: they are not summed over."""
+    a, x = operands()
+    for op, all_of, one in (("dsd", (a, x), (a, x[:, :1])), ("dds", (x.T, a.T), (x.T[:1], a.T))):
+        allowed, of_one = (calls.catch(op, *each).exact()[1] for each in (all_of, one))
+        torch.testing.assert_close(of_one, allowed[:, :1] if op == "dsd" else allowed[:1])
+
+
+def test_a_call_whose_gradient_is_wanted_is_the_same_call() -> None:
+    a, _ = operands()
+    x = torch.randn(5, K)
+    plain = calls.catch("linear", x, a, activation="gelu")
+    recorded = calls.catch("linear", x.requires_grad_(), a, activation="gelu")
+    assert recorded.key == plain.key
+    assert recorded.arguments[6:] == plain.arguments[6:]
+
+
+def test_a_call_for_a_problem_has_its_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever torch is set to: a GPU has other kernels for it."""
+    arithmetic: list[str] = []
+    catch = calls.catch
+
+    def watched(op: str, *operands: Any) -> calls.Call:
+        arithmetic.append(float32_arithmetic())
+        return catch(op, *operands)
+
+    monkeypatch.setattr(calls, "catch", watched)
+    problem = product_problem("dsd", "cpu", "f32", (16, 32), "nn", (64, 32, 128), 0.5)
+    for around in ("f32", "tf32"):
+        with float32_as(around):
+            calls.sample(problem)
+            assert float32_arithmetic() == around
+    assert arithmetic == ["f32", "f32"]
+
+
+def test_bytes_are_those_of_all_operands() -> None:
+    a, x = operands()
+    assert calls.catch("dsd", a, x).bytes == a.values.nbytes + x.nbytes
+
+
+def test_timings_rotate_through_copies(
+    clock: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[calls.Call] = []
+    monkeypatch.setattr(timing, "copies_beyond_l2", lambda size, device: 3)
+    monkeypatch.setattr(timing, "estimate", lambda turn, device: float(len([*map(turn, range(6))])))
+    monkeypatch.setattr(calls.Call, "run", lambda self, kernel: ran.append(self))
+    kernels: dict[str, Any] = {"only": None}
+    tune_module._timed(calls.catch("dsd", *operands()), kernels, 0.0)
+    assert [id(each) for each in ran[:3]] == [id(each) for each in ran[3:]]
+    assert len({each.arguments[2].data_ptr() for each in ran}) == 3

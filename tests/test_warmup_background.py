@@ -240,3 +240,14 @@ while not __import__("os").path.getsize({str(held.notes)!r}): __import__("time")
 """
     done = python(code, held, tmp_path)
     assert (done.returncode, done.stdout) == (0, "MainThread\n"), done.stderr
+
+
+def test_an_interrupted_compiler_interrupts_no_call() -> None:
+    """Ctrl-C reaches it, too, where the program catches what it is sent itself."""
+
+    def stopped() -> None:
+        raise KeyboardInterrupt
+
+    error = background.submit(stopped, 1).exception(timeout=60)
+    assert isinstance(error, js.JitsparseError)
+    assert "call once more" in str(error)

@@ -559,3 +559,31 @@ def test_default_table(target: str) -> None:
     for variant in table:
         assert jit.Variant.parse(variant.name) == variant
         assert cpu.template(variant).source.is_file()
+
+
+@pytest.mark.parametrize("op", ["dsd", "dds"])
+def test_the_last_row_of_blocks_is_somebodys_share(op: str) -> None:
+    """Though it is empty, and what shares leave over is as much as it weighs."""
+    mask = torch.ones(5, 5, dtype=torch.bool)
+    mask[4] = mask[:, 4] = False
+    run = kernel(op, native("f32")[0], "f32", (128, 128), "nn")
+    sparse = blocks(mask, (128, 128), torch.float32)
+    dense = torch.randn(1, 640, 16) if op == "dsd" else torch.randn(1, 16, 640)
+    operands = (sparse.dense(), dense) if op == "dsd" else (dense, sparse.dense())
+    for threads in (1, 17, 27, 31, 32):
+        cases.check_product(multiply(run, sparse, dense, threads=threads), *operands)
+
+
+@pytest.mark.parametrize(
+    ("target", "dtype"), [("native", "f32"), ("native", "bf16"), ("emulated", "bf16")]
+)
+def test_infinities_stay_inside(target: str, dtype: str) -> None:
+    """What lies past the edge is packed as zeros, of which infinity times makes no number."""
+    target = native(dtype)[0] if target == "native" else target
+    run = kernel("sdd", target, dtype, (16, 16), "nn")
+    pattern = blocks(torch.ones(2, 2, dtype=torch.bool), (16, 16), DTYPES[dtype], (3, 5))
+    left, right = (torch.randn(1, *shape).to(DTYPES[dtype]) for shape in ((29, 32), (32, 27)))
+    left[0, 28], right[0, :, 26] = math.inf, math.inf
+    got = Blocks(sample(run, left, right, pattern), pattern.mask, (32, 32)).dense()
+    assert not got[29:].any()
+    assert not got[:, 27:].any()
