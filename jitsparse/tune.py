@@ -185,8 +185,9 @@ def tune(
         >>> js.explain("dsd", a, torch.randn(40, 24)).source
         'tuned'
         >>> layer = js.nn.BlockSparseLinear(64, 32, 16, density=0.5)
-        >>> sorted(each.problem.op for each in js.tune(layer, (8, 64), seconds=0.0))
-        ['dds', 'dds', 'sdd']
+        >>> (forward,) = js.tune(layer, (8, 64), seconds=0.0, backward=False)
+        >>> forward.problem.op
+        'dds'
     """
     if not (isinstance(seconds, (int, float)) and 0 <= seconds < math.inf):
         raise ArgumentError(f"seconds={seconds!r} is no time to spend: give 0 or more")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
@@ -64,11 +64,9 @@ def command(
     with 1 if a product could not be tuned, or a kernel did not compile, did not run or gave wrong
     results. --export alone writes the table that there is.
     """
-    from jitsparse import calls
-    from jitsparse.compilation import compile_variants
     from jitsparse.jit import cache as caches
     from jitsparse.kernels import registry
-    from jitsparse.tune import legal_candidates, problems_of, tune_call
+    from jitsparse.tune import problems_of
 
     where = read_device(device)
     if export is not None:
@@ -115,26 +113,61 @@ def command(
         if as_json:
             print_json({"path": str(export), "problems": count})
         return
-    index = -1 if where.index is None else where.index
     if dry_run:
-        plans = []
-        for problem in problems:
-            # Where sizes are odd, tensors as torch allocates them have another problem. A model's
-            # lie as they do there.
-            real = problem if model else calls.sample(problem, where).problem
-            names = [each.variant.name for each in legal_candidates(real, index)]
-            plans.append({"problem": real.name, "variants": names})
-        if as_json:
-            print_json(plans)
-        else:
-            rows = [
-                {"problem": plan["problem"], "variant": name}
-                for plan in plans
-                for name in plan["variants"]
-            ]
-            print_table(rows, ["problem", "variant"])
+        _print_plans(problems, where, as_they_are=bool(model), as_json=as_json)
         return
     caches.current().require_writable("no winner would be kept")
+    # What was asked for by its sizes exists, or that is an error; a model may have what does not.
+    done, untuned = _time(problems, where, seconds, jobs or None, all_exist=not model)
+    failures = _print_tunings(done, untuned, as_json=as_json)
+    if export is not None:
+        _export(export, where)
+    if failures:
+        raise typer.Exit(1)
+
+
+def _print_plans(
+    problems: Sequence[Problem], device: torch.device, *, as_they_are: bool, as_json: bool
+) -> None:
+    """The variants that would be timed for each problem."""
+    from jitsparse import calls
+    from jitsparse.tune import legal_candidates
+
+    plans = []
+    for problem in problems:
+        # Where sizes are odd, tensors as torch allocates them have another problem. A model's lie
+        # as they do there.
+        real = problem if as_they_are else calls.sample(problem, device).problem
+        names = [each.variant.name for each in legal_candidates(real, _index(device))]
+        plans.append({"problem": real.name, "variants": names})
+    if as_json:
+        print_json(plans)
+    else:
+        rows = [
+            {"problem": plan["problem"], "variant": name}
+            for plan in plans
+            for name in plan["variants"]
+        ]
+        print_table(rows, ["problem", "variant"])
+
+
+def _time(
+    problems: Sequence[Problem],
+    device: torch.device,
+    seconds: float,
+    jobs: int | None,
+    *,
+    all_exist: bool,
+) -> tuple[list[Tuning], dict[Problem, str]]:
+    """What was found of each problem, and why others have no call that could be timed.
+
+    Raises:
+        ArgumentError: one has none, and ``all_exist``.
+    """
+    from jitsparse import calls
+    from jitsparse.compilation import compile_variants
+    from jitsparse.tune import legal_candidates, tune_call
+
     progress = Progress(
         BarColumn(),
         MofNCompleteColumn(),
@@ -146,25 +179,34 @@ def command(
     done: list[Tuning] = []
     untuned: dict[Problem, str] = {}
     variants = dict.fromkeys(
-        each.variant for problem in problems for each in legal_candidates(problem.rounded(), index)
+        each.variant
+        for problem in problems
+        for each in legal_candidates(problem.rounded(), _index(device))
     )
     with progress:
         # All at once, so that no compiler waits for another problem's clock, or disturbs it. What
         # fails here fails again, and is reported, where it is missed.
         task = progress.add_task("compiling", total=len(variants))
-        compile_variants(variants, jobs=jobs or None, on_outcome=lambda _: progress.advance(task))
+        compile_variants(variants, jobs=jobs, on_outcome=lambda _: progress.advance(task))
         task = progress.add_task("", total=len(problems))
         for problem in problems:
             progress.update(task, description=problem.name)
             try:
-                call = calls.sample(problem, where)
+                call = calls.sample(problem, device)
             except ArgumentError as error:
-                if not model:  # it was asked for
+                if all_exist:
                     raise
                 untuned[problem] = str(error)
             else:
-                done.append(tune_call(call, seconds=seconds, jobs=jobs or None))
+                done.append(tune_call(call, seconds=seconds, jobs=jobs))
             progress.advance(task)
+    return done, untuned
+
+
+def _print_tunings(
+    done: Sequence[Tuning], untuned: Mapping[Problem, str], *, as_json: bool
+) -> list[dict[str, Any]]:
+    """What came of it; returns what failed."""
     failures = [
         {"problem": each.problem.name, "failed": name, "error": error}
         for each in done
@@ -189,10 +231,12 @@ def command(
         f"{counted(len(failures), 'failure')}",
         soft_wrap=True,
     )
-    if export is not None:
-        _export(export, where)
-    if failures:
-        raise typer.Exit(1)
+    return failures
+
+
+def _index(device: torch.device) -> int:
+    """Of a GPU; -1 for the current one, or a CPU."""
+    return -1 if device.index is None else device.index
 
 
 def _problems(
@@ -232,10 +276,9 @@ def _export(path: Path, device: torch.device) -> int:
     from jitsparse.jit import targets, tuned
     from jitsparse.kernels import registry
 
-    index = -1 if device.index is None else device.index
     count = tuned.export(
         path,
-        registry.machine_of(device.type, index),
+        registry.machine_of(device.type, _index(device)),
         driver=targets.cuda_driver() if device.type == "cuda" else None,
         commit=header(device).get("commit"),
     )

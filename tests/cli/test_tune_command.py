@@ -94,14 +94,21 @@ def layer() -> js.nn.BlockSparseLinear:
     return js.nn.BlockSparseLinear(24, 32, 8, density=0.5)
 
 
+def layers() -> torch.nn.Module:
+    return torch.nn.Sequential(layer(), js.nn.BlockSparseLinear(32, 16, 8, density=0.5))
+
+
 MODEL = ["--model", f"{__name__}:layer", "--input-shape", "16x24"]
 
 
 def test_a_model(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(*MODEL, *QUICK, "--json") == 0
-    tuned_calls = json.loads(capsys.readouterr().out)
-    assert sorted(each["problem"]["op"] for each in tuned_calls) == ["dds", "dds", "sdd"]
-    assert {each["problem"]["extent"] for each in tuned_calls} == {16}
+    assert run(*MODEL, *QUICK, "--dry-run", "--json") == 0
+    plans = json.loads(capsys.readouterr().out)
+    assert sorted(each["problem"].split(".")[0] for each in plans) == ["dds", "dds", "sdd"]
+    assert run(*MODEL, *QUICK, "--forward-only", "--json") == 0
+    (forward,) = json.loads(capsys.readouterr().out)
+    assert forward["problem"]["extent"] == 16
+    assert sorted(forward["seconds"]) in [sorted(each["variants"]) for each in plans]
     made = layer()
     assert js.explain("dds", torch.randn(16, 24), made.weight.T).source == "tuned"
     assert js.explain("dds", torch.randn(64, 24), made.weight.T).source == "heuristic"
@@ -118,19 +125,20 @@ def test_a_model_whose_pattern_is_not_random(
     sample = calls.sample
 
     def choosy(problem: Problem, *where: object) -> calls.Call:
-        if problem.op == "sdd":
+        if problem.cols == 24:
             raise js.ArgumentError(f"no call on a random pattern has the problem {problem.name}")
         return sample(problem, *where)  # type: ignore[arg-type]
 
     monkeypatch.setattr(calls, "sample", choosy)
-    assert run(*MODEL, *QUICK) == 1
+    two = [*QUICK, "--forward-only", "--model", f"{__name__}:layers", *MODEL[2:]]
+    assert run(*two) == 1
     captured = capsys.readouterr()
     assert "no call on a random pattern" in " ".join(captured.out.split())
-    assert "2 problems tuned" in captured.err
+    assert "1 problem tuned" in captured.err
     assert "1 failure" in captured.err
-    assert run(*MODEL, *QUICK, "--json") == 1
+    assert run(*two, "--json") == 1
     *_, untuned = json.loads(capsys.readouterr().out)
-    assert untuned["problem"]["op"] == "sdd"
+    assert untuned["problem"]["cols"] == 24
     assert "no call on a random pattern" in untuned["error"]
 
 
