@@ -54,12 +54,6 @@ def _cuda_home() -> Path | None:
         return None
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """One more than processors: a tenth of the time tests wait for others' processes."""
-    return (os.cpu_count() or 1) + 1
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     gpu = torch.cuda.is_available()
     home = _cuda_home()

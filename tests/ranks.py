@@ -7,11 +7,18 @@ import sys
 import time
 from pathlib import Path
 
+END = """
+# Threads of gloo that still run while the interpreter ends may abort the process.
+import os
+torch.distributed.barrier()
+os._exit(0)
+"""
+
 
 def run_two_ranks(script: str, *arguments: str, where: Path) -> None:
     """Run a script in two processes, given the arguments, the path of a store and its rank; both
-    have to succeed."""
-    command = [sys.executable, "-c", script, *arguments, str(where / "store")]
+    have to succeed. It imports torch, and leaves the process group as it is."""
+    command = [sys.executable, "-c", script + END, *arguments, str(where / "store")]
     logs = [where / f"{rank}.txt" for rank in range(2)]
     with logs[0].open("w") as first, logs[1].open("w") as second:
         ranks = [

@@ -415,7 +415,6 @@ for pattern, batch in zip(patterns, data):
         optimizer.step()
 assert layer.pattern == patterns[-1]
 torch.testing.assert_close(layer.weight.to_dense(), alone.weight.to_dense())
-torch.distributed.destroy_process_group()
 """
 
 
@@ -447,7 +446,6 @@ except js.ArgumentError as error:
     assert "layer 'module.1' has 2 different patterns: ranks 0; 1" in str(error), error
 else:
     raise AssertionError("nothing was raised")
-torch.distributed.destroy_process_group()
 """
 
 

@@ -60,7 +60,6 @@ for mine, whole in zip(ranked.parameters(), alone.parameters(), strict=True):
     mine = mine.full_tensor() if sharing == "sharded" else mine
     torch.testing.assert_close(mine, whole)
 js.nn.require_same_patterns(ranked)
-distributed.destroy_process_group()
 """
 
 TWO_GPUS = [
