@@ -25,15 +25,14 @@ from torch.utils._pytree import tree_leaves
 from jitsparse import calls
 from jitsparse.checks import is_fake
 from jitsparse.errors import ArgumentError
-from jitsparse.kernels.choice import Key, moved, problem_of
-from jitsparse.kernels.problem import Problem
+from jitsparse.kernels.choice import Key, moved
 from jitsparse.pattern import Pattern
 from jitsparse.traits import attach_traits, attached_traits
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-__all__ = ["Input", "device_of", "inputs_of", "keys_of_model", "problems_of_model"]
+__all__ = ["Input", "device_of", "inputs_of", "keys_of_model"]
 
 Input = Tensor | tuple[int, ...]
 """A positional argument of a model: an example, or the shape of a floating-point tensor."""
@@ -105,22 +104,6 @@ def keys_of_model(
             "jitsparse that such inputs reach, or all of them are empty"
         )
     return list(dict.fromkeys(keys))
-
-
-def problems_of_model(
-    model: nn.Module,
-    inputs: Sequence[Input],
-    *,
-    device: str,
-    dtype: torch.dtype | None = None,
-    float32: str | None = None,
-    backward: bool = True,
-) -> list[Problem]:
-    """What chooses the kernels of :func:`keys_of_model`, each once; of the same arguments."""
-    keys = keys_of_model(
-        model, inputs, device=device, dtype=dtype, float32=float32, backward=backward
-    )
-    return list(dict.fromkeys(problem_of(key) for key in keys))
 
 
 def inputs_of(given: object) -> list[Input]:

@@ -16,13 +16,13 @@ from jitsparse.jit import progress
 from jitsparse.kernels import registry
 from jitsparse.kernels.choice import choose
 from jitsparse.kernels.problem import Problem
-from jitsparse.warmup import InputShape, model_dtype
+from jitsparse.warmup import InputShape, problems_of
 
 if TYPE_CHECKING:
     from jitsparse.bench.timing import Timing
     from jitsparse.jit import Candidate, Kernel
 
-__all__ = ["Tuning", "legal_candidates", "problems_of", "tune", "tune_call"]
+__all__ = ["Tuning", "legal_candidates", "tune", "tune_call"]
 
 TIE = 1.01
 """A variant that is faster by less than this factor does not replace the families' own choice:
@@ -229,31 +229,6 @@ def _tune_model(
         else:
             done.append(_told(tune_call(call, seconds=seconds, jobs=jobs)))
     return done
-
-
-def problems_of(
-    model: nn.Module,
-    input_shape: InputShape,
-    device: str,
-    *,
-    dtype: str | None = None,
-    backward: bool = True,
-) -> list[Problem]:
-    """The problems that the calls of a model have, each once; arguments as of
-    :func:`jitsparse.warmup`.
-
-    Raises:
-        ArgumentError: the model does not run on such inputs, or runs no kernel.
-    """
-    converted, float32 = model_dtype(dtype)
-    return tracing.problems_of_model(
-        model,
-        tracing.inputs_of(input_shape),
-        device=device,
-        dtype=converted,
-        float32=float32,
-        backward=backward,
-    )
 
 
 def _told(tuning: Tuning) -> Tuning:

@@ -17,13 +17,13 @@ from jitsparse import tracing
 from jitsparse.compilation import BackgroundWarmup, Outcome, compile_variants, raise_failures
 from jitsparse.errors import ArgumentError, PinError
 from jitsparse.kernels import dispatch, price_table, registry
-from jitsparse.kernels.choice import choose
+from jitsparse.kernels.choice import choose, problem_of
 from jitsparse.kernels.problem import Problem
 
 if TYPE_CHECKING:
     from jitsparse.jit import Variant
 
-__all__ = ["InputShape", "model_dtype", "plan", "recorded", "warmup"]
+__all__ = ["InputShape", "plan", "problems_of", "recorded", "warmup"]
 
 _SHORT = {str(dtype).removeprefix("torch."): name for dtype, (name, _) in dispatch.DTYPES.items()}
 
@@ -176,8 +176,7 @@ def plan(
             raise ArgumentError(f"model is a torch.nn.Module, got {type(model).__name__}")
         if input_shape is None:
             raise ArgumentError("a model needs the shape of its input, as input_shape=(8, 512)")
-        inputs = tracing.inputs_of(input_shape)
-        return _with_index(_of_model(model, inputs, dtype, device, arch, backward))
+        return _with_index(_of_model(model, input_shape, dtype, device, arch, backward))
     if input_shape is not None:
         raise ArgumentError("input_shape is for a model, and there is none")
     dtypes = [dtype] if isinstance(dtype, (str, torch.dtype)) else list(dtype or ())
@@ -241,7 +240,7 @@ def recorded(path: str | os.PathLike[str]) -> list[Variant]:
 
 def _of_model(
     model: nn.Module,
-    inputs: Sequence[tracing.Input],
+    input_shape: InputShape,
     dtype: OneOrMore | torch.dtype,
     device: str | None,
     arch: str | Sequence[str] | None,
@@ -251,13 +250,10 @@ def _of_model(
     model is known, on each of those, with the tuned table that there is for it and without."""
     device_of_model = tracing.device_of(model)
     targets = _targets(device or (None if arch else device_of_model.type), arch)
-    converted, float32 = model_dtype(dtype)
     variants: dict[Variant, None] = {}
     for where in dict.fromkeys(registry.device_of(target) for target in targets):
         index = device_of_model.index if where == device_of_model.type == "cuda" else -1
-        problems = tracing.problems_of_model(
-            model, inputs, device=where, dtype=converted, float32=float32, backward=backward
-        )
+        problems = problems_of(model, input_shape, where, dtype=dtype, backward=backward)
         here = [target for target in targets if registry.device_of(target) == where]
         gpus = registry.prices_for(where, index)
         for target, problem, gpu in product(here, problems, gpus):
@@ -269,7 +265,32 @@ def _of_model(
     return list(variants)
 
 
-def model_dtype(dtype: OneOrMore | torch.dtype) -> tuple[torch.dtype | None, str | None]:
+def problems_of(
+    model: nn.Module,
+    input_shape: InputShape,
+    device: str,
+    *,
+    dtype: OneOrMore | torch.dtype = None,
+    backward: bool = True,
+) -> list[Problem]:
+    """The problems that the calls of a model have, each once; arguments as of :func:`warmup`.
+
+    Raises:
+        ArgumentError: the model does not run on such inputs, or runs no kernel.
+    """
+    converted, float32 = _model_dtype(dtype)
+    keys = tracing.keys_of_model(
+        model,
+        tracing.inputs_of(input_shape),
+        device=device,
+        dtype=converted,
+        float32=float32,
+        backward=backward,
+    )
+    return list(dict.fromkeys(problem_of(key) for key in keys))
+
+
+def _model_dtype(dtype: OneOrMore | torch.dtype) -> tuple[torch.dtype | None, str | None]:
     """What a model is to be converted to, and the arithmetic of float32 if it is named.
 
     Raises:

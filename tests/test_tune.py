@@ -27,6 +27,7 @@ from jitsparse.kernels.choice import choose, moved, problem_of
 from jitsparse.kernels.float32 import float32_arithmetic, float32_as
 from jitsparse.kernels.problem import Problem, product_problem
 from jitsparse.traits import profile_of
+from jitsparse.warmup import problems_of
 
 # As an attribute of the package, "tune" is the function.
 tune_module = importlib.import_module("jitsparse.tune")
@@ -428,7 +429,7 @@ def test_a_model(cache: Path, clock: dict[str, float]) -> None:
     """Each of its problems once, those of gradients if there will be any."""
     layer = js.nn.BlockSparseLinear(48, 64, 16, density=0.5)
     model = torch.nn.Sequential(layer, torch.nn.Linear(64, 48), layer)
-    problems = tune_module.problems_of(model, (16, 48), "cpu")
+    problems = problems_of(model, (16, 48), "cpu")
     assert sorted(each.op for each in problems) == ["dds", "dds", "sdd"]
     (forward,) = js.tune(model, torch.randn(16, 48), backward=False, **QUICK)
     assert forward.problem in problems

@@ -18,9 +18,21 @@ from jitsparse.errors import ArgumentError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["check_model_options", "read_input", "read_model", "with_model"]
+__all__ = [
+    "FORWARD_ONLY",
+    "INPUT_SHAPE",
+    "check_model_options",
+    "read_input",
+    "read_model",
+    "with_model",
+]
 
 _Found = TypeVar("_Found")
+
+INPUT_SHAPE = typer.Option(
+    [], help="--model: the shape of its input, 8x512, or 8x128:int64; one for each input."
+)
+FORWARD_ONLY = typer.Option(False, "--forward-only", help="--model: without what gradients need.")
 
 
 def check_model_options(

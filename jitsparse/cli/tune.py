@@ -12,7 +12,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from jitsparse.cli.console import counted, one, print_json, print_table, read_device, split, stderr
-from jitsparse.cli.factory import check_model_options, with_model
+from jitsparse.cli.factory import FORWARD_ONLY, INPUT_SHAPE, check_model_options, with_model
 from jitsparse.cli.options import one_of, read_density, read_size, writable_file
 from jitsparse.errors import ArgumentError
 
@@ -40,12 +40,8 @@ def command(
     model: str = typer.Option(
         "", help="module:factory, a function that returns a model: tune what it will call."
     ),
-    input_shape: list[str] = typer.Option(
-        [], help="--model: the shape of its input, 8x512, or 8x128:int64; one for each input."
-    ),
-    forward_only: bool = typer.Option(
-        False, "--forward-only", help="--model: without what gradients need."
-    ),
+    input_shape: list[str] = INPUT_SHAPE,
+    forward_only: bool = FORWARD_ONLY,
     device: str = typer.Option("auto", help="auto, cpu or cuda."),
     seconds: float = typer.Option(1.0, min=0.0, help="Rough time for each problem."),
     jobs: int = typer.Option(
@@ -66,7 +62,7 @@ def command(
     """
     from jitsparse.jit import cache as caches
     from jitsparse.kernels import registry
-    from jitsparse.tune import problems_of
+    from jitsparse.warmup import problems_of
 
     where = read_device(device)
     if export is not None:

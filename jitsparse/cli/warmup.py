@@ -7,13 +7,13 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from jitsparse.cli.console import one, print_json, print_table, split, stderr
-from jitsparse.cli.factory import check_model_options, with_model
+from jitsparse.cli.factory import FORWARD_ONLY, INPUT_SHAPE, check_model_options, with_model
 from jitsparse.cli.options import one_of, read_arch
 from jitsparse.errors import ArgumentError, CacheMiss
 
@@ -43,12 +43,8 @@ def command(
     model: str = typer.Option(
         "", help="module:factory, a function that returns a model: compile what it will run."
     ),
-    input_shape: list[str] = typer.Option(
-        [], help="--model: the shape of its input, 8x512, or 8x128:int64; one for each input."
-    ),
-    forward_only: bool = typer.Option(
-        False, "--forward-only", help="--model: without what gradients need."
-    ),
+    input_shape: list[str] = INPUT_SHAPE,
+    forward_only: bool = FORWARD_ONLY,
     variant: list[str] = typer.Option(
         [], help="A variant's name, as js.explain and a CacheMiss give it: compile just that one."
     ),
@@ -166,11 +162,12 @@ def _of_model(
     if device is None and targets is None and torch.cuda.is_available():
         device = "cuda"
 
-    def find(model: torch.nn.Module, examples: list[torch.Tensor], dtype: str | None) -> Any:
+    def find(
+        model: torch.nn.Module, examples: list[torch.Tensor], dtype: str | None
+    ) -> list[Variant]:
         return plan(model, examples, dtype=dtype, device=device, arch=targets, backward=backward)
 
-    found: list[Variant] = with_model(name, inputs, dtypes, find)
-    return found
+    return with_model(name, inputs, dtypes, find)
 
 
 def _print_survey(outcomes: Sequence[Outcome], *, everything: bool, as_json: bool) -> int:

@@ -37,9 +37,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from jitsparse.kernels import price_table, split, thin, transpose
+from jitsparse.kernels import split, thin, transpose
 from jitsparse.kernels.cuda import CONDENSED
-from jitsparse.kernels.price_table import GPUS, prices_of
+from jitsparse.kernels.price_table import GPUS, OF_THEIR_OWN, prices_of
 from jitsparse.kernels.roles import is_flipped, is_k_contiguous, op_block
 from jitsparse.layout import div_up
 from jitsparse.panels import PAIRED, PAIRED_AMONG, PANEL, SMS, TRIPLED_AMONG
@@ -104,7 +104,7 @@ the products held out on an H100 and in 0.919 on an H200, in place of 0.902 and 
 
 def covers(problem: Problem, target: str) -> bool:
     """Whether the model was made for such problems."""
-    known = problem.dtype in ("bf16", "f16", "tf32", "f32")
+    known = problem.dtype in ("bf16", "f16", *OF_THEIR_OWN)
     return target == "sm90a" and problem.op in ("dsd", "dds") and known
 
 
@@ -225,7 +225,7 @@ def _size(problem: Problem) -> tuple[int, int]:
 def kind(problem: Problem, variant: Variant) -> str:
     """What shares a row of numbers: ``"wgmma.32.s64.across.n128"``, for instance; in 32 bits with a
     dtype before it: ``"tf32.wgmma.64.s64.along.n256"``."""
-    of_dtype = f"{problem.dtype}." if problem.dtype in price_table.OF_THEIR_OWN else ""
+    of_dtype = f"{problem.dtype}." if problem.dtype in OF_THEIR_OWN else ""
     return of_dtype + _kind(problem, variant)
 
 

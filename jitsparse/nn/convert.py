@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor, nn
 
@@ -95,10 +96,8 @@ def sparsify_(
     def successor(name: str, layer: nn.Linear) -> BlockSparseLinear:
         kept = density(name, layer) if callable(density) else density
         chosen = None if mask is None else mask(name, layer)
-        try:
+        with _named(name):
             sparse = BlockSparseLinear.from_linear(layer, block, density=kept, mask=chosen)
-        except JitsparseError as error:
-            raise type(error)(f"layer {name!r}: {error}; or leave it out (where=...)") from error
         sparse.values.requires_grad_(layer.weight.requires_grad)
         _freeze_bias(sparse, layer)
         return sparse
@@ -140,10 +139,8 @@ def densify_(
     require_model(model, where, _sparse(), "its to_linear")
 
     def successor(name: str, layer: BlockSparseLinear) -> nn.Linear:
-        try:
+        with _named(name):
             dense = layer.to_linear()
-        except JitsparseError as error:
-            raise type(error)(f"layer {name!r}: {error}; or leave it out (where=...)") from error
         dense.weight.requires_grad_(layer.values.requires_grad)
         _freeze_bias(dense, layer)
         return dense
@@ -154,6 +151,15 @@ def densify_(
 def _freeze_bias(new: nn.Linear | BlockSparseLinear, old: nn.Linear | BlockSparseLinear) -> None:
     if new.bias is not None and old.bias is not None:
         new.bias.requires_grad_(old.bias.requires_grad)
+
+
+@contextlib.contextmanager
+def _named(layer: str) -> Iterator[None]:
+    """What is wrong with a layer is said with its name."""
+    try:
+        yield
+    except JitsparseError as error:
+        raise type(error)(f"layer {layer!r}: {error}; or leave it out (where=...)") from error
 
 
 _DENSE = Kind(

@@ -122,7 +122,7 @@ def _places(model: nn.Module, kind: Kind, where: Where | None) -> dict[nn.Module
             derived[type(module).__name__] = derived.get(type(module).__name__, 0) + 1
     chosen = {layer: known for layer, known in names.items() if not where or where(known[0], layer)}
     if not chosen:
-        stay = ", ".join(f"{count} {kind}" for kind, count in derived.items())
+        stay = ", ".join(f"{count} {each}" for each, count in derived.items())
         raise ArgumentError(
             f"{kind.function} finds nothing to replace in this {type(model).__name__}: it has "
             f"{len(names) or 'no'} {kind.name}"
