@@ -113,6 +113,21 @@ def test_what_is_frozen_stays_so_and_attributes_go_along() -> None:
     assert dense[1].up.initialised
 
 
+def test_a_frozen_parameter_is_known_by_its_name() -> None:
+    """Not by its place: undone pruning has registered the weight anew, behind the bias."""
+    dense = nn.Sequential(nn.Linear(32, 48))
+    nn.utils.prune.l1_unstructured(dense[0], "weight", 0.5)
+    nn.utils.prune.remove(dense[0], "weight")
+    assert [name for name, _ in dense[0].named_parameters()] == ["bias", "weight"]
+    dense[0].weight.requires_grad_(False)
+    sparsify_(dense, 16, density=0.5)
+    assert not dense[0].values.requires_grad
+    assert dense[0].bias.requires_grad
+    densify_(dense)
+    assert not dense[0].weight.requires_grad
+    assert dense[0].bias.requires_grad
+
+
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_an_encoder_evaluates_what_it_was_trained_to(activation: str) -> None:
     """torch hands the weights of one to a fused operation, unless they are no Tensors."""
