@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jitsparse.bench.decoder import LLAMA_8B, DecoderShape
+
 __all__ = ["H200", "SMALL", "Extents"]
 
 
@@ -32,6 +34,8 @@ class Extents:
         more_experts: as ``experts``: the choice is measured for the products of both.
         clustered: m = n = k of products whose choice is measured on patterns with blocks that lie
             together.
+        decoder: sizes of the model that is measured as a whole.
+        phases: ``(phase, tokens)`` in which it is, see :mod:`jitsparse.bench.models`.
     """
 
     products: tuple[int, ...]
@@ -51,6 +55,8 @@ class Extents:
     few_chosen_in_32_bits: int
     more_experts: tuple[tuple[int, int, int, int], ...]
     clustered: tuple[int, ...]
+    decoder: DecoderShape
+    phases: tuple[tuple[str, int], ...]
 
 
 H200 = Extents(
@@ -106,6 +112,8 @@ H200 = Extents(
         (16384, 2048, 1024, 32),
     ),
     clustered=(2048, 4096, 8192),
+    decoder=LLAMA_8B,
+    phases=(("decode", 1), ("decode", 8), ("decode", 32), ("prefill", 4096), ("train", 4096)),
 )
 
 SMALL = Extents(
@@ -126,5 +134,7 @@ SMALL = Extents(
     few_chosen_in_32_bits=0,
     more_experts=(),
     clustered=(),
+    decoder=DecoderShape(width=256, hidden=512, heads=4, kv_heads=2, layers=1, context=32),
+    phases=(("decode", 2), ("prefill", 32), ("train", 32)),
 )
 """What a CPU does in seconds: it shows that the suite works, and says nothing about Hopper."""

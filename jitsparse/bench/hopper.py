@@ -13,6 +13,7 @@ from jitsparse.bench.choice import choice_section
 from jitsparse.bench.extents import H200, SMALL, Extents
 from jitsparse.bench.forward import measure_epilogue, measure_few_tokens
 from jitsparse.bench.layers import LayerCase, measure_passes
+from jitsparse.bench.models import ModelCase, measure_model
 from jitsparse.bench.peers import BMM, DENSE, PEERS, STK, TORCH_TUNED
 from jitsparse.bench.products import measure, measure_beside
 from jitsparse.bench.section import Outcome, Section
@@ -43,6 +44,7 @@ def hopper(
         *_product_sections(device, extents, torch_tuned),
         *_beside_sections(device, extents),
         *_layer_sections(device, extents),
+        _model_section(device, extents),
         choice_section(device, extents),
     ]
 
@@ -243,6 +245,31 @@ def _layer_sections(device: torch.device, extents: Extents) -> list[Section]:
             [("cost %", "epilogue")],
         ),
     ]
+
+
+def _model_section(device: torch.device, extents: Extents) -> Section:
+    shape = extents.decoder
+    return Section(
+        "model",
+        "a decoder whose linear layers are all block-sparse",
+        [
+            ModelCase(shape, phase, tokens, block, density, "bf16", device)
+            for (phase, tokens), block, density in product(
+                extents.phases, square(*_SIDES[:3]), (0.1, 0.25, 0.5)
+            )
+        ],
+        lambda case, seconds: measure_model(case, seconds=seconds),
+        [
+            f"{shape.layers} layers of width {shape.width}, {shape.hidden} within the feed-forward "
+            f"part, {shape.heads} heads, {shape.kv_heads} of keys and values; no embedding.",
+            "decode: one more token of so many sequences, each with keys and values of "
+            f"{shape.context} tokens, on CUDA as a graph; prefill: all tokens of one sequence; "
+            "train: likewise, with the gradients of all parameters and of the input. Eager but "
+            "for the graph. times dense = the time of the same decoder with nn.Linear over ours, "
+            "times torch BSR with torch's BSR product.",
+        ],
+        [("times dense", "density"), ("times torch BSR", "density")],
+    )
 
 
 _LAYOUT_NOTE = (

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -25,7 +26,10 @@ __all__ = [
     "STK",
     "TORCH_BSR",
     "TORCH_TUNED",
+    "bsr_of",
+    "bsr_product",
     "contestants",
+    "those_that_run",
     "variant_of",
 ]
 
@@ -56,13 +60,22 @@ def contestants(
         name to call, name to the reason of an absence. A call takes a number, reduces it modulo the
         copies of its inputs, and neither allocates inputs nor synchronises.
     """
-    calls: dict[str, Call] = {OURS: _ours(case, operands)}
+    makers = {name: partial(_MAKERS[name], case, operands) for name in peers}
+    calls, absent = those_that_run(makers, case.device)
+    return {OURS: _ours(case, operands), **calls}, absent
+
+
+def those_that_run(
+    makers: Mapping[str, Callable[[], Call]], device: torch.device
+) -> tuple[dict[str, Call], dict[str, str]]:
+    """The calls of peers, each tried once, and of others why not: name to call, name to reason."""
+    calls: dict[str, Call] = {}
     absent: dict[str, str] = {}
-    for name in peers:
+    for name, make in makers.items():
         try:
-            call = _MAKERS[name](case, operands)
+            call = make()
             call(0)
-            settle(case.device)
+            settle(device)
         # A peer may fail in any way, at any size; what it said becomes part of the report.
         except Exception as error:
             absent[name] = _first_line(error)
@@ -133,7 +146,7 @@ def _torch_bsr(case: Case, operands: Operands) -> Call:
     """
     n = operands.copies
     if case.op == "sdd":
-        patterns = [_bsr(sparse) for sparse in operands.sparse]
+        patterns = [bsr_of(sparse) for sparse in operands.sparse]
         left, right = operands.left, operands.right
         if case.device.type == "cuda":
             from torch.sparse import _triton_ops
@@ -172,8 +185,8 @@ _TUNED: dict[tuple[object, ...], dict[str, int]] = {}
 def _for_bsr(case: Case, operands: Operands) -> tuple[list[Tensor], list[Tensor]]:
     """A dsd's or dds's operands as torch's BSR product takes them."""
     if case.op == "dsd":
-        return [_bsr(s) for s in operands.sparse], operands.right
-    return [_bsr(s.T) for s in operands.sparse], [x.T.contiguous() for x in operands.left]
+        return [bsr_of(s) for s in operands.sparse], operands.right
+    return [bsr_of(s.T) for s in operands.sparse], [x.T.contiguous() for x in operands.left]
 
 
 def _bsr_dense_addmm(sparse: list[Tensor], dense: list[Tensor], **options: Any) -> Call:
@@ -213,7 +226,20 @@ def _stk_matrix(sparse: BlockSparse) -> object:
     return matrix.t() if sparse.transposed else matrix
 
 
-def _bsr(sparse: BlockSparse) -> Tensor:
+def bsr_product(matrix: Tensor) -> Callable[[Tensor], Tensor]:
+    """What torch multiplies its BSR matrix with a dense one from the right by."""
+    if matrix.device.type != "cuda":
+        return lambda dense: matrix @ dense
+    from torch.sparse._triton_ops import bsr_dense_addmm
+
+    rows = matrix.shape[0]
+    return lambda dense: bsr_dense_addmm(
+        dense.new_empty(rows, dense.shape[1]), matrix, dense, beta=0
+    )
+
+
+def bsr_of(sparse: BlockSparse) -> Tensor:
+    """As torch's BSR matrix."""
     with warnings.catch_warnings():
         # torch announces once a process that its BSR layout is in beta.
         warnings.simplefilter("ignore", UserWarning)

@@ -30,7 +30,8 @@ def command(
     section: list[str] = typer.Option(
         [],
         help="hopper: products, float32, patterns, experts, f16, skew, linear, tokens, epilogue, "
-        "choice. first-use: one, twenty (kernels; peers take minutes), together (processes).",
+        "model, choice. first-use: one, twenty (kernels; peers take minutes), together "
+        "(processes).",
     ),
     device: str = typer.Option("auto", help="auto, cpu or cuda."),
     op: list[str] = typer.Option([], help="dsd, dds, sdd."),

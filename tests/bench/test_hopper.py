@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from jitsparse.bench.decoder import DecoderShape
 from jitsparse.bench.extents import H200, SMALL, Extents
 from jitsparse.bench.hopper import hopper
 from jitsparse.bench.section import Outcome, Section
@@ -30,6 +31,8 @@ TINY = Extents(
     few_chosen_in_32_bits=1,
     more_experts=((256, 64, 64, 2),),
     clustered=(256,),
+    decoder=DecoderShape(width=128, hidden=192, heads=2, kv_heads=1, layers=1, context=16),
+    phases=(("decode", 2),),
 )
 
 
@@ -55,6 +58,7 @@ def test_sections_hold_what_is_asked_of_the_kernels() -> None:
         "linear": 4 * 3 * 2,
         "tokens": 5 * 3 * 3,
         "epilogue": 4 * 3 * 2,
+        "model": 5 * 3 * 3,
         # Of the headline products and layers 44 are in the sample besides, of the clustered 12.
         "choice": 900
         + 400

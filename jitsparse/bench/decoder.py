@@ -1,0 +1,153 @@
+"""A decoder as language models have it; a factory makes its linear layers dense or block-sparse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+__all__ = ["LLAMA_8B", "Decoder", "DecoderShape", "Linear"]
+
+Linear = Callable[[int, int], nn.Module]
+"""``(in_features, out_features)`` to a layer without bias."""
+
+_ROTARY_BASE = 500_000.0
+
+
+@dataclass(frozen=True)
+class DecoderShape:
+    """Sizes of a decoder.
+
+    Attributes:
+        width: features of a token.
+        hidden: features within the feed-forward part.
+        heads: of the queries; there are ``kv_heads`` of keys and values.
+        kv_heads: a divisor of ``heads``.
+        layers: one after the other.
+        context: tokens that keys and values are kept of, when one is added.
+    """
+
+    width: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    layers: int
+    context: int
+
+    @property
+    def head(self) -> int:
+        """Features of a head."""
+        return self.width // self.heads
+
+
+LLAMA_8B = DecoderShape(width=4096, hidden=14336, heads=32, kv_heads=8, layers=4, context=1024)
+"""Four of the 32 layers of Llama 3.1 8B (https://arxiv.org/abs/2407.21783, table 3)."""
+
+
+class Decoder(nn.Module):
+    """Layers of attention and a gated feed-forward part (SwiGLU), seven linear layers in each.
+
+    Embedding and output layer are left out. Shape: ``(batch, tokens, width)`` to the same.
+    """
+
+    def __init__(
+        self, shape: DecoderShape, linear: Linear, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        self.shape = shape
+        self.layers = nn.ModuleList(
+            _Layer(shape, linear, device, dtype) for _ in range(shape.layers)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """All tokens of a sequence at once."""
+        turn = _turns(0, x.shape[1], self.shape.head, x)
+        for layer in self.layers:
+            x = layer(x, turn)
+        return x
+
+    def decode(self, x: Tensor, caches: list[tuple[Tensor, Tensor]]) -> Tensor:
+        """The last token alone.
+
+        Args:
+            x: ``(batch, 1, width)``.
+            caches: keys and values of each layer, ``(batch, kv_heads, context, head)``, whose last
+                token is written.
+        """
+        turn = _turns(self.shape.context - 1, 1, self.shape.head, x)
+        for layer, cache in zip(self.layers, caches, strict=True):
+            x = layer(x, turn, cache)
+        return x
+
+    def caches(
+        self, batch: int, dtype: torch.dtype, generator: torch.Generator
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Standard normal keys and values of so many sequences, for each layer."""
+        shape = self.shape
+        size = batch, shape.kv_heads, shape.context, shape.head
+
+        def draw() -> Tensor:
+            return torch.randn(size, generator=generator, device=generator.device, dtype=dtype)
+
+        return [(draw(), draw()) for _ in self.layers]
+
+
+class _Layer(nn.Module):
+    def __init__(
+        self, shape: DecoderShape, linear: Linear, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        self.shape = shape
+        width, hidden, narrow = shape.width, shape.hidden, shape.kv_heads * shape.head
+        self.norm1 = nn.RMSNorm(width, device=device, dtype=dtype)
+        self.queries = linear(width, width)
+        self.keys = linear(width, narrow)
+        self.values = linear(width, narrow)
+        self.mixed = linear(width, width)
+        self.norm2 = nn.RMSNorm(width, device=device, dtype=dtype)
+        self.gate = linear(width, hidden)
+        self.up = linear(width, hidden)
+        self.down = linear(hidden, width)
+
+    def forward(
+        self,
+        x: Tensor,
+        turn: tuple[Tensor, Tensor],
+        cache: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        h = self.norm1(x)
+        q = _rotated(self._heads(self.queries(h)), *turn)
+        k = _rotated(self._heads(self.keys(h)), *turn)
+        v = self._heads(self.values(h))
+        if cache is not None:
+            for kept, new in zip(cache, (k, v), strict=True):
+                kept[:, :, -1:] = new
+            k, v = cache
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=cache is None, enable_gqa=True)
+        x = x + self.mixed(mixed.transpose(1, 2).flatten(2))
+        h = self.norm2(x)
+        out: Tensor = x + self.down(F.silu(self.gate(h)) * self.up(h))
+        return out
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """``(batch, tokens, features)`` to ``(batch, heads, tokens, head)``."""
+        split: Tensor = x.unflatten(-1, (-1, self.shape.head))
+        return split.transpose(1, 2)
+
+
+def _turns(first: int, tokens: int, head: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines, ``(tokens, head / 2)``, by which the features of tokens from the ``first``
+    position on are turned (rotary position embedding: Su et al., 2021,
+    https://arxiv.org/abs/2104.09864)."""
+    half, device = head // 2, like.device
+    rates = _ROTARY_BASE ** (-torch.arange(half, device=device) / half)
+    angles = torch.arange(first, first + tokens, device=device)[:, None] * rates
+    return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    a, b = x.chunk(2, -1)
+    return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)

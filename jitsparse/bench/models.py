@@ -1,0 +1,167 @@
+"""Measuring whole models: a decoder that serves and trains, beside its dense twin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from jitsparse.bench.cases import DTYPES, block_name, normal
+from jitsparse.bench.decoder import Decoder, DecoderShape, Linear
+from jitsparse.bench.peers import DENSE, OURS, TORCH_BSR, bsr_of, bsr_product, those_that_run
+from jitsparse.bench.section import Outcome
+from jitsparse.bench.timing import WARM_UP_CALLS, Call, interleave
+from jitsparse.nn import BlockSparseLinear
+from jitsparse.pattern import Pattern
+from jitsparse.sparse import BlockSparse
+
+__all__ = ["PHASES", "ModelCase", "measure_model"]
+
+PHASES = ("decode", "prefill", "train")
+"""One more token of each sequence; all tokens of one sequence; these, with all gradients."""
+
+_MULTIPLE = 16
+"""Of tokens that torch's BSR product is given, zeros in place of those that are not there: its
+kernels multiply no fewer."""
+
+
+@dataclass(frozen=True)
+class ModelCase:
+    """A decoder all of whose linear layers are block-sparse.
+
+    Attributes:
+        shape: sizes of the decoder.
+        phase: one of :data:`PHASES`.
+        tokens: that a call takes; of ``decode`` each is of a sequence of its own.
+        block: ``(block_rows, block_cols)`` of the weights.
+        density: share of their blocks that are stored, at random places.
+        dtype: a key of :data:`~jitsparse.bench.cases.DTYPES`.
+        device: where it runs.
+    """
+
+    shape: DecoderShape
+    phase: str
+    tokens: int
+    block: tuple[int, int]
+    density: float
+    dtype: str
+    device: torch.device
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """What tells the case from others, as its row says it."""
+        return {
+            "phase": f"{self.phase} {self.tokens}",
+            "dtype": self.dtype,
+            "block": block_name(self.block),
+            "density": self.density,
+        }
+
+
+def measure_model(case: ModelCase, *, seconds: float = 2.0) -> Outcome:
+    """Time a decoder beside the dense one and, where that computes it, torch's BSR product."""
+    calls, absent = those_that_run(
+        {name: partial(_call, case, linear) for name, linear in _linears(case).items()},
+        case.device,
+    )
+    timings = interleave({OURS: _call(case, _sparse(case)), **calls}, case.device, seconds=seconds)
+    row: dict[str, object] = {**case.facts, "us": 1e6 * timings[OURS].median}
+    for name, peer, times in (
+        (DENSE, "dense us", "times dense"),
+        (TORCH_BSR, "torch BSR us", "times torch BSR"),
+    ):
+        theirs = timings.get(name)
+        row[peer] = None if theirs is None else 1e6 * theirs.median
+        row[times] = None if theirs is None else timings[OURS].times_faster_than(theirs)
+    return Outcome([row], str(case.facts["phase"]), absent)
+
+
+def _linears(case: ModelCase) -> dict[str, Linear]:
+    """What makes the linear layers of each peer."""
+    sparse, dtype = _sparse(case), DTYPES[case.dtype]
+    return {
+        DENSE: lambda fan_in, fan_out: nn.Linear(
+            fan_in, fan_out, bias=False, device=case.device, dtype=dtype
+        ),
+        TORCH_BSR: lambda fan_in, fan_out: _BsrLinear(sparse(fan_in, fan_out).weight),
+    }
+
+
+def _sparse(case: ModelCase) -> Callable[[int, int], BlockSparseLinear]:
+    """What makes ours, layers of one shape on one pattern."""
+
+    def layer(fan_in: int, fan_out: int) -> BlockSparseLinear:
+        generator = torch.Generator(case.device).manual_seed(0)
+        pattern = Pattern.random(
+            (fan_out, fan_in), case.block, case.density, generator=generator, device=case.device
+        )
+        dtype = DTYPES[case.dtype]
+        return BlockSparseLinear(
+            fan_in, fan_out, case.block, pattern=pattern, bias=False, dtype=dtype
+        )
+
+    return layer
+
+
+class _BsrLinear(nn.Module):
+    """torch's BSR product, ``weight @ x.T``, for at least as many tokens as it takes."""
+
+    def __init__(self, weight: BlockSparse) -> None:
+        super().__init__()
+        self.weight = bsr_of(weight)
+        self.product = bsr_product(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            raise NotImplementedError("its gradients are not implemented")
+        tokens = x.flatten(0, -2)
+        out = self.product(F.pad(tokens, (0, 0, 0, -len(tokens) % _MULTIPLE)).T)
+        rows: Tensor = out.T[: len(tokens)].unflatten(0, x.shape[:-1])
+        return rows
+
+
+def _call(case: ModelCase, linear: Linear) -> Call:
+    """A decoder's phase. On CUDA a step of ``decode`` is replayed as a graph, as services do: one
+    by one its kernels take the host longer than the GPU."""
+    dtype = DTYPES[case.dtype]
+    model = Decoder(case.shape, linear, case.device, dtype)
+    generator = torch.Generator(case.device).manual_seed(0)
+    batch = case.tokens if case.phase == "decode" else 1
+    size = batch, case.tokens // batch, case.shape.width
+    x, grad = (normal(size, "n", dtype, generator) for _ in range(2))
+    if case.phase == "train":
+        leaves = [x.requires_grad_(), *model.parameters()]
+        return lambda i: torch.autograd.grad(model(x), leaves, grad)
+    if case.phase == "prefill":
+        return lambda i: _without_gradients(model, x)
+    caches = model.caches(batch, dtype, generator)
+    step = partial(_without_gradients, model.decode, x, caches)
+    return _replay(step) if case.device.type == "cuda" else lambda i: step()
+
+
+@torch.no_grad()
+def _without_gradients(call: Callable[..., Tensor], *arguments: object) -> Tensor:
+    return call(*arguments)
+
+
+def _replay(step: Callable[[], object]) -> Call:
+    """A step as a CUDA graph."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UP_CALLS):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+
+    def replay(i: int) -> object:
+        graph.replay()
+        return step  # whose tensors the graph reads: they live as long as this function
+
+    return replay
