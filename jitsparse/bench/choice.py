@@ -72,7 +72,8 @@ def _sample(device: torch.device, extents: Extents) -> Iterator[Case]:
     some with few columns, where both operands lie along the axis that is summed over, as in the
     forward pass of a layer: more families compete there. Then those of the other sections: headline
     products, layers, and mixtures of experts. Then those on patterns whose blocks lie together. Of
-    dsd and dds on random patterns a part comes in TF32 and in IEEE float32, too."""
+    those on random patterns a part comes in TF32 and in IEEE float32, too, and gradients of the
+    weights of layers."""
     dtype = "bf16" if device.type == "cuda" else "f32"
     everything = list(
         product(
@@ -93,8 +94,14 @@ def _sample(device: torch.device, extents: Extents) -> Iterator[Case]:
     few = list(product(("dds",), ("nt",), _BLOCKS, _DENSITIES, shapes, ("random",)))
     random.Random(0).shuffle(few)
     random_ones = [each for each in everything if each[0] != "sdd" and each[-1] == "random"]
+    random_sdd = [each for each in everything if each[0] == "sdd" and each[-1] == "random"]
     in_32_bits = dict.fromkeys(
-        [*random_ones[: extents.chosen_in_32_bits], *few[: extents.few_chosen_in_32_bits]]
+        [
+            *random_ones[: extents.chosen_in_32_bits],
+            *few[: extents.few_chosen_in_32_bits],
+            *random_sdd[: extents.sdd_chosen_in_32_bits],
+            *_weight_gradients(extents),
+        ]
     )
     sample += few[: extents.few_chosen]
     sample += _headlines(extents)
@@ -129,6 +136,14 @@ def _headlines(extents: Extents) -> Iterator[tuple[str, str, int, float, _Shape,
     for shapes, ops in ((squares, _DSD_AND_DDS), (layers, _LAYERS)):
         for shape, (op, layout), block, density in product(shapes, ops, _BLOCKS, _DENSITIES):
             yield op, layout, block, density, shape, "random"
+
+
+def _weight_gradients(extents: Extents) -> Iterator[tuple[str, str, int, float, _Shape, str]]:
+    """Sdd of the section linear, but those of most tokens, which take longest."""
+    for (rows, cols), tokens, block, density in product(
+        extents.layers, sorted(extents.tokens)[:-1], _BLOCKS, _DENSITIES[:2]
+    ):
+        yield "sdd", "tn", block, density, (rows, tokens, cols), "random"
 
 
 def _clustered(extents: Extents) -> Iterator[tuple[str, str, int, float, _Shape, str]]:

@@ -31,6 +31,7 @@ class Extents:
         few_chosen: how many of those products.
         chosen_in_32_bits, few_chosen_in_32_bits: how many of both, on random patterns, in TF32, and
             as many in IEEE float32.
+        sdd_chosen_in_32_bits: how many sdd of the first of both, likewise.
         more_experts: as ``experts``: the choice is measured for the products of both.
         clustered: m = n = k of products whose choice is measured on patterns with blocks that lie
             together.
@@ -53,6 +54,7 @@ class Extents:
     few_chosen: int
     chosen_in_32_bits: int
     few_chosen_in_32_bits: int
+    sdd_chosen_in_32_bits: int
     more_experts: tuple[tuple[int, int, int, int], ...]
     clustered: tuple[int, ...]
     decoder: DecoderShape
@@ -105,6 +107,7 @@ H200 = Extents(
     few_chosen=400,
     chosen_in_32_bits=900,
     few_chosen_in_32_bits=160,
+    sdd_chosen_in_32_bits=360,
     more_experts=(
         (2048, 4096, 1024, 16),
         (4096, 1024, 2048, 16),
@@ -132,6 +135,7 @@ SMALL = Extents(
     few_chosen=4,
     chosen_in_32_bits=0,
     few_chosen_in_32_bits=0,
+    sdd_chosen_in_32_bits=0,
     more_experts=(),
     clustered=(),
     decoder=DecoderShape(width=256, hidden=512, heads=4, kv_heads=2, layers=1, context=32),

@@ -29,6 +29,7 @@ TINY = Extents(
     few_chosen=10,
     chosen_in_32_bits=2,
     few_chosen_in_32_bits=1,
+    sdd_chosen_in_32_bits=1,
     more_experts=((256, 64, 64, 2),),
     clustered=(256,),
     decoder=DecoderShape(width=128, hidden=192, heads=2, kv_heads=1, layers=1, context=16),
