@@ -33,7 +33,7 @@ share of the time as in any, for each part. From 0.5 to 2 the choice is as good.
 
 def main(*paths: str) -> None:
     """Replace the prices of ``costs.json`` by what fits the times in all of the files, those of
-    each GPU by its own times. Prices of GPUs, and of dtypes on a GPU, that were not timed stay."""
+    each GPU by its own times. Prices of GPUs, and of groups on a GPU, that were not timed stay."""
     files = [json.loads(Path(path).read_text(encoding="utf-8")) for path in paths]
     gpus = json.loads(price_table.TABLE.read_text(encoding="utf-8"))["gpus"]
     names = ("device", "commit", "command")
@@ -53,12 +53,12 @@ def main(*paths: str) -> None:
         if not prices:
             raise SystemExit(f"no time of the {gpu} is one that prices are fitted to")
         table = gpus.setdefault(gpu, {"measured": {}, "prices": {}})
-        timed_dtypes = {price_table.dtype_of(kind) for kind in prices}
-        table["measured"] |= {dtype: measured for dtype in sorted(timed_dtypes)}
+        timed_groups = {price_table.group_of(kind) for kind in prices}
+        table["measured"] |= {dtype: measured for dtype in sorted(timed_groups)}
         kept = {
             kind: row
             for kind, row in table["prices"].items()
-            if price_table.dtype_of(kind) not in timed_dtypes
+            if price_table.group_of(kind) not in timed_groups
         }
         table["prices"] = dict(sorted({**kept, **prices}.items()))
     price_table.TABLE.write_text(_formatted(gpus), encoding="utf-8")
@@ -120,9 +120,10 @@ def _alike(kind: str) -> str:
     """What kinds that differ little share: those of ``thin`` in the height of a block and in
     whether an SM has two CTAs at most, others in how the dense operand lies and in whether block
     columns are condensed, those of ``mma`` and ``fma`` in the width of a tile, too."""
-    dtype = price_table.dtype_of(kind)
-    if dtype in price_table.OF_THEIR_OWN:
-        return f"{dtype}.{_alike(kind.removeprefix(f'{dtype}.'))}"
+    group = price_table.group_of(kind)
+    if group in price_table.OF_THEIR_OWN:
+        alike = _alike_sdd if group.endswith(".sdd") else _alike
+        return f"{group}.{alike(kind.removeprefix(f'{group}.'))}"
     family, *others = kind.split(".")
     if family == "thin":
         kept = [each for each in others[1:] if each != "two"]
@@ -131,6 +132,14 @@ def _alike(kind: str) -> str:
     if family in ("mma", "fma"):
         kept = [each for each in kept if not each.startswith("n")]
     return ".".join((family, *kept))
+
+
+def _alike_sdd(kind: str) -> str:
+    """Likewise: how operands lie, and the side that is gathered; of ``simt`` the tile, and of
+    ``wgmma`` the block."""
+    family, size, *others = kind.split(".")
+    kept = [each for each in others if each not in ("along", "across", "either", "rows", "cols")]
+    return ".".join((family, *([] if family in ("simt", "wgmma") else [size]), *kept))
 
 
 def _prices(samples: Sequence[_Sample], expected: Sequence[float] | None = None) -> list[float]:

@@ -141,9 +141,10 @@ _FIXED_COLUMNS = 96
 """What a CTA spends on its sparse operand and its barriers, in columns of its dense one."""
 
 
-def tile_count(problem: Problem, tile: Tile) -> float:
-    """Tiles of a problem; of an sdd as many as a random pattern leads to."""
-    tile_m, tile_n, _ = tile.shape
+def tile_count(problem: Problem, tile: Sequence[int]) -> float:
+    """Tiles of a problem, of such rows and columns; of an sdd as many as a random pattern leads
+    to."""
+    tile_m, tile_n, *_ = tile
     if problem.op == "sdd":
         block_rows, block_cols = problem.block
         density = min(1.0, problem.nnz * block_rows * block_cols / (problem.rows * problem.cols))
@@ -160,7 +161,7 @@ def parts_of_tile(problem: Problem, tile: Tile, family: str) -> int:
     """Into how many parts a dsd or dds of ``fma`` or ``mma`` divides such tiles, if it does."""
     at_once = SMS * tile.ctas
     return split.parts_of_tiles(
-        family, int(tile_count(problem, tile)), at_once, walked(problem, tile)
+        family, int(tile_count(problem, tile.shape)), at_once, walked(problem, tile)
     )
 
 
@@ -174,7 +175,7 @@ def walked(problem: Problem, tile: Tile) -> float:
 
 def waves(problem: Problem, tile: Tile) -> float:
     """Tiles of a problem by CTAs that a GPU has at a time."""
-    return tile_count(problem, tile) / (SMS * tile.ctas)
+    return tile_count(problem, tile.shape) / (SMS * tile.ctas)
 
 
 def dividing_pays(problem: Problem, tile: Tile, costs: float) -> bool:
@@ -195,7 +196,7 @@ def time_to_the_end(problem: Problem, tile: Tile, fixed: float) -> float:
     """What tiles take that keep a GPU busy to the end, where each costs as much as ``fixed``
     columns beside its own: ranks the tiles of one problem, nothing else."""
     tile_m, tile_n, _ = tile.shape
-    return tile_count(problem, tile) * tile_m * (tile_n + fixed)
+    return tile_count(problem, tile.shape) * tile_m * (tile_n + fixed)
 
 
 def _relative_time(problem: Problem, tile: Tile) -> float:

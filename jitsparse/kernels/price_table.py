@@ -11,15 +11,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-__all__ = ["GPUS", "OF_THEIR_OWN", "TABLE", "dtype_of", "gpu_of", "machines_of", "prices_of"]
+__all__ = ["GPUS", "OF_THEIR_OWN", "TABLE", "gpu_of", "group_of", "machines_of", "prices_of"]
 
 TABLE = Path(__file__).with_name("costs.json")
 
 GPUS = ("H200", "H100")
 """GPUs whose times there are; the first stands for those that are not here."""
 
-OF_THEIR_OWN = ("tf32", "f32")
-"""Dtypes whose kinds begin with them; all others are of bfloat16 and float16."""
+OF_THEIR_OWN = ("tf32.sdd", "f32.sdd", "tf32", "f32")
+"""Groups of kinds, timed together, that begin with their names; all others are of dsd and dds in
+bfloat16 and float16."""
 
 _MACHINES = {
     "H200": ("NVIDIA H200", "NVIDIA H200 NVL", "NVIDIA GH200 480GB"),
@@ -45,8 +46,8 @@ def prices_of(kind: str, gpu: str) -> list[float] | None:
     return prices.get(kind)
 
 
-def dtype_of(kind: str) -> str:
-    """What stands for the dtypes of a kind."""
+def group_of(kind: str) -> str:
+    """The group that a kind is timed with, by a name."""
     return next((each for each in OF_THEIR_OWN if kind.startswith(f"{each}.")), "bf16")
 
 
@@ -56,9 +57,9 @@ def _table() -> dict[str, dict[str, list[float]]]:
     prices: dict[str, dict[str, list[float]]] = {
         gpu: table["prices"] for gpu, table in gpus.items()
     }
-    # Until a dtype is timed on all of them, another's times are the best that there is to know.
+    # Until a group is timed on all of them, another's times are the best that there is to know.
     every = {kind: row for each in prices.values() for kind, row in each.items()}
     for each in prices.values():
-        missing = {*OF_THEIR_OWN} - {dtype_of(kind) for kind in each}
-        each |= {kind: row for kind, row in every.items() if dtype_of(kind) in missing}
+        missing = {*OF_THEIR_OWN} - {group_of(kind) for kind in each}
+        each |= {kind: row for kind, row in every.items() if group_of(kind) in missing}
     return prices

@@ -29,12 +29,14 @@ __all__ = [
     "DIVIDE_THE_TAIL",
     "KNOB",
     "MAX_ELEMENTS",
+    "MAX_ROUNDS",
     "most_parts",
     "most_parts_of_problem",
     "most_parts_of_steps",
     "parts_of_problem",
     "parts_of_product",
     "parts_of_sdd",
+    "parts_of_tail",
     "parts_of_tiles",
     "pays_in_sdd",
     "splits",
@@ -61,9 +63,10 @@ _MIN_K = {"fma": 128, "mma": 256}
 DIVIDE_THE_TAIL = tuple(_MIN_K)
 """Families whose sdd divides its last tiles alone."""
 
-_MAX_ROUNDS, _MAX_PANELS = 3, 512
+MAX_ROUNDS, _MAX_PANELS = 3, 512
+_STAGES_TO_START = 2
 BYTES_OF_TAIL = 4 * (_MAX_PANELS + 9)
-"""Of shared memory; as in ``csrc/cuda/kernels/sdd_tail.cuh``."""
+"""Of shared memory; as in ``csrc/cuda/kernels/sdd_tail.cuh``, like the three above."""
 
 _MIN_SLABS_THAT_PAY, _ENOUGH_SLABS = 64, 128
 _ELEMENTS_A_SLAB = 4096
@@ -102,10 +105,28 @@ def parts_of_sdd(variant: Variant, elements: int, k: int, batch: int) -> tuple[i
         tile_m, tile_n, tile_k = variant.ints("t")
         # A tile has a block at least, and a part a stage.
         blocks, stages = elements // math.prod(variant.ints("b")), div_up(k, tile_k) * batch
-        slots = min(_MAX_ROUNDS * at_once, blocks * stages)
+        slots = min(MAX_ROUNDS * at_once, blocks * stages)
         return at_once, 4 * slots * tile_m * tile_n
     parts = most_parts(elements, k, batch) if elements <= MAX_ELEMENTS else 1
     return parts, 4 * parts * elements if parts > 1 else 0
+
+
+def parts_of_tail(tiles: float, at_once: int, stages: int) -> tuple[int, int]:
+    """Into how many parts an sdd of ``fma`` or ``mma`` divides each of its last tiles, and what
+    these take then, in stages of a CTA.
+
+    Args:
+        tiles: of the last round.
+        at_once: CTAs that a GPU has at a time.
+        stages: of a whole tile.
+    """
+    best, least = 1, stages + _STAGES_TO_START
+    for rounds in range(1, MAX_ROUNDS + 1):
+        parts = min(int(rounds * at_once / max(1.0, tiles)), stages)
+        time = rounds * (div_up(stages, max(1, parts)) + _STAGES_TO_START)
+        if time < least:
+            best, least = max(1, parts), time
+    return best, least
 
 
 def too_many_panels(problem: Problem, height: int) -> str | None:

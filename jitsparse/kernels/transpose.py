@@ -30,7 +30,6 @@ __all__ = [
     "bytes_of",
     "copying",
     "pays",
-    "pays_in_tf32",
     "transposes",
     "transposes_values",
     "width",
@@ -50,10 +49,6 @@ _SAVED = {16: 3.7e-6, 32: 1.65e-6}
 _COPIED, _LAUNCH = 1.25e-6, 3.0
 """Microseconds on an H200: saved where a block of so many columns is gathered, for each of k; what
 copying takes for each 16-bit element; and what it takes however little there is to copy."""
-
-_SAVED_IN_TF32 = (8e-3, 2.2e-8)
-"""Microseconds on an H200 that an sdd in TF32 takes less on ``wgmma`` with a transposed copy than
-on ``mma``: for each of k, always and for each stored element."""
 
 SHORT = tuple(_SAVED)
 """Sizes of blocks that make short rows of 16-bit elements."""
@@ -85,16 +80,6 @@ def pays(problem: Problem, side: str) -> bool:
     k = problem.extent * problem.batch
     saved = _SAVED[gathered] * mean * div_up(rows, panel) * k
     return saved > copying(width(problem, side) * k)
-
-
-def pays_in_tf32(problem: Problem, side: str) -> bool:
-    """Whether an sdd in TF32 is faster with the operand that is gathered along a side transposed
-    than on family ``mma``. Fitted to densities of 0.05 to 0.5; beyond them it keeps an operand from
-    being copied for a few blocks."""
-    k = problem.extent * problem.batch
-    stored = problem.nnz * problem.block[0] * problem.block[1]
-    always, for_each = _SAVED_IN_TF32
-    return k * (always + for_each * stored) > copying(2 * width(problem, side) * k)
 
 
 def copying(elements: float) -> float:

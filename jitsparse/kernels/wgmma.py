@@ -47,12 +47,9 @@ _WIDTHS = {"bf16": (256, 128, 64), "f16": (256, 128, 64), "tf32": (256, 128)}
 
 
 def priority(problem: Problem) -> Priority:
-    """Before all others, but for an sdd in TF32 where ``mma`` has less to do. (Of a dsd or dds the
-    cost model decides.)"""
+    """Before all others. (Where the cost model has prices it decides.)"""
     if problem.op != "sdd" or transpose.KNOB not in _ways(problem)[0]:
         return Priority(0, "Hopper's own tensor cores and TMA")
-    if problem.dtype == "tf32" and not transpose.pays_in_tf32(problem, _transposed(problem)[0]):
-        return Priority(2, "both operands lie across k, and copying one takes longer than mma does")
     return Priority(
         0, "Hopper's own tensor cores, for which a copy of one operand is transposed first"
     )

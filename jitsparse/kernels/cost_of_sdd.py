@@ -1,0 +1,215 @@
+"""What an sdd in 32 bits has to do on Hopper, for the cost model (:mod:`jitsparse.kernels.cost`):
+
+======== ===========================================================================================
+part     amount
+======== ===========================================================================================
+start    one: launching, filling the pipeline, the end of the last tile
+tile     tiles that a CTA computes one after another, parts of divided ones included
+step     stages of the busiest CTA
+dense    elements of both operands that the busiest SM loads
+product  multiplications of its tiles, of what they do not store included
+block    elements that an SM stores in the mean, of parts of sums included
+shared   elements of both operands that an SM loads in the mean. Of ``fma`` and ``mma``, whose mean
+         is much like the most, CTAs that are launched for each SM: many may find no tile
+memory   elements that go through DRAM at least once
+======== ===========================================================================================
+
+Two costs beside these are the same for all kinds: ``copy``, of a variant of ``wgmma`` that
+transposes an operand (:mod:`jitsparse.kernels.transpose`), and ``sums``, of one that divides sums
+(:mod:`jitsparse.kernels.split`).
+
+Every pattern is taken for a random one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from jitsparse.kernels import split, transpose
+from jitsparse.kernels.cost_of_spmm import ADDED, ADDING
+from jitsparse.kernels.cuda import tile_count
+from jitsparse.layout import div_up
+from jitsparse.panels import SMS
+from jitsparse.traits import random_steps
+
+if TYPE_CHECKING:
+    from jitsparse.jit import Variant
+    from jitsparse.kernels.problem import Problem
+
+__all__ = ["FAMILIES", "extras", "kind", "parts", "wasteful"]
+
+FAMILIES = ("wgmma", "mma", "fma", "simt")
+"""That have prices."""
+
+_FEW_TILES = 3
+"""Tiles a CTA below which it matters that their number is whole."""
+_MANY_TILES = 2
+"""Tiles a CTA of family wgmma above which products have prices of their own."""
+
+_SIMT_CTAS = 4
+"""CTAs of family simt that run on an SM at once, about."""
+
+_STAGE = 32
+"""Of k in a stage of family wgmma."""
+
+
+class _Amounts(NamedTuple):
+    """The parts that families reckon each in a way of its own."""
+
+    tile: float
+    step: float
+    dense: float
+    product: float
+    shared: float
+    left: float = 0  # elements of parts of sums
+
+
+def wasteful(problem: Problem, variant: Variant) -> bool:
+    """No variant is out of the question."""
+    return False
+
+
+def kind(problem: Problem, variant: Variant) -> str:
+    """What shares a row of numbers: ``"wgmma.64.along.rows.split"``, for instance."""
+    left, right = problem.layout[0] == "n", problem.layout[1] == "t"  # along k
+    if variant.family == "simt":
+        return f"simt.{min(variant.ints('t'))}"
+    if variant.family != "wgmma":
+        # Blocks that are higher than wide have tiles of their own along k, which nobody has timed.
+        wide = problem.block[1] >= problem.block[0]
+        lie = ("across", "either", "along" if wide else "either")[left + right]
+        divided = ".split" if split.splits(variant) else ""
+        return f"{variant.family}.{problem.block[0]}.n{variant.ints('t')[1]}.{lie}{divided}"
+    side, way = variant.knob("g"), ""
+    if split.splits(variant):
+        # Tiles that might have been divided, and are not, are as wide as can be.
+        way = ".split" if _parts_of_sums(problem, variant) > 1 else ".wide"
+    elif _widest_tiles(problem, side)[0] > _MANY_TILES * SMS:
+        way = ".many"
+    # The gathered operand lies along k, or is made to.
+    other = "along" if (right if side == "rows" else left) else "across"
+    return f"wgmma.{problem.block[side == 'cols']}.{other}.{side}{way}"
+
+
+def parts(problem: Problem, variant: Variant) -> tuple[float, ...]:
+    """How much of each part a product has, see above."""
+    reckon = {"wgmma": _of_wgmma, "simt": _of_simt}.get(variant.family, _of_tiles)
+    tile, step, dense, product, shared, left = reckon(problem, variant)
+    stored = problem.nnz * math.prod(problem.block)
+    memory = (problem.rows + problem.cols) * _length(problem) + stored
+    return 1.0, tile, step, dense, product, (stored + left) / SMS, shared, memory
+
+
+def extras(problem: Problem, variant: Variant, amounts: Sequence[float]) -> dict[str, float]:
+    """Microseconds of what is no part of all products."""
+    costs = {}
+    if transpose.transposes(variant):
+        elements = transpose.width(problem, variant.knob("g")) * _length(problem)
+        costs["copy"] = transpose.copying(2 * elements)
+    divided = _parts_of_sums(problem, variant)
+    if divided > 1:
+        costs["sums"] = ADDING + ADDED * divided * problem.nnz * math.prod(problem.block)
+    return costs
+
+
+def _length(problem: Problem) -> int:
+    """Products that are summed for each element."""
+    return problem.extent * problem.batch
+
+
+def _whole(tiles: float) -> float:
+    """Of a mean number of tiles the most that any has."""
+    return max(1, math.ceil(tiles)) if tiles < _FEW_TILES else tiles + 0.5
+
+
+def _parts_of_sums(problem: Problem, variant: Variant) -> int:
+    """Into how many parts a variant of family wgmma divides sums."""
+    stored = problem.nnz * math.prod(problem.block)
+    if variant.family != "wgmma" or not split.splits(variant) or stored > split.MAX_ELEMENTS:
+        return 1
+    return split.most_parts(stored, problem.extent, problem.batch)
+
+
+def _widest_tiles(problem: Problem, side: str) -> tuple[float, int, float]:
+    """Of family wgmma: how many tiles there are if they are as wide as can be; rows of a panel;
+    columns that all panels have to gather. Rows are along the side that is not gathered."""
+    (height, gathered), rows, cols = problem.block, problem.rows, problem.cols
+    if side == "rows":
+        height, gathered, rows, cols = gathered, height, cols, rows
+    panel = max(64, height)
+    panels, widest = div_up(rows, panel), 256 if panel > 64 else 512
+    block = height, gathered
+    columns = random_steps(rows, cols, problem.nnz, block, panel=panel, across=1).mean * gathered
+    # The last tile of a panel is half empty.
+    tiles = panels * max(1.0, columns / widest + (columns > widest) / 2)
+    return tiles, panel, panels * columns
+
+
+def _of_wgmma(problem: Problem, variant: Variant) -> _Amounts:
+    """Tiles of a panel, which are as wide as keeps all CTAs busy unless sums may be divided."""
+    side = variant.knob("g")
+    tiles, panel, columns = _widest_tiles(problem, side)
+    block = problem.block[side == "cols"]
+    divided = _parts_of_sums(problem, variant)
+    stages = div_up(problem.extent, _STAGE) * problem.batch / divided
+    rounds = _whole(tiles / SMS) if divided == 1 else 1
+    if split.splits(variant):
+        busiest = rounds * columns / tiles
+    else:
+        busiest = max(columns / SMS, block)
+        busiest = math.ceil(busiest / block) * block if rounds < _FEW_TILES else busiest
+    return _Amounts(
+        rounds,
+        rounds * stages,
+        (rounds * panel + busiest) * stages * _STAGE,
+        panel * busiest * stages * _STAGE,
+        (tiles * panel + columns) / SMS * stages * _STAGE,
+    )
+
+
+def _of_simt(problem: Problem, variant: Variant) -> _Amounts:
+    """Tiles that lie in a block each."""
+    height, width = variant.ints("t")
+    tiles = problem.nnz * math.prod(problem.block) / (height * width)
+    rounds, k = _whole(tiles / (SMS * _SIMT_CTAS)), _length(problem)
+    busiest = _whole(tiles / SMS)
+    return _Amounts(
+        rounds,
+        rounds * k,
+        busiest * (height + width) * k,
+        busiest * height * width * k,
+        tiles / SMS * (height + width) * k,
+    )
+
+
+def _of_tiles(problem: Problem, variant: Variant) -> _Amounts:
+    """Tiles of ``fma`` and ``mma``, one a CTA, of which the last ones may be divided."""
+    (height, width, depth), ctas = variant.ints("t"), variant.ints("c")[0]
+    at_once = SMS * ctas
+    tiles = tile_count(problem, variant.ints("t"))
+    launched: float = div_up(problem.rows, height) * div_up(problem.cols, width)
+    stages = div_up(problem.extent, depth) * problem.batch
+    left = 0.0
+    if split.splits(variant):
+        full, rest = divmod(tiles / at_once, 1)
+        # What is known of a pattern does not tell how full the last of several rounds is.
+        rest = at_once * (rest if full < _FEW_TILES else 0.5)
+        divided, of_rest = split.parts_of_tail(rest, at_once, stages)
+        rounds, steps = full + 1, full * stages + of_rest
+        busiest = tiles / SMS
+        left = rest * divided * height * width if divided > 1 else 0
+        most = problem.nnz * problem.block[1] / width + problem.rows / height
+        launched = min(launched, most) + split.MAX_ROUNDS * at_once
+    else:
+        rounds, busiest = _whole(tiles / at_once), _whole(tiles / SMS)
+        steps = rounds * stages
+    return _Amounts(
+        rounds,
+        steps,
+        busiest * (height + width) * stages * depth,
+        busiest * height * width * stages * depth,
+        launched / SMS,
+        left,
+    )
