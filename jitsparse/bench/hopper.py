@@ -264,8 +264,9 @@ def _model_section(device: torch.device, extents: Extents) -> Section:
             f"part, {shape.heads} heads, {shape.kv_heads} of keys and values; no embedding.",
             "decode: one more token of so many sequences, each with keys and values of "
             f"{shape.context} tokens, on CUDA as a graph; prefill: all tokens of one sequence; "
-            "train: likewise, with the gradients of all parameters and of the input. Eager but "
-            "for the graph. times dense = the time of the same decoder with nn.Linear over ours, "
+            "train: likewise, with the gradients of all parameters and of the input; both compiled "
+            "there by torch.compile, layer by layer, but for torch's BSR product, which cannot be. "
+            "times dense = the time of the same decoder with nn.Linear over ours, "
             "times torch BSR with torch's BSR product.",
         ],
         [("times dense", "density"), ("times torch BSR", "density")],
