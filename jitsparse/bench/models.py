@@ -110,7 +110,11 @@ def _sparse(case: ModelCase) -> Callable[[int, int], BlockSparseLinear]:
 
 
 class _BsrLinear(nn.Module):
-    """torch's BSR product, ``weight @ x.T``, for at least as many tokens as it takes."""
+    """torch's BSR product, ``weight @ x.T``, for at least as many tokens as it takes.
+
+    What it returns is copied to lie as x does: what follows in a decoder takes several times as
+    long on transposed activations.
+    """
 
     def __init__(self, weight: BlockSparse) -> None:
         super().__init__()
@@ -122,8 +126,8 @@ class _BsrLinear(nn.Module):
             raise NotImplementedError("its gradients are not implemented")
         tokens = x.flatten(0, -2)
         out = self.product(F.pad(tokens, (0, 0, 0, -len(tokens) % _MULTIPLE)).T)
-        rows: Tensor = out.T[: len(tokens)].unflatten(0, x.shape[:-1])
-        return rows
+        rows: Tensor = out.T[: len(tokens)].contiguous()
+        return rows.unflatten(0, x.shape[:-1])
 
 
 def _call(case: ModelCase, linear: Linear, *, compiled: bool = True) -> Call:
