@@ -64,6 +64,8 @@ class ModelCase:
 
 def measure_model(case: ModelCase, *, seconds: float = 2.0) -> Outcome:
     """Time a decoder beside the dense one and, where that computes it, torch's BSR product."""
+    # Every case is other graphs of the same code, of which Dynamo compiles eight.
+    torch.compiler.reset()
     makers: dict[str, Callable[[], Call]] = {
         DENSE: partial(_call, case, _dense(case)),
         TORCH_BSR: partial(_call, case, _torch_bsr(case), compiled=False),
