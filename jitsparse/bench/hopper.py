@@ -263,10 +263,10 @@ def _model_section(device: torch.device, extents: Extents) -> Section:
             f"{shape.layers} layers of width {shape.width}, {shape.hidden} within the feed-forward "
             f"part, {shape.heads} heads, {shape.kv_heads} of keys and values; no embedding.",
             "decode: one more token of so many sequences, each with keys and values of "
-            f"{shape.context} tokens, on CUDA as a graph; prefill: all tokens of one sequence; "
-            "train: likewise, with the gradients of all parameters and of the input; both compiled "
-            "there by torch.compile, layer by layer, but for torch's BSR product, which cannot be. "
-            "times dense = the time of the same decoder with nn.Linear over ours, "
+            f"{shape.context} tokens; prefill: all tokens of one sequence; train: likewise, with "
+            "the gradients of all parameters and of the input. On CUDA compiled by torch.compile, "
+            "layer by layer, but for torch's BSR product, which cannot be, only what is around it, "
+            "and decode is a graph. times dense = the time of the same decoder with nn.Linear over ours, "
             "times torch BSR with torch's BSR product.",
         ],
         [("times dense", "density"), ("times torch BSR", "density")],
