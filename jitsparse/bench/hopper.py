@@ -266,8 +266,8 @@ def _model_section(device: torch.device, extents: Extents) -> Section:
             f"{shape.context} tokens; prefill: all tokens of one sequence; train: likewise, with "
             "the gradients of all parameters and of the input. On CUDA compiled by torch.compile, "
             "layer by layer, but for torch's BSR product, which cannot be, only what is around it, "
-            "and decode is a graph. times dense = the time of the same decoder with nn.Linear over ours, "
-            "times torch BSR with torch's BSR product.",
+            "and decode is a graph. times dense = the time of the same decoder with nn.Linear over "
+            "ours, times torch BSR with torch's BSR product.",
         ],
         [("times dense", "density"), ("times torch BSR", "density")],
     )
