@@ -387,6 +387,31 @@ class Pattern:
         """The blocks of this pattern that another, of one shape, block size and device, lacks."""
         return self._combined("-", other, lambda a, b: a[~torch.isin(a, b, assume_unique=True)])
 
+    def __invert__(self) -> Pattern:
+        """The blocks that are not stored."""
+        return Pattern.from_mask(~self.to_mask(), self.block_size, self.shape)
+
+    def take(self, blocks: Tensor) -> Pattern:
+        """The pattern of some of the blocks.
+
+        Args:
+            blocks: ``(n,)`` integers, numbers of blocks in the order of ``values``, each once, in
+                any order; or ``(nnz_blocks,)`` bool.
+
+        Raises:
+            PatternError: a block is named twice.
+
+        Example:
+            >>> import jitsparse as js
+            >>> a = js.random((128, 128), 32, 0.5)
+            >>> strongest = a.pattern.take(a.block_norms().topk(3).indices)
+            >>> a.with_pattern(strongest).values.shape
+            torch.Size([3, 32, 32])
+        """
+        return Pattern.from_indices(
+            self.row_indices[blocks], self.col_indices[blocks], self.block_size, self.shape
+        )
+
     def _union(self, operator: str, other: Pattern) -> Pattern:
         return self._combined(operator, other, lambda a, b: torch.cat([a, b]).unique())
 

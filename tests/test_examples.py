@@ -17,8 +17,11 @@ def test_blocks_that_move_are_where_they_are_needed(tmp_path: Path) -> None:
     )
     outcome = {
         where: (float(loss), int(found))
-        for where, loss, found in re.findall(r"blocks (\w+): .* loss (\S+), (\d+)%", run.stdout)
+        for where, loss, found in re.findall(r"blocks (.*): .* loss (\S+), (\d+)%", run.stdout)
     }
-    (loss_of_chance, found_by_chance), (loss, found) = outcome["stay"], outcome["move"]
-    assert found_by_chance < 40 <= 80 < found
+    loss_of_chance, found_by_chance = outcome["stay"]
+    loss_at_random, found_at_random = outcome["grow at random"]
+    loss, found = outcome["by gradient"]
+    assert found_by_chance < found_at_random < 60 <= 80 < found
     assert loss < loss_of_chance / 10
+    assert loss < loss_at_random < loss_of_chance

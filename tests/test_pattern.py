@@ -402,3 +402,29 @@ def test_as_many_rows_as_an_index_can_count() -> None:
     check_range(2**31 - 2, 1, 0)
     with pytest.raises(PatternError, match="32-bit"):
         check_range(2**31 - 1, 1, 0)
+
+
+def test_the_blocks_that_are_not_stored() -> None:
+    pattern = js.Pattern.random((60, 50), 16, 0.4)
+    others = ~pattern
+    assert torch.equal(others.to_mask(), ~pattern.to_mask())
+    assert others.shape == pattern.shape
+    assert ~others == pattern
+    assert (others & pattern).nnz_blocks == 0
+
+
+def test_some_of_the_blocks() -> None:
+    pattern = js.Pattern.random((64, 64), 8, 0.5)
+    numbers = torch.tensor([9, 0, 4])
+    some = pattern.take(numbers)
+    assert some == pattern.take(torch.isin(torch.arange(pattern.nnz_blocks), numbers))
+    assert sorted(zip(some.row_indices.tolist(), some.col_indices.tolist(), strict=True)) == sorted(
+        zip(
+            pattern.row_indices[numbers].tolist(),
+            pattern.col_indices[numbers].tolist(),
+            strict=True,
+        )
+    )
+    assert pattern.take(numbers[:0]).nnz_blocks == 0
+    with pytest.raises(PatternError):
+        pattern.take(torch.tensor([1, 1]))

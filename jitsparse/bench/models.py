@@ -123,14 +123,14 @@ class _BsrLinear(nn.Module):
         self.weight = bsr_of(weight)
         self.product = bsr_product(self.weight)
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x: Tensor) -> Tensor:
         if torch.is_grad_enabled():
             raise NotImplementedError("its gradients are not implemented")
         tokens = x.flatten(0, -2)
         out = self.product(F.pad(tokens, (0, 0, 0, -len(tokens) % _MULTIPLE)).T)
-        rows: Tensor = out.T[: len(tokens)].contiguous()
-        return rows.unflatten(0, x.shape[:-1])
+        rows: Tensor = out.T[: len(tokens)].contiguous().unflatten(0, x.shape[:-1])
+        return rows
 
 
 def _call(case: ModelCase, linear: Linear, *, whole: bool = True) -> Call:

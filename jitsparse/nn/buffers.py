@@ -30,6 +30,7 @@ from torch._C._functorch import (
 from jitsparse.blocks import block_positions, gather_blocks, require_like
 from jitsparse.checks import check_indices, is_readable
 from jitsparse.errors import ArgumentError
+from jitsparse.jit import progress
 from jitsparse.nn.moving import moves_of, require_trained
 from jitsparse.pattern import Pattern
 from jitsparse.transforms import outside_of_transforms
@@ -65,14 +66,16 @@ class PatternBuffers(nn.Module):
             pattern: of the same shape and block size, on the same device.
             optimizers: that train ``values``: what they keep of each block, such as momentum and
                 running averages, moves along, and is zero for new blocks; counts of steps stay. The
-                state of an optimizer that is not named stays as it is, of other blocks.
+                state of an optimizer that is not named stays as it is, of other blocks. (Adam
+                corrects its averages by the count of steps, so the first steps of a new block are
+                up to three times the learning rate with its default betas.)
 
         Call it after a step and before the next forward pass: a backward pass of an earlier one
         has gradients for the blocks of that time, and raises where their number has changed.
 
         What else knows the blocks has to follow:
 
-        - a moving average of the model: move that too, before it is updated;
+        - a moving average of the model, before it is updated: :func:`match_patterns_`;
         - a CUDA graph that was captured: capture it anew;
         - ``DistributedDataParallel``: all ranks move to one pattern, which
           :func:`require_same_patterns` checks, with as many blocks as before, since hooks on
@@ -90,10 +93,8 @@ class PatternBuffers(nn.Module):
             >>> import torch, jitsparse as js
             >>> layer = js.nn.BlockSparseLinear(256, 512, 32, density=0.25)
             >>> adam = torch.optim.Adam(layer.parameters())
-            >>> pattern, norms = layer.pattern, layer.weight.block_norms()
-            >>> kept = norms.topk(28).indices  # of 32 blocks
-            >>> rows, cols = pattern.row_indices[kept], pattern.col_indices[kept]
-            >>> layer.set_pattern(js.Pattern.from_indices(rows, cols, 32, pattern.shape), adam)
+            >>> kept = layer.weight.block_norms().topk(28).indices  # of 32 blocks
+            >>> layer.set_pattern(layer.pattern.take(kept), adam)
             >>> layer.pattern.nnz_blocks
             28
         """
@@ -209,6 +210,10 @@ class PatternBuffers(nn.Module):
                 given = old.shape, old.block_size, crow.clone(), col.clone()
                 if is_readable(crow) and is_readable(col):
                     pattern = Pattern(*given)
+                    if pattern == old:  # written over by the same, as a moving average does
+                        pattern = old
+                    elif not others and old.device == pattern.device:
+                        _warn_of_other_blocks()
                 else:  # a graph is made or captured, or they are fake
                     if crow.device.type == "cpu" and type(crow) is Tensor:
                         check_indices(*given)
@@ -276,6 +281,16 @@ def _refuse_earlier_gradients(values: nn.Parameter) -> None:
 
     if values.requires_grad and not values.is_inference():
         torch.autograd.graph.get_gradient_edge(values).node.register_prehook(refuse)
+
+
+def _warn_of_other_blocks() -> None:
+    progress.warn(
+        "the indices of a BlockSparseLinear were overwritten by those of another pattern, beside "
+        "set_pattern and load_state_dict. Its values are blocks of that one from now on, which is "
+        "right if they were overwritten, too. A moving average (AveragedModel) has mixed values of "
+        "different blocks: bring it to the patterns of its model before it is updated, by "
+        "jitsparse.nn.match_patterns_"
+    )
 
 
 def unwrapped(indices: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from jitsparse.blocks import gather_blocks
 from jitsparse.errors import ArgumentError
 
-__all__ = ["Moves", "moves_of", "require_trained"]
+__all__ = ["Moves", "moves_of", "require_trained", "trains"]
 
 Moves = list[tuple[dict[str, Any], str, Tensor]]
 """Entries of states, and what they will be."""
@@ -28,10 +28,15 @@ def require_trained(values: nn.Parameter, optimizers: Sequence[torch.optim.Optim
         name = type(optimizer).__name__
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ArgumentError(f"set_pattern(pattern, *optimizers) takes optimizers, got {name}")
-        if not _groups(values, optimizer):
+        if not trains(optimizer, values):
             raise ArgumentError(
                 f"set_pattern(pattern, *optimizers): this {name} does not train the layer's values"
             )
+
+
+def trains(optimizer: torch.optim.Optimizer, values: nn.Parameter) -> bool:
+    """Whether an optimizer has a parameter."""
+    return bool(_groups(values, optimizer))
 
 
 def moves_of(

@@ -1,0 +1,290 @@
+"""Blocks that move while a model is trained go where the algorithm says, and nothing else moves."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks import run_two_ranks
+from torch import Tensor, nn
+
+import jitsparse as js
+from jitsparse.nn.drop_and_grow import _norms_of_gradient
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+class Model(nn.Module):
+    def __init__(self, **factory: Any) -> None:
+        super().__init__()
+        self.first = js.nn.BlockSparseLinear(40, 64, 8, density=0.3, **factory)
+        self.second = js.nn.BlockSparseLinear(64, 24, 8, density=0.5, **factory)
+        self.head = nn.Linear(24, 3, **factory)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.second(self.first(x).relu()).relu())
+        return out
+
+
+def make(seed: int = 0, **factory: Any) -> tuple[Model, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = Model(**factory)
+    return model, torch.optim.Adam(model.parameters(), 1e-2)
+
+
+def train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    moving: js.nn.DropAndGrow,
+    steps: int,
+    shape: tuple[int, ...] = (16, 40),
+) -> list[int]:
+    moved = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        like = next(model.parameters())
+        x = torch.randn(shape, device=like.device, dtype=like.dtype)
+        with moving.watching():
+            model(x).square().mean().backward()
+        optimizer.step()
+        moved.append(moving.step())
+    return moved
+
+
+@pytest.mark.parametrize("grow", ["gradient", "random"])
+def test_as_many_blocks_move_as_the_schedule_says(grow: Any) -> None:
+    model, adam = make()
+    counts = {name: each.pattern.nnz_blocks for name, each in layers(model).items()}
+    moving = js.nn.DropAndGrow(model, adam, every=3, until=10, fraction=0.5, grow=grow)
+    moved = train(model, adam, moving, 14)
+    expected = [0] * 14
+    for step in (3, 6, 9):
+        share = 0.5 * (1 + math.cos(math.pi * step / 10)) / 2
+        expected[step - 1] = sum(round(share * count) for count in counts.values())
+    assert moved == expected
+    assert {name: each.pattern.nnz_blocks for name, each in layers(model).items()} == counts
+
+
+def layers(model: nn.Module) -> dict[str, js.nn.BlockSparseLinear]:
+    return {n: m for n, m in model.named_modules() if isinstance(m, js.nn.BlockSparseLinear)}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shape", [(16, 40), (2, 5, 40)], ids=str)
+def test_the_weakest_go_and_those_of_the_largest_gradient_come(
+    shape: tuple[int, ...], device: str
+) -> None:
+    """As a dense layer computes it, summed over the passes of a step."""
+    model, adam = make(device=device, dtype=torch.float64)
+    moving = js.nn.DropAndGrow(model, adam, every=1, until=100, fraction=0.25)
+    dense = copy.deepcopy(model)
+    js.nn.densify_(dense)
+    batches = [torch.randn(shape, device=device, dtype=torch.float64) for _ in range(2)]
+    with moving.watching():
+        for x in batches:
+            model(x).square().mean().backward()
+    for x in batches:
+        dense(x).square().mean().backward()
+    before = {
+        name: (each.pattern, each.weight.block_norms()) for name, each in layers(model).items()
+    }
+    values = {name: each.weight.to_dense() for name, each in layers(model).items()}
+    moving.step()
+    for name, layer in layers(model).items():
+        old, norms = before[name]
+        count = round(0.25 * (1 + math.cos(math.pi / 100)) / 2 * old.nnz_blocks)
+        assert count
+        kept = old.take(norms.topk(old.nnz_blocks - count).indices)
+        gradient = js.BlockSparse.from_dense(
+            dense.get_submodule(name).weight.grad,  # type: ignore[arg-type]
+            8,
+            ~old.to_mask(),
+        )
+        grown = gradient.pattern.take(gradient.block_norms().topk(count).indices)
+        assert layer.pattern == kept | grown
+        mask = kept.to_mask().repeat_interleave(8, 0).repeat_interleave(8, 1)
+        assert torch.equal(layer.weight.to_dense(), torch.where(mask, values[name], 0))
+
+
+def test_gradients_are_computed_a_few_block_rows_at_a_time() -> None:
+    torch.manual_seed(0)
+    pattern = js.Pattern.random((60, 50), 8, 0.7)
+    x, grad = torch.randn(9, 50), torch.randn(9, 60)
+    expected = js.sdd(grad.mT, x, pattern).block_norms()
+    for stored in (0, 7, 13, 14, 1000):
+        found = _norms_of_gradient(pattern, [(x, grad)], stored)
+        torch.testing.assert_close(found, expected)
+
+
+def test_what_overflows_tells_nothing() -> None:
+    pattern = js.Pattern.random((16, 16), 8, 1.0)
+    grad = torch.ones(2, 16)
+    grad[0, 0], grad[1, 8] = torch.inf, torch.nan
+    assert _norms_of_gradient(pattern, [(torch.ones(2, 16), grad)], 4).tolist() == [0] * 4
+
+
+def test_autocast() -> None:
+    model, adam = make()
+    moving = js.nn.DropAndGrow(model, adam, every=1, until=100)
+    with moving.watching(), torch.autocast("cpu", torch.bfloat16):
+        model(torch.randn(4, 40)).square().mean().backward()
+    assert moving.step() > 0
+
+
+def test_nothing_is_watched_where_nothing_moves() -> None:
+    model, adam = make()
+    for moving in (
+        js.nn.DropAndGrow(model, adam, every=2, until=100),
+        js.nn.DropAndGrow(model, adam, every=1, until=100, grow="random"),
+        js.nn.DropAndGrow(model, adam, every=1, until=1),
+    ):
+        with moving.watching():
+            assert not any(each._forward_hooks for each in model.modules())
+    moving = js.nn.DropAndGrow(model, adam, every=1, until=100)
+    with moving.watching():
+        assert len(model.first._forward_hooks) == 1
+        model(torch.randn(4, 40)).sum().backward()
+        with torch.no_grad():
+            model(torch.randn(4, 40))
+    assert not any(each._forward_hooks for each in model.modules())
+    assert {name: len(seen) for name, seen in moving._watched.items()} == {"first": 1, "second": 1}
+    moving.step()
+    assert not moving._watched
+
+
+def test_a_step_that_nobody_watched_says_so_and_can_be_repeated() -> None:
+    model, adam = make()
+    moving = js.nn.DropAndGrow(model, adam, every=1, until=100)
+    model(torch.randn(4, 40)).sum().backward()
+    with pytest.raises(js.ArgumentError, match=r"layer 'first' .* moving\.watching"):
+        moving.step()
+    with moving.watching():
+        model(torch.randn(4, 40)).sum().backward()
+    assert moving.step() > 0
+
+
+@pytest.mark.parametrize("grow", ["gradient", "random"])
+def test_training_goes_on_from_a_checkpoint(grow: Any) -> None:
+    options = dict(every=2, until=100, grow=grow)
+    model, adam = make()
+    moving = js.nn.DropAndGrow(model, adam, **options)
+    train(model, adam, moving, 5)
+    saved = copy.deepcopy((model.state_dict(), adam.state_dict(), moving.state_dict()))
+    other, other_adam = make(seed=1)
+    resumed = js.nn.DropAndGrow(other, other_adam, seed=7, **options)
+    for into, state in zip((other, other_adam, resumed), saved, strict=True):
+        into.load_state_dict(state)
+    for each in ((model, adam, moving), (other, other_adam, resumed)):
+        torch.manual_seed(2)
+        assert sum(train(*each, 4)) > 0
+    for mine, theirs in zip(model.state_dict().values(), other.state_dict().values(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_followers_move_along() -> None:
+    model, adam = make()
+    average = torch.optim.swa_utils.AveragedModel(model)
+    moving = js.nn.DropAndGrow(model, adam, every=1, until=100, followers=(average.module,))
+    before = {name: each.weight.to_dense() for name, each in layers(average.module).items()}
+    train(model, adam, moving, 1)
+    for name, layer in layers(average.module).items():
+        assert layer.pattern == layers(model)[name].pattern
+        mask = layer.pattern.to_mask().repeat_interleave(8, 0).repeat_interleave(8, 1)
+        assert torch.equal(layer.weight.to_dense(), before[name] * mask)
+
+
+def test_frozen_and_unselected_layers_stay() -> None:
+    model, adam = make()
+    patterns = model.first.pattern, model.second.pattern
+    model.first.values.requires_grad_(False)
+    moving = js.nn.DropAndGrow(model, adam, every=1, until=100)
+    train(model, adam, moving, 1)
+    assert model.first.pattern == patterns[0]
+    assert model.second.pattern != patterns[1]
+    model, adam = make()
+    moving = js.nn.DropAndGrow(
+        model, adam, every=1, until=100, where=lambda name, _: name == "first"
+    )
+    train(model, adam, moving, 1)
+    assert model.first.pattern != patterns[0]
+    assert model.second.pattern == patterns[1]
+
+
+def test_a_full_layer_has_nowhere_to_grow() -> None:
+    layer = js.nn.BlockSparseLinear(16, 16, 8, density=1.0)
+    sgd = torch.optim.SGD(layer.parameters(), 0.1)
+    assert train(layer, sgd, js.nn.DropAndGrow(layer, sgd, every=1, until=9), 2, (4, 16)) == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"every": 0, "until": 3}, "every is a positive number"),
+        ({"every": 2, "until": 1.5}, "got 2 and 1.5"),
+        ({"every": 2, "until": 3, "fraction": 1.5}, "fraction is a number from 0 to 1, got 1.5"),
+        ({"every": 2, "until": 3, "grow": "all"}, "grow is 'gradient' or 'random', got 'all'"),
+        ({"every": 2, "until": 3, "where": lambda *_: False}, "of which `where` selects none"),
+    ],
+)
+def test_what_is_wrong_is_said(options: dict[str, Any], said: str) -> None:
+    model, adam = make()
+    with pytest.raises(js.ArgumentError, match=said):
+        js.nn.DropAndGrow(model, adam, **options)
+
+
+def test_an_optimizer_of_another_model_is_refused() -> None:
+    model, adam = make()
+    other, _ = make()
+    with pytest.raises(js.ArgumentError, match="this Adam trains the values of no block-sparse"):
+        js.nn.DropAndGrow(other, adam, every=1, until=2)
+    with pytest.raises(js.ArgumentError, match="takes optimizers, got Model"):
+        js.nn.DropAndGrow(model, model, every=1, until=2)  # type: ignore[arg-type]
+
+
+def test_a_compiled_model_is_watched() -> None:
+    model, adam = make()
+    compiled = torch.compile(model, backend="aot_eager")
+    moving = js.nn.DropAndGrow(model, adam, every=2, until=100)
+    moved = train(compiled, adam, moving, 4)
+    assert moved[1] > 0
+    assert moved[3] > 0
+
+
+RANK = """\
+# Each has data of its own, and yet all move alike.
+import sys, torch, jitsparse as js
+from torch import distributed
+
+grow, store, rank = sys.argv[1:]
+distributed.init_process_group(
+    "gloo", rank=int(rank), world_size=2, store=distributed.FileStore(store, 2)
+)
+torch.manual_seed(0)
+model = torch.nn.Sequential(
+    js.nn.BlockSparseLinear(40, 64, 8, density=0.3),
+    torch.nn.ReLU(),
+    js.nn.BlockSparseLinear(64, 24, 8, density=0.5),
+)
+adam = torch.optim.Adam(model.parameters())
+ranked = torch.nn.parallel.DistributedDataParallel(model)
+moving = js.nn.DropAndGrow(model, adam, every=2, until=100, grow=grow)
+torch.manual_seed(int(rank))
+moved = 0
+for _ in range(6):
+    adam.zero_grad()
+    with moving.watching():
+        ranked(torch.randn(16, 40)).square().mean().backward()
+    adam.step()
+    moved += moving.step()
+    js.nn.require_same_patterns(ranked)
+assert moved > 0
+"""
+
+
+@pytest.mark.parametrize("grow", ["gradient", "random"])
+def test_ranks_move_alike(grow: str, tmp_path: Path) -> None:
+    run_two_ranks(RANK, grow, where=tmp_path)
