@@ -12,8 +12,10 @@ import pytest
 import toykernel
 
 from jitsparse.errors import CacheMiss, ToolchainError
-from jitsparse.jit import Template, compile_only, config, load, targets
+from jitsparse.jit import Template, compile_only, config, explain_miss, load, targets
+from jitsparse.jit.cache import current
 from jitsparse.jit.environment import LOG_LEVELS
+from jitsparse.jit.miss import other_targets
 
 
 @pytest.fixture
@@ -157,6 +159,20 @@ def test_a_miss_says_in_what_the_nearest_entry_differs(built: Template, tmp_path
     header.write_text(header.read_text() + "// another line\n")
     with config.override(jit="off"), pytest.raises(CacheMiss, match="differs in: headers"):
         load(built, toykernel.variant())
+
+
+def test_a_miss_names_targets_that_the_cache_has(built: Template) -> None:
+    """An image that was built on another processor."""
+    other = replace(toykernel.variant(), target="avx2")
+    with config.override(jit="off"):
+        with pytest.raises(CacheMiss) as caught:
+            load(built, other)
+        assert explain_miss(built, other).other_targets == ("generic",)
+    assert "kernels of axpy in f32 are there for generic" in str(caught.value)
+    assert 'JITSPARSE_ARCH="generic"' in str(caught.value)
+    assert other_targets(replace(other, target="sm90a"), current().entries()) == ()
+    in_float64 = replace(other, dtype="f64")
+    assert explain_miss(built, in_float64).other_targets == ()
 
 
 def test_a_forbidden_build_says_why(built: Template) -> None:

@@ -84,7 +84,12 @@ def with_model(
         with contextlib.redirect_stdout(sys.stderr):
             return find(one(name, read_model, "--model"), examples, dtypes[0] if dtypes else None)
     except ArgumentError as error:
-        raise typer.BadParameter(str(error), param_hint="--model") from error
+        shapes = ", ".join(inputs)
+        raise typer.BadParameter(
+            f"{error}. (--input-shape {shapes}: one for each positional argument, token ids as "
+            "8x128:int64; another size is another run)",
+            param_hint="--model",
+        ) from error
 
 
 def read_model(text: str) -> torch.nn.Module:

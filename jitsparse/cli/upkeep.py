@@ -134,3 +134,5 @@ def explain_miss(
                 print(f"    {each.sentence}")
         elif not found.damaged:
             print("  no entry of this variant is there")
+        if found.other_targets:
+            print(f"  kernels like it are there for {', '.join(found.other_targets)}")

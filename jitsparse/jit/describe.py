@@ -80,4 +80,6 @@ def explain_miss(template: Template, variant: Variant) -> Miss:
         for _, defect in [cache.examine(path)]
         if defect
     )
-    return Miss(variant.name, request.key, None, near.path if near else None, changed, damaged)
+    others = () if near or damaged else request.other_targets(cache)
+    path = near.path if near else None
+    return Miss(variant.name, request.key, None, path, changed, damaged, others)

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from jitsparse.jit.entry import Entry
+from jitsparse.jit.variant import Variant
 
-__all__ = ["Difference", "Miss", "differences", "nearest"]
+__all__ = ["Difference", "Miss", "differences", "nearest", "other_targets"]
 
 Fields = Mapping[str, Any]
 
@@ -39,6 +40,8 @@ class Miss:
         nearest: directory of the entry of this name that differs in the fewest fields, if any.
         differences: what differs.
         damaged: directories of this name that are not used because they are damaged, and why.
+        other_targets: for which there are kernels of its operation and dtype, if for its own there
+            is none of this name: GPUs' of a GPU's, processors' of a processor's.
     """
 
     variant: str
@@ -47,6 +50,7 @@ class Miss:
     nearest: Path | None
     differences: tuple[Difference, ...]
     damaged: tuple[tuple[Path, str], ...]
+    other_targets: tuple[str, ...] = ()
 
 
 def nearest(fields: Fields, entries: Iterable[Entry]) -> Entry | None:
@@ -57,6 +61,19 @@ def nearest(fields: Fields, entries: Iterable[Entry]) -> Entry | None:
         key=lambda each: (len(_changed(each.meta["fields"], fields)), -each.created),
         default=None,
     )
+
+
+def other_targets(variant: Variant, entries: Iterable[Entry]) -> tuple[str, ...]:
+    """For which there are kernels of a variant's operation and dtype: GPUs' of a GPU's, processors'
+    of a processor's, which an image that was built on another one has."""
+    found = [Variant.parse(each.variant) for each in entries]
+    alike = {
+        each.target
+        for each in found
+        if (each.op, each.dtype) == (variant.op, variant.dtype)
+        and each.target.startswith("sm") == variant.target.startswith("sm")
+    }
+    return tuple(sorted(alike - {variant.target}))
 
 
 def differences(there: Fields, wanted: Fields) -> tuple[Difference, ...]:

@@ -106,6 +106,12 @@ class Request:
         found = differences(entry.meta["fields"], self.fields)
         return entry, tuple(each for each in found if self.tools or each.field != "compiler")
 
+    def other_targets(self, cache: Cache) -> tuple[str, ...]:
+        """Targets other than the variant's that the cache has kernels like it for."""
+        from jitsparse.jit.miss import other_targets
+
+        return other_targets(self.variant, cache.entries())
+
 
 def resolve(
     request: Request,
@@ -227,6 +233,12 @@ def _miss(request: Request, cache: Cache, permission: Permission) -> CacheMiss:
         near = f"\n  an entry of this variant is there, but differs in: {labels}"
     elif any(cache.paths_of(request.variant.name)):
         near = "\n  an entry of this variant is there, but it is damaged"
+    elif targets := request.other_targets(cache):
+        near = (
+            f"\n  kernels of {request.variant.op} in {request.variant.dtype} are there for "
+            f"{', '.join(targets)}: fill the cache for {request.variant.target}, or use these, by "
+            f'JITSPARSE_ARCH="{";".join(targets)}", where the machine runs them'
+        )
     return CacheMiss(
         f"{request.variant.name} is not in the cache ({searched}) and must not be compiled now: "
         f"{permission.why_not or 'JITSPARSE_JIT=off'}.{near}\n  to fill the cache: {remedy}"

@@ -71,7 +71,9 @@ class PatternBuffers(nn.Module):
                 up to three times the learning rate with its default betas.)
 
         Call it after a step and before the next forward pass: a backward pass of an earlier one
-        has gradients for the blocks of that time, and raises where their number has changed.
+        has gradients for the blocks of that time. It raises where their number has changed, or
+        where the layer's input needs a gradient, too; otherwise they pass for those of the new
+        blocks.
 
         What else knows the blocks has to follow:
 
