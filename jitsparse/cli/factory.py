@@ -22,7 +22,7 @@ __all__ = [
     "FORWARD_ONLY",
     "INPUT_SHAPE",
     "check_model_options",
-    "read_input",
+    "read_inputs",
     "read_model",
     "with_model",
 ]
@@ -30,7 +30,9 @@ __all__ = [
 _Found = TypeVar("_Found")
 
 INPUT_SHAPE = typer.Option(
-    [], help="--model: the shape of its input, 8x512, or 8x128:int64; one for each input."
+    [],
+    help="--model: the shape of its input, 8x512, or 8x128:int64; one for each input. 1-64x512 is "
+    "1x512, 2x512, 4x512, ... to 64x512, which is all that lie between.",
 )
 FORWARD_ONLY = typer.Option(False, "--forward-only", help="--model: without what gradients need.")
 
@@ -65,29 +67,39 @@ def with_model(
     name: str,
     inputs: Sequence[str],
     dtypes: Sequence[str],
-    find: Callable[[torch.nn.Module, list[torch.Tensor], str | None], _Found],
-) -> _Found:
-    """What is found of a model, given it, examples of its inputs and its dtype if one is asked for.
+    find: Callable[[torch.nn.Module, list[torch.Tensor], str | None], Sequence[_Found]],
+) -> list[_Found]:
+    """All that is found of a model, given it, examples of its inputs and its dtype if one is asked
+    for, for each size of the inputs.
 
     Raises:
         typer.BadParameter: the model, its inputs or the dtype are not what they should be.
     """
     if len(dtypes) > 1:
         raise typer.BadParameter("a model has one dtype", param_hint="--dtype")
-    examples = split(inputs, read_input, "--input-shape")
+    examples = split(inputs, read_inputs, "--input-shape")
     if not examples:
         raise typer.BadParameter(
             "a model needs the shape of its input: --input-shape 8x512", param_hint="--model"
         )
+    counts = [len(each) for each in examples]
+    if any(count not in (1, max(counts)) for count in counts):
+        asked = " and ".join(map(str, counts))
+        raise typer.BadParameter(
+            f"inputs of {asked} sizes do not go together", param_hint="--input-shape"
+        )
+    together = [[each[i % len(each)] for each in examples] for i in range(max(counts))]
     try:
         # What the model's own code prints is not to stand before our JSON.
         with contextlib.redirect_stdout(sys.stderr):
-            return find(one(name, read_model, "--model"), examples, dtypes[0] if dtypes else None)
+            model, dtype = one(name, read_model, "--model"), dtypes[0] if dtypes else None
+            found = [each for some in together for each in find(model, some, dtype)]
+            return list(dict.fromkeys(found))
     except ArgumentError as error:
         shapes = ", ".join(inputs)
         raise typer.BadParameter(
             f"{error}. (--input-shape {shapes}: one for each positional argument, token ids as "
-            "8x128:int64; another size is another run)",
+            "8x128:int64, several sizes as 1-8x512)",
             param_hint="--model",
         ) from error
 
@@ -126,26 +138,44 @@ def read_model(text: str) -> torch.nn.Module:
     return model
 
 
-def read_input(text: str) -> torch.Tensor:
-    """``"8x512"`` or ``"8x128:int64"`` as an example without data.
+def read_inputs(text: str) -> list[torch.Tensor]:
+    """``"8x512"`` or ``"8x128:int64"`` as an example without data; ``"1-64x512"`` as one for each
+    power of two from 1 to 64: kernels are chosen by sizes rounded up to these.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: it is none of these.
     """
     import torch
 
     shape, separator, name = text.partition(":")
-    sides = [int(e) if e.isdecimal() and len(e) < 16 else 0 for e in shape.lower().split("x")]
+    sides = [[_size(end) for end in side.split("-")] for side in shape.lower().split("x")]
+    ranges = [side for side in sides if len(side) > 1]
     dtype = getattr(torch, name, None) if separator else torch.get_default_dtype()
-    if min(sides) < 1 or not isinstance(dtype, torch.dtype):
+    legal = all(min(side) > 0 and side == sorted(side) and len(side) < 3 for side in sides)
+    if not legal or len(ranges) > 1 or not isinstance(dtype, torch.dtype):
         raise ValueError(
-            "a shape is 8x512, each side 1 or more; with a dtype of torch, 8x128:int64"
+            "a shape is 8x512, each side 1 or more; with a dtype of torch, 8x128:int64; one side "
+            "may be a range, 1-64x512"
         )
-    try:
-        example = torch.empty(sides, dtype=dtype, device="meta")
-    except (RuntimeError, OverflowError) as error:
-        raise ValueError(f"no tensor is so large: {error}") from error
-    return example.requires_grad_(example.is_floating_point())
+    examples = []
+    for size in _powers_of_two(*ranges[0]) if ranges else [1]:
+        one_of_them = [side[0] if len(side) == 1 else size for side in sides]
+        try:
+            example = torch.empty(one_of_them, dtype=dtype, device="meta")
+        except (RuntimeError, OverflowError) as error:
+            raise ValueError(f"no tensor is so large: {error}") from error
+        examples.append(example.requires_grad_(example.is_floating_point()))
+    return examples
+
+
+def _size(text: str) -> int:
+    return int(text) if text.isdecimal() and len(text) < 16 else 0
+
+
+def _powers_of_two(first: int, last: int) -> list[int]:
+    """Those to which the numbers from ``first`` to ``last`` are rounded up."""
+    shifts = range((first - 1).bit_length(), (last - 1).bit_length() + 1)
+    return [1 << shift for shift in shifts]
 
 
 def _import(name: str) -> Any:

@@ -322,7 +322,35 @@ def test_a_model_that_cannot_be_had(
     assert message.replace(" ", "") in re.sub(r"[\s│]+", "", capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("shape", ["", "8x", "x", "0x8", "8x-1", "8x64:int", "8x64:nn", "9" * 15])
+def test_a_range_of_sizes_is_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    """By powers of two, which is what choices are made for."""
+    model = ["--model", "warmmodels:transformer", "--arch", "9.0a", "--dtype", "bf16", "--dry-run"]
+
+    def names(shape: str) -> set[str]:
+        listed = as_json(capsys, *model, "--input-shape", shape)
+        return {each["variant"] for each in listed["outcomes"]}
+
+    each = [names(f"{batch}x16x64") for batch in (1, 2, 4, 8)]
+    assert len(set(map(frozenset, each))) > 1
+    assert names("1-8x16x64") == set.union(*each)
+    assert names("3-7x16x64") == names("4-8x16x64") == each[2] | each[3]
+
+
+def test_ranges_of_several_inputs_grow_together(capsys: pytest.CaptureFixture[str]) -> None:
+    model = ["--model", "warmmodels:Tokens", "--device", "cpu", "--dry-run", "--input-shape"]
+    one = as_json(capsys, *model, "2x24:int64,24x1")
+    assert as_json(capsys, *model, "1-4x24:int64,24x1") == one
+    assert run(*model, "1-4x24:int64,24x1-2") == 2
+    assert "3 and 2 sizes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        *("", "8x", "x", "0x8", "8x-1", "8x64:int", "8x64:nn", "9" * 15),
+        *("8-4x8", "1-x8", "0-4x8", "1-2-4x8", "1-4x1-4"),
+    ],
+)
 def test_a_shape_that_is_none(shape: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--model", "warmmodels:transformer", "--input-shape", shape) == 2
     assert "--" in capsys.readouterr().err
