@@ -163,8 +163,33 @@ def test_a_step_that_nobody_watched_says_so_and_can_be_repeated() -> None:
     with pytest.raises(js.ArgumentError, match=r"layer 'first' .* moving\.watching"):
         moving.step()
     with moving.watching():
+        model(torch.randn(4, 40))
+    with pytest.raises(js.ArgumentError, match="no backward pass through it was seen"):
+        moving.step()
+    with moving.watching():
         model(torch.randn(4, 40)).sum().backward()
     assert moving.step() > 0
+
+
+def test_what_was_seen_before_an_error_does_not_count() -> None:
+    model, adam = make()
+    moving = js.nn.DropAndGrow(model, adam, every=1, until=100)
+
+    def fail() -> None:
+        with moving.watching():
+            model(torch.randn(4, 40)).sum().backward()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert not moving._watched
+    assert not any(each._forward_hooks for each in model.modules())
+
+
+def test_an_input_without_a_batch() -> None:
+    model, adam = make()
+    moving = js.nn.DropAndGrow(model, adam, every=1, until=100)
+    assert sum(train(model, adam, moving, 2, (40,))) > 0
 
 
 @pytest.mark.parametrize("grow", ["gradient", "random"])
@@ -212,6 +237,9 @@ def test_frozen_and_unselected_layers_stay() -> None:
     train(model, adam, moving, 1)
     assert model.first.pattern != patterns[0]
     assert model.second.pattern == patterns[1]
+    model.first.values.requires_grad_(False)
+    with pytest.raises(js.ArgumentError, match="all selected layers are frozen"):
+        js.nn.DropAndGrow(model, adam, every=1, until=2, where=lambda name, _: name == "first")
 
 
 def test_a_full_layer_has_nowhere_to_grow() -> None:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from jitsparse import functional
 from jitsparse.blocks import frobenius_norms
 from jitsparse.errors import ArgumentError
-from jitsparse.nn.linear import BlockSparseLinear
 from jitsparse.nn.patterns import Where, assigned, layers_of, match_patterns_
 from jitsparse.pattern import Pattern
 
@@ -98,6 +97,8 @@ class DropAndGrow:
             for name, layer in layers_of(model, "DropAndGrow", where).items()
             if layer.values.requires_grad
         }
+        if not self._layers:
+            raise ArgumentError("DropAndGrow: the values of all selected layers are frozen")
         assigned(self._layers, optimizers, "DropAndGrow")
         self.every, self.until, self.fraction, self.grow = every, until, float(fraction), grow
         self._generator = torch.Generator().manual_seed(seed)
@@ -130,15 +131,22 @@ class DropAndGrow:
             # A graph that was compiled without hooks has none.
             with torch.compiler.set_stance("force_eager"):
                 yield
+        except BaseException:
+            self._watched = {}  # whoever tries again begins anew
+            raise
         finally:
             for hook in hooks:
                 hook.remove()
 
     def _watch(self, name: str, layer: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> None:
-        if out.requires_grad:
-            x = inputs[0].detach().flatten(0, -2)
-            seen = self._watched.setdefault(name, [])
-            out.register_hook(lambda grad: seen.append((x, grad.detach().flatten(0, -2))))
+        if not out.requires_grad:
+            return
+        x = _rows(inputs[0])
+
+        def keep(grad: Tensor) -> None:
+            self._watched.setdefault(name, []).append((x, _rows(grad)))
+
+        out.register_hook(keep)
 
     @torch.no_grad()
     def step(self) -> int:
@@ -168,9 +176,10 @@ class DropAndGrow:
         patterns = {}
         for name, layer in self._layers.items():
             pattern = layer.pattern
-            count = min(round(fraction * pattern.nnz_blocks), (~pattern).nnz_blocks)
+            absent = ~pattern
+            count = min(round(fraction * pattern.nnz_blocks), absent.nnz_blocks)
             if count:
-                grown = self._grown(name, layer, count)
+                grown = absent.take(self._growing(name, absent, pattern.nnz_blocks)[:count])
                 norms = layer.weight.detach().block_norms()
                 kept = pattern.take(norms.topk(len(norms) - count).indices)
                 patterns[name] = kept | grown
@@ -183,14 +192,12 @@ class DropAndGrow:
         self._steps, self._watched = number, {}
         return moved
 
-    def _grown(self, name: str, layer: BlockSparseLinear, count: int) -> Pattern:
-        """The blocks, of those that are not stored, that are from now on."""
-        absent = ~layer.pattern
+    def _growing(self, name: str, absent: Pattern, stored: int) -> Tensor:
+        """``(nnz,)``: the blocks that are not stored, those first that are to be."""
         if self.grow == "random":
             order = torch.randperm(absent.nnz_blocks, generator=self._generator)
-            return absent.take(order[:count].to(absent.device))
-        norms = _norms_of_gradient(absent, self._watched[name], layer.pattern.nnz_blocks)
-        return absent.take(norms.topk(count).indices)
+            return order.to(absent.device)
+        return _norms_of_gradient(absent, self._watched[name], stored).argsort(descending=True)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs for training to go on as it would have: steps, and the state of
@@ -205,6 +212,11 @@ class DropAndGrow:
         """
         self._steps = int(state["steps"])
         self._generator.set_state(state["generator"])
+
+
+def _rows(x: Tensor) -> Tensor:
+    """``(..., features)`` as ``(tokens, features)``."""
+    return x.detach().reshape(-1, x.shape[-1])
 
 
 def _norms_of_gradient(absent: Pattern, watched: _Watched, stored: int) -> Tensor:
