@@ -16,6 +16,7 @@ __all__ = [
     "BLOCK_SIZES",
     "DTYPES",
     "as_block_size",
+    "as_blocks",
     "as_count",
     "as_shape",
     "check_coordinates",
@@ -161,6 +162,33 @@ def check_coordinates(row: Tensor, col: Tensor, grid: tuple[int, int]) -> None:
             f"block {at} is at ({int(row[at])}, {int(col[at])}), and the matrix has {grid[0]} x "
             f"{grid[1]} blocks"
         )
+
+
+def as_blocks(blocks: Tensor, nnz: int) -> Tensor:
+    """``(n,)`` int64: what names some of a pattern's blocks, as numbers. Reads it.
+
+    Raises:
+        PatternError: it is neither ``(n,)`` int32 or int64 of blocks that there are, nor ``(nnz,)``
+            bool.
+    """
+    if not is_dense(blocks) or blocks.dim() != 1:
+        shape = f" of shape {tuple(blocks.shape)}" if is_dense(blocks) else ""
+        raise PatternError(
+            f"blocks are (n,) numbers or ({nnz},) bool, got {kind_of(blocks)}{shape}"
+        )
+    if blocks.dtype is torch.bool and blocks.numel() == nnz:
+        return blocks.nonzero().flatten()
+    if blocks.dtype not in (torch.int32, torch.int64):
+        raise PatternError(
+            f"blocks are (n,) int32 or int64, or ({nnz},) bool, got {blocks.numel()} of "
+            f"{blocks.dtype}"
+        )
+    outside = (blocks < 0) | (blocks >= nnz)
+    if outside.any():
+        raise PatternError(
+            f"block {int(blocks[outside][0])} is none of {nnz} blocks, which count from 0"
+        )
+    return blocks.long()
 
 
 def check_indices(

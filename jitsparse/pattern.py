@@ -23,6 +23,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from jitsparse import indexing, restoring
 from jitsparse.checks import (
     as_block_size,
+    as_blocks,
     as_count,
     as_shape,
     check_coordinates,
@@ -395,11 +396,11 @@ class Pattern:
         """The pattern of some of the blocks.
 
         Args:
-            blocks: ``(n,)`` integers, numbers of blocks in the order of ``values``, each once, in
-                any order; or ``(nnz_blocks,)`` bool.
+            blocks: ``(n,)`` int32 or int64, numbers of blocks in the order of ``values``, each
+                once, in any order; or ``(nnz_blocks,)`` bool.
 
         Raises:
-            PatternError: a block is named twice.
+            PatternError: they are neither, there is no such block, or one is named twice.
 
         Example:
             >>> import jitsparse as js
@@ -408,9 +409,9 @@ class Pattern:
             >>> a.with_pattern(strongest).values.shape
             torch.Size([3, 32, 32])
         """
-        return Pattern.from_indices(
-            self.row_indices[blocks], self.col_indices[blocks], self.block_size, self.shape
-        )
+        some = as_blocks(blocks, self.nnz_blocks)
+        rows, cols = self.row_indices[some], self.col_indices[some]
+        return Pattern.from_indices(rows, cols, self.block_size, self.shape)
 
     def _union(self, operator: str, other: Pattern) -> Pattern:
         return self._combined(operator, other, lambda a, b: torch.cat([a, b]).unique())

@@ -110,21 +110,28 @@ def test_the_weakest_go_and_those_of_the_largest_gradient_come(
         assert torch.equal(layer.weight.to_dense(), torch.where(mask, values[name], 0))
 
 
-def test_gradients_are_computed_a_few_block_rows_at_a_time() -> None:
+@pytest.mark.parametrize("stored", [0.0, 0.15, 0.5, 1.0])
+def test_gradients_are_computed_a_few_block_rows_at_a_time(stored: float) -> None:
     torch.manual_seed(0)
-    pattern = js.Pattern.random((60, 50), 8, 0.7)
+    like = js.Pattern.random((60, 50), 8, stored)
+    wanted = js.Pattern.random((60, 50), 8, 0.7)
     x, grad = torch.randn(9, 50), torch.randn(9, 60)
-    expected = js.sdd(grad.mT, x, pattern).block_norms()
-    for stored in (0, 7, 13, 14, 1000):
-        found = _norms_of_gradient(pattern, [(x, grad)], stored)
+    expected = js.sdd(grad.mT, x, wanted).block_norms()
+    halves = [(x[:4], grad[:4]), (x[4:], grad[4:])]
+    for watched in ([(x, grad)], halves):
+        found = _norms_of_gradient(wanted.to_mask(), like, watched, None)
         torch.testing.assert_close(found, expected)
 
 
-def test_what_overflows_tells_nothing() -> None:
-    pattern = js.Pattern.random((16, 16), 8, 1.0)
-    grad = torch.ones(2, 16)
-    grad[0, 0], grad[1, 8] = torch.inf, torch.nan
-    assert _norms_of_gradient(pattern, [(torch.ones(2, 16), grad)], 4).tolist() == [0] * 4
+def test_nothing_moves_where_a_scaled_loss_has_overflowed() -> None:
+    model, adam = make()
+    moving = js.nn.DropAndGrow(model, adam, every=1, until=100)
+    patterns = model.first.pattern, model.second.pattern
+    with moving.watching():
+        (model(torch.randn(4, 40)).square().mean() * float("inf")).backward()
+    assert moving.step() == 0
+    assert (model.first.pattern, model.second.pattern) == patterns
+    assert sum(train(model, adam, moving, 1)) > 0
 
 
 def test_autocast() -> None:
@@ -132,6 +139,27 @@ def test_autocast() -> None:
     moving = js.nn.DropAndGrow(model, adam, every=1, until=100)
     with moving.watching(), torch.autocast("cpu", torch.bfloat16):
         model(torch.randn(4, 40)).square().mean().backward()
+    assert moving.step() > 0
+
+
+def test_what_autocast_copied_may_be_written_to() -> None:
+    layer = js.nn.BlockSparseLinear(40, 64, 8, density=0.3)
+    moving = js.nn.DropAndGrow(layer, every=1, until=100)
+    x = torch.randn(4, 40)
+    with moving.watching(), torch.autocast("cpu", torch.bfloat16):
+        out = layer(x)
+        seen = x.to(torch.bfloat16)
+        x.zero_()
+        out.sum().backward()
+    ((watched, _),) = moving._watched[""]
+    assert torch.equal(watched, seen)
+
+
+def test_an_input_by_its_name() -> None:
+    layer = js.nn.BlockSparseLinear(40, 64, 8, density=0.3)
+    moving = js.nn.DropAndGrow(layer, every=1, until=100)
+    with moving.watching():
+        layer(x=torch.randn(4, 40)).sum().backward()
     assert moving.step() > 0
 
 
@@ -222,6 +250,34 @@ def test_followers_move_along() -> None:
         assert torch.equal(layer.weight.to_dense(), before[name] * mask)
 
 
+def test_a_follower_of_other_layers_is_refused_before_anything_moves() -> None:
+    model, adam = make()
+    average = torch.optim.swa_utils.AveragedModel(model)
+    with pytest.raises(js.ArgumentError, match="pass the module of an AveragedModel"):
+        js.nn.DropAndGrow(model, adam, every=1, until=2, followers=(average,))
+    moving = js.nn.DropAndGrow(model, adam, every=1, until=9, followers=(average.module,))
+    pattern = model.first.pattern
+    average.module.second = nn.Linear(64, 24)
+    with pytest.raises(js.ArgumentError, match="has 'second'"):
+        train(model, adam, moving, 1)
+    assert model.first.pattern == pattern
+
+
+def test_tied_values_are_refused() -> None:
+    first, second = (js.nn.BlockSparseLinear(64, 64, 8, density=0.3) for _ in range(2))
+    second.values = first.values
+    model = nn.Sequential(first, second)
+    for call in (
+        lambda: js.nn.DropAndGrow(model, every=1, until=2),
+        lambda: js.nn.prune_(model, 0.1),
+    ):
+        with pytest.raises(js.ArgumentError, match=r"layer '1' are also 0\.values \(tied\)"):
+            call()
+    # One layer in two places is one layer.
+    model = nn.Sequential(first, nn.ReLU(), first)
+    assert js.nn.prune_(model, 0.1) == ("0",)
+
+
 def test_frozen_and_unselected_layers_stay() -> None:
     model, adam = make()
     patterns = model.first.pattern, model.second.pattern
@@ -254,6 +310,7 @@ def test_a_full_layer_has_nowhere_to_grow() -> None:
         ({"every": 0, "until": 3}, "every is a positive number"),
         ({"every": 2, "until": 1.5}, "got 2 and 1.5"),
         ({"every": 2, "until": 3, "fraction": 1.5}, "fraction is a number from 0 to 1, got 1.5"),
+        ({"every": 2, "until": 3, "fraction": "a"}, "fraction is a number from 0 to 1, got 'a'"),
         ({"every": 2, "until": 3, "grow": "all"}, "grow is 'gradient' or 'random', got 'all'"),
         ({"every": 2, "until": 3, "where": lambda *_: False}, "of which `where` selects none"),
     ],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import warnings
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -76,11 +78,50 @@ def test_gradual_pruning_from_a_dense_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("density", "said"), [(1.5, "density"), (float("nan"), "density"), ("all", "density")]
+    ("density", "said"),
+    [
+        (1.5, "layer '0': density"),
+        (float("nan"), "layer '0': density"),
+        ("all", "layer '0': density"),
+        (lambda name, layer: 0.5 if name == "0" else 1.5, "layer '2': density"),
+        (0.01, "rounds to none"),
+    ],
 )
-def test_a_density_that_is_none(density: object, said: str) -> None:
+def test_a_density_that_is_none(density: Any, said: str) -> None:
+    model = make()
+    pattern = model[0].pattern
     with pytest.raises(ValueError, match=said):
-        js.nn.prune_(make(), density)  # type: ignore[arg-type]
+        js.nn.prune_(model, density)
+    assert model[0].pattern == pattern
+
+
+def test_what_an_optimizer_cannot_follow_changes_nothing() -> None:
+    model = make()
+    lbfgs = torch.optim.LBFGS(model[2].parameters())
+    sgd = torch.optim.SGD(model[0].parameters(), 0.1)
+
+    def closure() -> torch.Tensor:
+        loss = model(torch.ones(2, 40)).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(2):
+        lbfgs.step(closure)
+    pattern = model[0].pattern
+    with pytest.raises(js.ArgumentError, match="in which no block has a place of its own"):
+        js.nn.prune_(model, 0.25, sgd, lbfgs)
+    assert model[0].pattern == pattern
+
+
+def test_a_wrapped_model_is_not_pruned(tmp_path: Path) -> None:
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=store)
+    try:
+        wrapped = nn.parallel.DistributedDataParallel(make())
+        with pytest.raises(js.ArgumentError, match="call prune_ first, and wrap the model then"):
+            js.nn.prune_(wrapped, 0.25)
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_models_without_layers_are_refused() -> None:
@@ -125,12 +166,15 @@ def test_an_average_of_other_blocks_is_warned_of() -> None:
         average(torch.randn(2, 40))
 
 
-def test_an_average_of_the_same_blocks_keeps_its_pattern() -> None:
+def test_an_average_of_the_same_blocks_keeps_its_pattern(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """What kernels need of it is not made again, although each update writes to the buffers."""
     model = make()
     average = AveragedModel(model)
     pattern = average.module[0].pattern
     average.update_parameters(model)
+    monkeypatch.setattr("jitsparse.indexing.index_of", None)  # which makes it
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert average.module[0].pattern is pattern
@@ -161,16 +205,16 @@ def test_models_that_do_not_match_are_refused_and_left_alone() -> None:
     model = make()
     before = model[0].pattern
     for like, said in (
-        (nn.Sequential(model[0]), "model has '2', and like does not"),
-        (nn.Sequential(nn.Identity(), *copy.deepcopy(model)), "model has '0', and like does not"),
+        (nn.Sequential(model[0]), "model has '2', like has not"),
+        (nn.Sequential(nn.Identity(), *copy.deepcopy(model)), "model has '0', like has not"),
         (
             nn.Sequential(
                 js.nn.BlockSparseLinear(40, 64, 8, density=0.25),
                 nn.ReLU(),
                 js.nn.BlockSparseLinear(64, 24, 16, density=0.5),
             ),
-            r"layer '2' is \(24, 64\) in blocks of \(8, 8\) in model, and \(24, 64\) in blocks of "
-            r"\(16, 16\) in like",
+            r"layer '2' is \(24, 64\) in blocks of \(8, 8\) on cpu in model, and \(24, 64\) in "
+            r"blocks of \(16, 16\) on cpu in like",
         ),
     ):
         with pytest.raises(js.ArgumentError, match=said):

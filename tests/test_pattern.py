@@ -426,5 +426,23 @@ def test_some_of_the_blocks() -> None:
         )
     )
     assert pattern.take(numbers[:0]).nnz_blocks == 0
-    with pytest.raises(PatternError):
-        pattern.take(torch.tensor([1, 1]))
+    assert pattern.take(numbers.int()) == some
+
+
+@pytest.mark.parametrize(
+    ("blocks", "said"),
+    [
+        (torch.tensor([1, 1]), "twice|duplicate"),
+        (torch.tensor([-1]), "block -1 is none of 32 blocks"),
+        (torch.tensor([0, 32]), "block 32 is none of 32 blocks"),
+        (torch.ones(3, dtype=torch.bool), r"\(32,\) bool, got 3 of torch.bool"),
+        (torch.ones(3, dtype=torch.uint8), "got 3 of torch.uint8"),
+        (torch.ones(3), "got 3 of torch.float32"),
+        (torch.zeros(1, 1, dtype=torch.int64), r"of shape \(1, 1\)"),
+        ([0, 1], "got list"),
+    ],
+    ids=str,
+)
+def test_what_names_no_blocks(blocks: Any, said: str) -> None:
+    with pytest.raises(PatternError, match=said):
+        js.Pattern.random((64, 64), 8, 0.5).take(blocks)

@@ -67,8 +67,9 @@ class PatternBuffers(nn.Module):
             optimizers: that train ``values``: what they keep of each block, such as momentum and
                 running averages, moves along, and is zero for new blocks; counts of steps stay. The
                 state of an optimizer that is not named stays as it is, of other blocks. (Adam
-                corrects its averages by the count of steps, so the first steps of a new block are
-                up to three times the learning rate with its default betas.)
+                corrects its averages by the count of steps, which is not that of a new block: under
+                a constant gradient its first dozens of steps are three to seven times the learning
+                rate, with the default betas.)
 
         Call it after a step and before the next forward pass: a backward pass of an earlier one
         has gradients for the blocks of that time. It raises where their number has changed, or
@@ -211,11 +212,12 @@ class PatternBuffers(nn.Module):
             with outside_of_transforms(crow, col):
                 given = old.shape, old.block_size, crow.clone(), col.clone()
                 if is_readable(crow) and is_readable(col):
-                    pattern = Pattern(*given)
-                    if pattern == old:  # written over by the same, as a moving average does
+                    if _are_of(old, crow, col):  # written over by the same: a moving average
                         pattern = old
-                    elif not others and old.device == pattern.device:
-                        _warn_of_other_blocks()
+                    else:
+                        pattern = Pattern(*given)
+                        if not others and old.device == pattern.device:
+                            _warn_of_other_blocks()
                 else:  # a graph is made or captured, or they are fake
                     if crow.device.type == "cpu" and type(crow) is Tensor:
                         check_indices(*given)
@@ -283,6 +285,15 @@ def _refuse_earlier_gradients(values: nn.Parameter) -> None:
 
     if values.requires_grad and not values.is_inference():
         torch.autograd.graph.get_gradient_edge(values).node.register_prehook(refuse)
+
+
+def _are_of(pattern: Pattern, crow: Tensor, col: Tensor) -> bool:
+    """Whether indices that can be read are those of a pattern."""
+    return all(
+        (mine.shape, mine.dtype, mine.device) == (theirs.shape, theirs.dtype, theirs.device)
+        and torch.equal(mine, theirs)
+        for mine, theirs in ((pattern.crow_indices, crow), (pattern.col_indices, col))
+    )
 
 
 def _warn_of_other_blocks() -> None:

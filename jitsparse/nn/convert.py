@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
 from jitsparse.checks import as_block_size, as_count
-from jitsparse.errors import ArgumentError, JitsparseError
+from jitsparse.errors import ArgumentError
 from jitsparse.nn.buffers import INDICES
 from jitsparse.nn.linear import BlockSparseLinear
-from jitsparse.nn.replacing import Kind, replace, require_model
+from jitsparse.nn.replacing import Kind, named, replace, require_model
 
 __all__ = ["densify_", "sparsify_"]
 
@@ -96,7 +95,7 @@ def sparsify_(
     def successor(name: str, layer: nn.Linear) -> BlockSparseLinear:
         kept = density(name, layer) if callable(density) else density
         chosen = None if mask is None else mask(name, layer)
-        with _named(name):
+        with named(name):
             sparse = BlockSparseLinear.from_linear(layer, block, density=kept, mask=chosen)
         sparse.values.requires_grad_(layer.weight.requires_grad)
         _freeze_bias(sparse, layer)
@@ -139,7 +138,7 @@ def densify_(
     require_model(model, where, _sparse(), "its to_linear")
 
     def successor(name: str, layer: BlockSparseLinear) -> nn.Linear:
-        with _named(name):
+        with named(name):
             dense = layer.to_linear()
         dense.weight.requires_grad_(layer.values.requires_grad)
         _freeze_bias(dense, layer)
@@ -151,15 +150,6 @@ def densify_(
 def _freeze_bias(new: nn.Linear | BlockSparseLinear, old: nn.Linear | BlockSparseLinear) -> None:
     if new.bias is not None and old.bias is not None:
         new.bias.requires_grad_(old.bias.requires_grad)
-
-
-@contextlib.contextmanager
-def _named(layer: str) -> Iterator[None]:
-    """What is wrong with a layer is said with its name."""
-    try:
-        yield
-    except JitsparseError as error:
-        raise type(error)(f"layer {layer!r}: {error}; or leave it out (where=...)") from error
 
 
 _DENSE = Kind(

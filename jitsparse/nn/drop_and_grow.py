@@ -6,7 +6,7 @@ import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +14,22 @@ from torch import Tensor, nn
 from jitsparse import functional
 from jitsparse.blocks import frobenius_norms
 from jitsparse.errors import ArgumentError
-from jitsparse.nn.patterns import Where, assigned, layers_of, match_patterns_
+from jitsparse.nn.linear import BlockSparseLinear
+from jitsparse.nn.patterns import assigned, layers_of, match_patterns_, pairs_of
+from jitsparse.nn.replacing import Where
 from jitsparse.pattern import Pattern
 
 __all__ = ["DropAndGrow"]
 
 _Watched = list[tuple[Tensor, Tensor]]
 """Inputs of a layer, ``(tokens, in)``, and gradients of its outputs, ``(tokens, out)``."""
+
+
+class _Move(NamedTuple):
+    """Where a layer's blocks will be, and how many are elsewhere now."""
+
+    pattern: Pattern
+    blocks: int
 
 
 class DropAndGrow:
@@ -33,8 +42,10 @@ class DropAndGrow:
     of them, as with :meth:`BlockSparseLinear.set_pattern`, which says what else has to follow.
 
     The gradient of what is not stored is computed at the steps at which blocks move, from what
-    :meth:`watching` sees there, some block rows at a time: it never takes more memory than the
-    layer's values. Processes of ``torch.distributed`` add theirs, and so move alike.
+    :meth:`watching` sees there: in float32, of so many block rows at a time as have about as many
+    blocks as the layer stores, never all of it. Processes of ``torch.distributed`` add theirs, and
+    so move alike. Where a gradient is not finite, as after an overflow of a scaled loss, nothing
+    moves at that step.
 
     Args:
         model: whose layers are trained.
@@ -42,18 +53,20 @@ class DropAndGrow:
         every: steps from one move to the next.
         until: steps after which no block moves any more, three quarters of the training for
             instance.
-        fraction: of a layer's blocks that move first; then less and less, by half a period of a
-            cosine, and none at ``until``.
+        fraction: of a layer's blocks that would move at step 0; less and less do, by half a period
+            of a cosine, and none at ``until``.
         grow: ``"gradient"`` or ``"random"``.
         where: a function of a layer's name, as in ``named_modules``, and the layer: whether its
             blocks move. By default those of all layers do whose values are trained.
         followers: models with layers of the same names, such as the module of an
             ``AveragedModel``, that get the same patterns.
         seed: of what grows at random.
+        group: of the processes that add their gradients, by default all.
 
     Raises:
-        ArgumentError: the model has no such layer, an optimizer trains none of them, or a number is
-            not in its range.
+        ArgumentError: the model has no such layer, shares the values of one with another module
+            (tied), or a follower has other layers; an optimizer trains none of them, or keeps what
+            cannot be moved; or a number is not in its range.
 
     Example:
         >>> import torch, jitsparse as js
@@ -81,13 +94,14 @@ class DropAndGrow:
         where: Where | None = None,
         followers: Sequence[nn.Module] = (),
         seed: int = 0,
+        group: Any = None,
     ) -> None:
         if not (isinstance(every, int) and every > 0 and isinstance(until, int) and until >= 0):
             raise ArgumentError(
                 f"every is a positive number of steps and until one that may be 0, got {every!r} "
                 f"and {until!r}"
             )
-        if not 0 <= fraction <= 1:
+        if not (isinstance(fraction, (int, float)) and 0 <= fraction <= 1):
             raise ArgumentError(f"fraction is a number from 0 to 1, got {fraction!r}")
         if grow not in ("gradient", "random"):
             raise ArgumentError(f"grow is 'gradient' or 'random', got {grow!r}")
@@ -99,11 +113,18 @@ class DropAndGrow:
         }
         if not self._layers:
             raise ArgumentError("DropAndGrow: the values of all selected layers are frozen")
-        assigned(self._layers, optimizers, "DropAndGrow")
+        self._check()
+        self._group = group
         self.every, self.until, self.fraction, self.grow = every, until, float(fraction), grow
         self._generator = torch.Generator().manual_seed(seed)
         self._steps = 0
         self._watched: dict[str, _Watched] = {}
+
+    def _check(self) -> dict[str, list[torch.optim.Optimizer]]:
+        """Of each layer its optimizers; whatever could not be moved is found before anything is."""
+        for follower in self._followers:
+            pairs_of(follower, self._model, "DropAndGrow(followers=...)")
+        return assigned(self._layers, self._optimizers, "DropAndGrow")
 
     @property
     def due(self) -> bool:
@@ -124,7 +145,7 @@ class DropAndGrow:
             yield
             return
         hooks = [
-            layer.register_forward_hook(partial(self._watch, name))
+            layer.register_forward_hook(partial(self._watch, name), with_kwargs=True)
             for name, layer in self._layers.items()
         ]
         try:
@@ -138,10 +159,18 @@ class DropAndGrow:
             for hook in hooks:
                 hook.remove()
 
-    def _watch(self, name: str, layer: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> None:
+    def _watch(
+        self,
+        name: str,
+        layer: nn.Module,
+        inputs: tuple[Any, ...],
+        keywords: dict[str, Any],
+        out: Tensor,
+    ) -> None:
         if not out.requires_grad:
             return
-        x = _rows(inputs[0])
+        # As it was multiplied: what autocast has copied may be written to before the backward pass.
+        x = _rows(inputs[0] if inputs else keywords["x"]).to(out.dtype)
 
         def keep(grad: Tensor) -> None:
             self._watched.setdefault(name, []).append((x, _rows(grad)))
@@ -159,12 +188,10 @@ class DropAndGrow:
             ArgumentError: blocks are to move by gradient, and no backward pass of a layer was
                 watched.
         """
-        due, watched = self.due, self._watched
-        number = self._steps + 1
-        if not due:
+        number, watched = self._steps + 1, self._watched
+        if not self.due:
             self._steps, self._watched = number, {}
             return 0
-        fraction = self.fraction * (1 + math.cos(math.pi * number / self.until)) / 2
         if self.grow == "gradient" and len(watched) < len(self._layers):
             name = min(self._layers.keys() - watched.keys())
             raise ArgumentError(
@@ -172,32 +199,44 @@ class DropAndGrow:
                 "is largest, and no backward pass through it was seen in this step: run forward "
                 "and backward in `with moving.watching():`, or leave the layer out (where=...)"
             )
+        trained = self._check()
+        fraction = self.fraction * (1 + math.cos(math.pi * number / self.until)) / 2
+        moves = {
+            name: self._moved(layer, watched.get(name, []), fraction)
+            for name, layer in self._layers.items()
+        }
+        self._steps, self._watched = number, {}
+        if any(move is None for move in moves.values()):
+            return 0
         moved = 0
-        patterns = {}
-        for name, layer in self._layers.items():
-            pattern = layer.pattern
-            absent = ~pattern
-            count = min(round(fraction * pattern.nnz_blocks), absent.nnz_blocks)
-            if count:
-                grown = absent.take(self._growing(name, absent, pattern.nnz_blocks)[:count])
-                norms = layer.weight.detach().block_norms()
-                kept = pattern.take(norms.topk(len(norms) - count).indices)
-                patterns[name] = kept | grown
-                moved += count
-        trained = assigned(self._layers, self._optimizers, "DropAndGrow")
-        for name, moved_to in patterns.items():
-            self._layers[name].set_pattern(moved_to, *trained[name])
+        for name, move in moves.items():
+            if move is not None and move.blocks:
+                self._layers[name].set_pattern(move.pattern, *trained[name])
+                moved += move.blocks
         for follower in self._followers:
             match_patterns_(follower, self._model)
-        self._steps, self._watched = number, {}
         return moved
 
-    def _growing(self, name: str, absent: Pattern, stored: int) -> Tensor:
-        """``(nnz,)``: the blocks that are not stored, those first that are to be."""
+    def _moved(self, layer: BlockSparseLinear, watched: _Watched, fraction: float) -> _Move | None:
+        """Where a layer's blocks will be; None if its gradient is not finite."""
+        pattern = layer.pattern
+        stored = pattern.to_mask()
+        absent = (~stored).flatten().nonzero().flatten()
+        count = min(round(fraction * pattern.nnz_blocks), absent.numel())
+        if not count:
+            return _Move(pattern, 0)
         if self.grow == "random":
-            order = torch.randperm(absent.nnz_blocks, generator=self._generator)
-            return order.to(absent.device)
-        return _norms_of_gradient(absent, self._watched[name], stored).argsort(descending=True)
+            chosen = torch.randperm(absent.numel(), generator=self._generator)[:count]
+            grown = absent[chosen.to(absent.device)]
+        else:
+            norms = _norms_of_gradient(~stored, pattern, watched, self._group)
+            if not norms.isfinite().all():
+                return None
+            grown = absent[norms.topk(count).indices]
+        strengths = layer.weight.detach().block_norms()
+        kept = pattern.take(strengths.topk(pattern.nnz_blocks - count).indices).to_mask()
+        kept.view(-1)[grown] = True
+        return _Move(Pattern.from_mask(kept, pattern.block_size, pattern.shape), count)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs for training to go on as it would have: steps, and the state of
@@ -219,34 +258,35 @@ def _rows(x: Tensor) -> Tensor:
     return x.detach().reshape(-1, x.shape[-1])
 
 
-def _norms_of_gradient(absent: Pattern, watched: _Watched, stored: int) -> Tensor:
-    """``(nnz,)``: the norm of the gradient of a weight in each of some blocks, in order.
+def _norms_of_gradient(mask: Tensor, like: Pattern, watched: _Watched, group: Any) -> Tensor:
+    """``(n,)``: the norm of the gradient of a weight in each block of a mask, row after row.
 
     Args:
-        absent: the blocks.
+        mask: the blocks.
+        like: pattern of the weight.
         watched: inputs and gradients of outputs, whose products are added up.
-        stored: as many blocks as are computed at a time, at least a row of blocks.
+        group: of processes that add theirs, if there are several.
     """
-    height, (rows, cols) = absent.block_size[0], absent.grid
-    mask, step = absent.to_mask(), max(1, stored // max(1, cols))
-    sums = torch.promote_types(watched[0][1].dtype, torch.float32)
+    height, (rows, cols) = like.block_size[0], like.grid
+    # So many block rows at a time as have about as many blocks as are stored.
+    step = max(1, like.nnz_blocks // max(1, cols))
     norms = []
     for first in range(0, rows, step):
         some = slice(first * height, (first + step) * height)
-        part = mask[first : first + step]
-        size = watched[0][1][:, some].shape[1], absent.shape[1]
-        pattern = Pattern.from_mask(part, absent.block_size, size)
-        gradient = torch.zeros(pattern.values_shape, dtype=sums, device=pattern.device)
-        for x, grad in watched:
-            gradient += functional.sdd(grad[:, some].mT, x.to(grad.dtype), pattern).values
-        norms.append(frobenius_norms(_added_up(gradient)))
-    # Where a scaled loss has overflowed, nothing is known.
-    return torch.cat(norms).nan_to_num(0.0, posinf=0.0)
+        size = watched[0][1][:, some].shape[1], like.shape[1]
+        pattern = Pattern.from_mask(mask[first : first + step], like.block_size, size)
+        products = (functional.sdd(grad[:, some].mT, x, pattern).values for x, grad in watched)
+        gradient = next(products)
+        gradient = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
+        for product in products:
+            gradient += product
+        norms.append(frobenius_norms(_added_up(gradient, group)))
+    return torch.cat(norms)
 
 
-def _added_up(gradient: Tensor) -> Tensor:
+def _added_up(gradient: Tensor, group: Any) -> Tensor:
     """Over all processes, if there are several."""
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized():
-        distributed.all_reduce(gradient)
+        distributed.all_reduce(gradient, group=group)
     return gradient

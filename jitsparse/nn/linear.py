@@ -17,7 +17,7 @@ from jitsparse.nn.state_dict import PatternStateDict
 from jitsparse.pattern import Pattern
 from jitsparse.sparse import BlockSparse
 
-__all__ = ["BlockSparseLinear"]
+__all__ = ["BlockSparseLinear", "require_a_block"]
 
 
 class BlockSparseLinear(PatternStateDict):
@@ -85,7 +85,7 @@ class BlockSparseLinear(PatternStateDict):
         block = as_block_size(block_size)
         shape = out_features, in_features = as_shape((out_features, in_features))
         if pattern is None and density is not None:
-            pattern = _not_empty(Pattern.random(shape, block, density, device=device), density)
+            pattern = require_a_block(Pattern.random(shape, block, density, device=device), density)
         elif pattern is None or density is not None:
             raise ArgumentError(
                 "BlockSparseLinear needs either density=... or pattern=..., "
@@ -196,7 +196,7 @@ class BlockSparseLinear(PatternStateDict):
             )
         kept = BlockSparse.from_dense(weight, block, mask)
         if density is not None:
-            _not_empty(kept.pattern, density)
+            require_a_block(kept.pattern, density)
         # What is drawn is overwritten; whoever compares with the dense layer has the same seed.
         with torch.random.fork_rng([weight.device] if weight.is_cuda else []):
             sparse = cls(
@@ -238,7 +238,7 @@ class BlockSparseLinear(PatternStateDict):
         )
 
 
-def _not_empty(pattern: Pattern, density: float) -> Pattern:
+def require_a_block(pattern: Pattern, density: float) -> Pattern:
     """A layer that was to have weights has one block at least."""
     rows, cols = pattern.grid
     if density > 0 and rows * cols and not pattern.nnz_blocks:

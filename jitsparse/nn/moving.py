@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from jitsparse.blocks import gather_blocks
 from jitsparse.errors import ArgumentError
 
-__all__ = ["Moves", "moves_of", "require_trained", "trains"]
+__all__ = ["Moves", "entries_of", "moves_of", "require_optimizer", "require_trained", "trains"]
 
 Moves = list[tuple[dict[str, Any], str, Tensor]]
-"""Entries of states, and what they will be."""
+"""Entries of states, and what they are, or will be."""
 
 
 def require_trained(values: nn.Parameter, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -25,13 +25,22 @@ def require_trained(values: nn.Parameter, optimizers: Sequence[torch.optim.Optim
         ArgumentError: one is no optimizer, or does not train them.
     """
     for optimizer in optimizers:
-        name = type(optimizer).__name__
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise ArgumentError(f"set_pattern(pattern, *optimizers) takes optimizers, got {name}")
+        require_optimizer(optimizer, "set_pattern(pattern, *optimizers)")
         if not trains(optimizer, values):
             raise ArgumentError(
-                f"set_pattern(pattern, *optimizers): this {name} does not train the layer's values"
+                f"set_pattern(pattern, *optimizers): this {type(optimizer).__name__} does not "
+                "train the layer's values"
             )
+
+
+def require_optimizer(optimizer: object, function: str) -> None:
+    """Check what a function is given as an optimizer.
+
+    Raises:
+        ArgumentError: it is none.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ArgumentError(f"{function} takes optimizers, got {type(optimizer).__name__}")
 
 
 def trains(optimizer: torch.optim.Optimizer, values: nn.Parameter) -> bool:
@@ -57,27 +66,44 @@ def moves_of(
     moves: Moves = []
     seen: dict[int, Tensor] = {}  # an optimizer beside one that wraps it has the same tensors
     for optimizer in optimizers:
-        # ZeroRedundancyOptimizer keeps no state itself.
-        inner = getattr(optimizer, "optim", optimizer)
-        state = inner.state.get(_holder(values, inner), {})
-        for key, kept in state.items():
-            if isinstance(kept, Tensor) and kept.dim() > 1 and kept.shape[0] == values.shape[0]:
-                if id(kept) not in seen:
-                    moved = gather_blocks(kept, places)
-                    if isinstance(inner, torch.optim.Rprop) and key == "step_size":
-                        new = (places == values.shape[0]).view(-1, 1, 1)
-                        moved = moved.masked_fill(new, _groups(values, optimizer)[0]["lr"])
-                    seen[id(kept)] = moved
-                moves.append((state, key, seen[id(kept)]))
-            elif not _is_of_no_block(kept):
-                kind = type(kept).__name__
-                what = f"of shape {tuple(kept.shape)}" if isinstance(kept, Tensor) else f"a {kind}"
-                raise ArgumentError(
-                    f"set_pattern(pattern, *optimizers): an optimizer keeps {key!r} of the layer's "
-                    f"values, {what}, in which no block has a place of its own; move the layer "
-                    "without that optimizer, and drop its state of values"
-                )
+        for state, key, kept in entries_of(values, optimizer):
+            if id(kept) not in seen:
+                moved = gather_blocks(kept, places)
+                if isinstance(_inner(optimizer), torch.optim.Rprop) and key == "step_size":
+                    new = (places == values.shape[0]).view(-1, 1, 1)
+                    moved = moved.masked_fill(new, _groups(values, optimizer)[0]["lr"])
+                seen[id(kept)] = moved
+            moves.append((state, key, seen[id(kept)]))
     return moves
+
+
+def entries_of(values: nn.Parameter, optimizer: torch.optim.Optimizer) -> Moves:
+    """What an optimizer keeps of each block of values.
+
+    Raises:
+        ArgumentError: it keeps something else, in which no block has a place of its own.
+    """
+    entries: Moves = []
+    inner = _inner(optimizer)
+    state = inner.state.get(_holder(values, inner), {})
+    for key, kept in state.items():
+        if isinstance(kept, Tensor) and kept.dim() > 1 and kept.shape[0] == values.shape[0]:
+            entries.append((state, key, kept))
+        elif not _is_of_no_block(kept):
+            kind = type(kept).__name__
+            what = f"of shape {tuple(kept.shape)}" if isinstance(kept, Tensor) else f"a {kind}"
+            raise ArgumentError(
+                f"set_pattern(pattern, *optimizers): an optimizer keeps {key!r} of the layer's "
+                f"values, {what}, in which no block has a place of its own; move the layer "
+                "without that optimizer, and drop its state of values"
+            )
+    return entries
+
+
+def _inner(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The one that keeps the state: ZeroRedundancyOptimizer keeps none itself."""
+    inner: torch.optim.Optimizer = getattr(optimizer, "optim", optimizer)
+    return inner
 
 
 def _is_of_no_block(kept: object) -> bool:

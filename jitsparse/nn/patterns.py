@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -9,12 +10,11 @@ from torch import nn
 
 from jitsparse.checks import as_count
 from jitsparse.errors import ArgumentError
-from jitsparse.nn.linear import BlockSparseLinear
-from jitsparse.nn.moving import trains
+from jitsparse.nn.linear import BlockSparseLinear, require_a_block
+from jitsparse.nn.moving import entries_of, require_optimizer, trains
+from jitsparse.nn.replacing import Where, named, require_module, require_unwrapped
 
-__all__ = ["Where", "assigned", "layers_of", "match_patterns_", "prune_"]
-
-Where = Callable[[str, BlockSparseLinear], bool]
+__all__ = ["assigned", "layers_of", "match_patterns_", "pairs_of", "prune_"]
 
 
 def match_patterns_(model: nn.Module, like: nn.Module, *optimizers: torch.optim.Optimizer) -> None:
@@ -30,8 +30,8 @@ def match_patterns_(model: nn.Module, like: nn.Module, *optimizers: torch.optim.
         optimizers: that train ``model``, if any do: their state moves along.
 
     Raises:
-        ArgumentError: the two have block-sparse layers of different names, shapes or block sizes.
-            Nothing is changed then.
+        ArgumentError: the two have block-sparse layers of different names, shapes, block sizes or
+            devices, or an optimizer keeps what cannot be moved. Nothing is changed then.
 
     Example:
         >>> import torch, jitsparse as js
@@ -41,26 +41,12 @@ def match_patterns_(model: nn.Module, like: nn.Module, *optimizers: torch.optim.
         >>> js.nn.match_patterns_(average.module, model)
         >>> average.update_parameters(model)
     """
-    theirs, mine = (layers_of(each, "match_patterns_") for each in (like, model))
-    if theirs.keys() != mine.keys():
-        name = min(theirs.keys() ^ mine.keys())
-        has, lacks = ("like", "model") if name in theirs else ("model", "like")
-        raise ArgumentError(
-            "match_patterns_(model, like) takes models with block-sparse layers of the same names: "
-            f"{has} has {name!r}, and {lacks} does not (pass the module of an AveragedModel or a "
-            "DistributedDataParallel)"
-        )
-    for name, layer in mine.items():
-        facts = [(each.pattern.shape, each.pattern.block_size) for each in (layer, theirs[name])]
-        if facts[0] != facts[1]:
-            raise ArgumentError(
-                f"match_patterns_(model, like): layer {name!r} is {facts[0][0]} in blocks of "
-                f"{facts[0][1]} in model, and {facts[1][0]} in blocks of {facts[1][1]} in like"
-            )
+    pairs = pairs_of(model, like, "match_patterns_")
+    mine = {name: layer for name, (layer, _) in pairs.items()}
     trained = assigned(mine, optimizers, "match_patterns_")
-    for name, layer in mine.items():
-        if layer.pattern != theirs[name].pattern:
-            layer.set_pattern(theirs[name].pattern, *trained[name])
+    for name, (layer, other) in pairs.items():
+        if layer.pattern != other.pattern:
+            layer.set_pattern(other.pattern, *trained[name])
 
 
 def prune_(
@@ -72,7 +58,9 @@ def prune_(
     """Keep the blocks of largest norm in the block-sparse layers of a model.
 
     To prune gradually, begin with ``sparsify_(model, block_size, density=1.0)``, make the
-    optimizer, and lower the density while the model trains: parameters and optimizers stay.
+    optimizer, and lower the density while the model trains: parameters and optimizers stay. Hooks
+    on gradients do not survive another number of blocks, so what is wrapped for several devices is
+    refused: prune the model itself, the same on all ranks, and wrap it anew.
 
     Args:
         model: changed in place, as by :meth:`BlockSparseLinear.set_pattern`, after a step and
@@ -86,8 +74,10 @@ def prune_(
         The names of the layers that were pruned.
 
     Raises:
-        ArgumentError: the model has no such layer, or one cannot be moved.
-        PatternError: a density is not from 0 to 1.
+        ArgumentError: the model has no such layer, is wrapped for several devices, or shares the
+            values of a layer with another module (tied); an optimizer keeps what cannot be moved,
+            or trains none of the layers. Nothing is changed then.
+        PatternError: a density is not from 0 to 1, or leaves no block where it is more than 0.
 
     Example:
         >>> import torch, jitsparse as js
@@ -101,19 +91,50 @@ def prune_(
         0.25
     """
     layers = layers_of(model, "prune_", where)
+    require_unwrapped(model, "prune_")
     trained = assigned(layers, optimizers, "prune_")
-    counts = {}
+    patterns = {}
     for name, layer in layers.items():
-        rows, cols = layer.pattern.grid
-        wanted = density(name, layer) if callable(density) else density
-        count = as_count(wanted, rows * cols)
-        if count < layer.pattern.nnz_blocks:
-            counts[name] = count
-    for name, count in counts.items():
-        layer = layers[name]
-        kept = layer.weight.detach().block_norms().topk(count).indices
-        layer.set_pattern(layer.pattern.take(kept), *trained[name])
-    return tuple(counts)
+        pattern = layer.pattern
+        with named(name):
+            wanted = density(name, layer) if callable(density) else density
+            count = as_count(wanted, math.prod(pattern.grid))
+            if count < pattern.nnz_blocks:
+                kept = layer.weight.detach().block_norms().topk(count).indices
+                patterns[name] = require_a_block(pattern.take(kept), wanted)
+    for name, pattern in patterns.items():
+        layers[name].set_pattern(pattern, *trained[name])
+    return tuple(patterns)
+
+
+def pairs_of(
+    model: nn.Module, like: nn.Module, function: str
+) -> dict[str, tuple[BlockSparseLinear, BlockSparseLinear]]:
+    """The layers of the same names in two models.
+
+    Raises:
+        ArgumentError: one has a layer that the other has not, or not of the same shape, block size
+            and device.
+    """
+    theirs, mine = layers_of(like, function), layers_of(model, function)
+    if theirs.keys() != mine.keys():
+        name = min(theirs.keys() ^ mine.keys())
+        has, lacks = ("like", "model") if name in theirs else ("model", "like")
+        raise ArgumentError(
+            f"{function}: patterns are matched between layers of the same names, and of model and "
+            f"like {has} has {name!r}, {lacks} has not (pass the module of an AveragedModel or a "
+            "DistributedDataParallel)"
+        )
+    for name, layer in mine.items():
+        wanted, given = (
+            f"{each.shape} in blocks of {each.block_size} on {each.device}"
+            for each in (layer.pattern, theirs[name].pattern)
+        )
+        if wanted != given:
+            raise ArgumentError(
+                f"{function}: layer {name!r} is {wanted} in model, and {given} in like"
+            )
+    return {name: (layer, theirs[name]) for name, layer in mine.items()}
 
 
 def layers_of(
@@ -122,14 +143,10 @@ def layers_of(
     """The block-sparse layers of a model by their names, of each the first.
 
     Raises:
-        ArgumentError: there are none, or ``model`` is no module or ``where`` no function.
+        ArgumentError: there are none, ``model`` is no module, ``where`` no function, or a layer's
+            values are also a parameter of another module, of whose pattern nobody knows.
     """
-    if not isinstance(model, nn.Module):
-        raise ArgumentError(f"{function} takes an nn.Module, got {type(model).__name__}")
-    if where is not None and not callable(where):
-        raise ArgumentError(
-            f"where is a function of a name and a layer, got {type(where).__name__}"
-        )
+    require_module(model, where, function)
     every = {
         name: layer for name, layer in model.named_modules() if isinstance(layer, BlockSparseLinear)
     }
@@ -141,6 +158,15 @@ def layers_of(
             f"{', of which `where` selects none' if every else ''}; sparsify_ makes them of "
             "nn.Linear"
         )
+    owners = {id(layer.values): name for name, layer in chosen.items()}
+    for name, module in model.named_modules():
+        for key, parameter in module._parameters.items():
+            if owners.get(id(parameter), name) != name:
+                raise ArgumentError(
+                    f"{function}: the values of layer {owners[id(parameter)]!r} are also "
+                    f"{name}.{key} (tied), which would not know where their blocks are: untie "
+                    "them, or leave the layer out (where=...)"
+                )
     return chosen
 
 
@@ -152,17 +178,19 @@ def assigned(
     """Of each layer the optimizers that train its values.
 
     Raises:
-        ArgumentError: one is no optimizer, or trains none of the layers.
+        ArgumentError: one is no optimizer, trains none of the layers, or keeps what cannot be
+            moved.
     """
     for each in optimizers:
-        name = type(each).__name__
-        if not isinstance(each, torch.optim.Optimizer):
-            raise ArgumentError(f"{function} takes optimizers, got {name}")
-        if not any(trains(each, layer.values) for layer in layers.values()):
+        require_optimizer(each, function)
+        trained = [layer.values for layer in layers.values() if trains(each, layer.values)]
+        if not trained:
             raise ArgumentError(
-                f"{function}: this {name} trains the values of no block-sparse layer here: it was "
-                "made before they were, or for another model"
+                f"{function}: this {type(each).__name__} trains the values of no block-sparse "
+                "layer here: it was made before they were, or for another model"
             )
+        for values in trained:
+            entries_of(values, each)
     return {
         name: [each for each in optimizers if trains(each, layer.values)]
         for name, layer in layers.items()

@@ -3,16 +3,25 @@ one would be lost."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from jitsparse.errors import ArgumentError
+from jitsparse.errors import ArgumentError, JitsparseError
 
-__all__ = ["Kind", "Where", "replace", "require_model"]
+__all__ = [
+    "Kind",
+    "Where",
+    "named",
+    "replace",
+    "require_model",
+    "require_module",
+    "require_unwrapped",
+]
 
 Where = Callable[[str, Any], bool]
 
@@ -83,24 +92,51 @@ def require_model(model: Any, where: Any, kind: Kind, instead: str) -> None:
         ArgumentError: it is none, or a single layer, where ``instead`` is the thing to use; it is
             wrapped for several devices; or ``where`` is no function.
     """
-    if not isinstance(model, nn.Module):
-        raise ArgumentError(f"{kind.function} takes an nn.Module, got {type(model).__name__}")
-    if where is not None and not callable(where):
-        raise ArgumentError(
-            f"where is a function of a name and a layer, got {type(where).__name__}"
-        )
+    require_module(model, where, kind.function)
     if type(model) in kind.classes:
         raise ArgumentError(
             f"{kind.function} replaces layers inside of a model, and this model is a "
             f"{type(model).__name__} itself: use {instead}"
         )
+    require_unwrapped(model, kind.function)
+
+
+def require_module(model: Any, where: Any, function: str) -> None:
+    """Check a model, and what selects some of its layers.
+
+    Raises:
+        ArgumentError: it is none, or ``where`` is no function.
+    """
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"{function} takes an nn.Module, got {type(model).__name__}")
+    if where is not None and not callable(where):
+        raise ArgumentError(
+            f"where is a function of a name and a layer, got {type(where).__name__}"
+        )
+
+
+def require_unwrapped(model: nn.Module, function: str) -> None:
+    """Check a model whose parameters, or their shapes, are to change.
+
+    Raises:
+        ArgumentError: it is wrapped for several devices.
+    """
     for module in model.modules():
         for each in type(module).__mro__:
             if each.__name__ in _WRAPPERS:
                 raise ArgumentError(
                     f"this model is wrapped by {each.__name__}, which knows the parameters of the "
-                    f"layers that it has: call {kind.function} first, and wrap the model then"
+                    f"layers that it has: call {function} first, and wrap the model then"
                 )
+
+
+@contextlib.contextmanager
+def named(layer: str) -> Iterator[None]:
+    """What is wrong with a layer is said with its name."""
+    try:
+        yield
+    except JitsparseError as error:
+        raise type(error)(f"layer {layer!r}: {error}; or leave it out (where=...)") from error
 
 
 def _owners(model: nn.Module) -> dict[nn.Parameter, list[str]]:
