@@ -38,7 +38,7 @@ class DecoderShape:
     context: int
 
     @property
-    def head(self) -> int:
+    def head_dim(self) -> int:
         """Features of a head."""
         return self.width // self.heads
 
@@ -64,9 +64,9 @@ class Decoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """All tokens of a sequence at once."""
-        turn = _turns(0, x.shape[1], self.shape.head, x)
+        rotary = _rotary(0, x.shape[1], self.shape.head_dim, x)
         for layer in self.layers:
-            x = layer(x, turn)
+            x = layer(x, rotary)
         return x
 
     def decode(self, x: Tensor, caches: list[tuple[Tensor, Tensor]]) -> Tensor:
@@ -74,12 +74,12 @@ class Decoder(nn.Module):
 
         Args:
             x: ``(batch, 1, width)``.
-            caches: keys and values of each layer, ``(batch, kv_heads, context, head)``, whose last
-                token is written.
+            caches: keys and values of each layer, ``(batch, kv_heads, context, head_dim)``, whose
+                last token is written.
         """
-        turn = _turns(self.shape.context - 1, 1, self.shape.head, x)
+        rotary = _rotary(self.shape.context - 1, 1, self.shape.head_dim, x)
         for layer, cache in zip(self.layers, caches, strict=True):
-            x = layer(x, turn, cache)
+            x = layer(x, rotary, cache)
         return x
 
     def caches(
@@ -87,7 +87,7 @@ class Decoder(nn.Module):
     ) -> list[tuple[Tensor, Tensor]]:
         """Standard normal keys and values of so many sequences, for each layer."""
         shape = self.shape
-        size = batch, shape.kv_heads, shape.context, shape.head
+        size = batch, shape.kv_heads, shape.context, shape.head_dim
 
         def draw() -> Tensor:
             return torch.randn(size, generator=generator, device=generator.device, dtype=dtype)
@@ -101,12 +101,12 @@ class _Layer(nn.Module):
     ) -> None:
         super().__init__()
         self.shape = shape
-        width, hidden, narrow = shape.width, shape.hidden, shape.kv_heads * shape.head
+        width, hidden, narrow = shape.width, shape.hidden, shape.kv_heads * shape.head_dim
         self.norm1 = nn.RMSNorm(width, device=device, dtype=dtype)
-        self.queries = linear(width, width)
-        self.keys = linear(width, narrow)
-        self.values = linear(width, narrow)
-        self.mixed = linear(width, width)
+        self.q_proj = linear(width, width)
+        self.k_proj = linear(width, narrow)
+        self.v_proj = linear(width, narrow)
+        self.out_proj = linear(width, width)
         self.norm2 = nn.RMSNorm(width, device=device, dtype=dtype)
         self.gate = linear(width, hidden)
         self.up = linear(width, hidden)
@@ -115,34 +115,34 @@ class _Layer(nn.Module):
     def forward(
         self,
         x: Tensor,
-        turn: tuple[Tensor, Tensor],
+        rotary: tuple[Tensor, Tensor],
         cache: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         h = self.norm1(x)
-        q = _rotated(self._heads(self.queries(h)), *turn)
-        k = _rotated(self._heads(self.keys(h)), *turn)
-        v = self._heads(self.values(h))
+        q = _rotated(self._heads(self.q_proj(h)), *rotary)
+        k = _rotated(self._heads(self.k_proj(h)), *rotary)
+        v = self._heads(self.v_proj(h))
         if cache is not None:
             for kept, new in zip(cache, (k, v), strict=True):
                 kept[:, :, -1:] = new
             k, v = cache
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=cache is None, enable_gqa=True)
-        x = x + self.mixed(mixed.transpose(1, 2).flatten(2))
+        x = x + self.out_proj(mixed.transpose(1, 2).flatten(2))
         h = self.norm2(x)
         out: Tensor = x + self.down(F.silu(self.gate(h)) * self.up(h))
         return out
 
     def _heads(self, x: Tensor) -> Tensor:
-        """``(batch, tokens, features)`` to ``(batch, heads, tokens, head)``."""
-        split: Tensor = x.unflatten(-1, (-1, self.shape.head))
+        """``(batch, tokens, features)`` to ``(batch, heads, tokens, head_dim)``."""
+        split: Tensor = x.unflatten(-1, (-1, self.shape.head_dim))
         return split.transpose(1, 2)
 
 
-def _turns(first: int, tokens: int, head: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, ``(tokens, head / 2)``, by which the features of tokens from the ``first``
-    position on are turned (rotary position embedding: Su et al., 2021,
+def _rotary(first: int, tokens: int, head_dim: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines, ``(tokens, head_dim / 2)``, by which the features of tokens from the
+    ``first`` position on are turned (rotary position embedding: Su et al., 2021,
     https://arxiv.org/abs/2104.09864)."""
-    half, device = head // 2, like.device
+    half, device = head_dim // 2, like.device
     rates = _ROTARY_BASE ** (-torch.arange(half, device=device) / half)
     angles = torch.arange(first, first + tokens, device=device)[:, None] * rates
     return angles.cos().to(like.dtype), angles.sin().to(like.dtype)

@@ -54,7 +54,7 @@ def main(*paths: str) -> None:
             raise SystemExit(f"no time of the {gpu} is one that prices are fitted to")
         table = gpus.setdefault(gpu, {"measured": {}, "prices": {}})
         timed_groups = {price_table.group_of(kind) for kind in prices}
-        table["measured"] |= {dtype: measured for dtype in sorted(timed_groups)}
+        table["measured"] |= {group: measured for group in sorted(timed_groups)}
         kept = {
             kind: row
             for kind, row in table["prices"].items()

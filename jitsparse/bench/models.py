@@ -128,9 +128,11 @@ class _BsrLinear(nn.Module):
         if torch.is_grad_enabled():
             raise NotImplementedError("its gradients are not implemented")
         tokens = x.flatten(0, -2)
-        out = self.product(F.pad(tokens, (0, 0, 0, -len(tokens) % _MULTIPLE)).T)
-        rows: Tensor = out.T[: len(tokens)].contiguous().unflatten(0, x.shape[:-1])
-        return rows
+        missing = -len(tokens) % _MULTIPLE
+        padded = F.pad(tokens, (0, 0, 0, missing)) if missing else tokens
+        rows = self.product(padded.T).T[: len(tokens)].contiguous()
+        out: Tensor = rows.unflatten(0, x.shape[:-1])
+        return out
 
 
 def _call(case: ModelCase, linear: Linear, *, whole: bool = True) -> Call:

@@ -157,10 +157,7 @@ def _torch_bsr(case: Case, operands: Operands) -> Call:
         return lambda i: torch.sparse.sampled_addmm(
             patterns[i % n], left[i % n], right[i % n], beta=0.0
         )
-    sparse, dense = _for_bsr(case, operands)
-    if case.device.type == "cuda":
-        return _bsr_dense_addmm(sparse, dense)
-    return lambda i: sparse[i % n] @ dense[i % n]
+    return _bsr_products(*_for_bsr(case, operands))
 
 
 def _torch_tuned(case: Case, operands: Operands) -> Call:
@@ -175,7 +172,7 @@ def _torch_tuned(case: Case, operands: Operands) -> Call:
     if facts not in _TUNED:
         start = dense[0].new_zeros(m, columns)
         _TUNED[facts] = tune_bsr_dense_addmm(start, sparse[0], dense[0], beta=0)
-    return _bsr_dense_addmm(sparse, dense, meta=_TUNED[facts])
+    return _bsr_products(sparse, dense, meta=_TUNED[facts])
 
 
 _TUNED: dict[tuple[object, ...], dict[str, int]] = {}
@@ -189,12 +186,10 @@ def _for_bsr(case: Case, operands: Operands) -> tuple[list[Tensor], list[Tensor]
     return [bsr_of(s.T) for s in operands.sparse], [x.T.contiguous() for x in operands.left]
 
 
-def _bsr_dense_addmm(sparse: list[Tensor], dense: list[Tensor], **options: Any) -> Call:
-    from torch.sparse._triton_ops import bsr_dense_addmm
-
-    n = len(sparse)
-    start = dense[0].new_zeros(sparse[0].shape[0], dense[0].shape[1])
-    return lambda i: bsr_dense_addmm(start, sparse[i % n], dense[i % n], beta=0, **options)
+def _bsr_products(sparse: list[Tensor], dense: list[Tensor], **options: Any) -> Call:
+    products = [bsr_product(each, **options) for each in sparse]
+    n = len(products)
+    return lambda i: products[i % n](dense[i % n])
 
 
 def _stk(case: Case, operands: Operands) -> Call:
@@ -226,15 +221,16 @@ def _stk_matrix(sparse: BlockSparse) -> object:
     return matrix.t() if sparse.transposed else matrix
 
 
-def bsr_product(matrix: Tensor) -> Callable[[Tensor], Tensor]:
-    """What torch multiplies its BSR matrix with a dense one from the right by."""
+def bsr_product(matrix: Tensor, **options: Any) -> Callable[[Tensor], Tensor]:
+    """What torch multiplies its BSR matrix with a dense one from the right by; ``options`` are
+    those of its Triton kernels."""
     if matrix.device.type != "cuda":
         return lambda dense: matrix @ dense
     from torch.sparse._triton_ops import bsr_dense_addmm
 
     rows = matrix.shape[0]
     return lambda dense: bsr_dense_addmm(
-        dense.new_empty(rows, dense.shape[1]), matrix, dense, beta=0
+        dense.new_empty(rows, dense.shape[1]), matrix, dense, beta=0, **options
     )
 
 

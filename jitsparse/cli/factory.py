@@ -14,6 +14,7 @@ import typer
 
 from jitsparse.cli.console import one, split
 from jitsparse.errors import ArgumentError
+from jitsparse.kernels.problem import octave
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +33,7 @@ _Found = TypeVar("_Found")
 INPUT_SHAPE = typer.Option(
     [],
     help="--model: the shape of its input, 8x512, or 8x128:int64; one for each input. 1-64x512 is "
-    "1x512, 2x512, 4x512, ... to 64x512, which is all that lie between.",
+    "1x512, 2x512, 4x512, ... to 64x512, which is enough for all rows between.",
 )
 FORWARD_ONLY = typer.Option(False, "--forward-only", help="--model: without what gradients need.")
 
@@ -86,7 +87,8 @@ def with_model(
     if any(count not in (1, max(counts)) for count in counts):
         asked = " and ".join(map(str, counts))
         raise typer.BadParameter(
-            f"inputs of {asked} sizes do not go together", param_hint="--input-shape"
+            f"inputs of {asked} sizes do not go together: give them one range, or one of them",
+            param_hint="--input-shape",
         )
     together = [[each[i % len(each)] for each in examples] for i in range(max(counts))]
     try:
@@ -139,8 +141,9 @@ def read_model(text: str) -> torch.nn.Module:
 
 
 def read_inputs(text: str) -> list[torch.Tensor]:
-    """``"8x512"`` or ``"8x128:int64"`` as an example without data; ``"1-64x512"`` as one for each
-    power of two from 1 to 64: kernels are chosen by sizes rounded up to these.
+    """``"8x512"`` or ``"8x128:int64"`` as an example without data; ``"5-64x512"`` as one of 5 and
+    one for each power of two up to 64. Kernels are chosen by sizes rounded up to these, so no other
+    number of rows between has one of its own.
 
     Raises:
         ValueError: it is none of these.
@@ -158,7 +161,7 @@ def read_inputs(text: str) -> list[torch.Tensor]:
             "may be a range, 1-64x512"
         )
     examples = []
-    for size in _powers_of_two(*ranges[0]) if ranges else [1]:
+    for size in _enough(*ranges[0]) if ranges else [1]:
         one_of_them = [side[0] if len(side) == 1 else size for side in sides]
         try:
             example = torch.empty(one_of_them, dtype=dtype, device="meta")
@@ -172,10 +175,13 @@ def _size(text: str) -> int:
     return int(text) if text.isdecimal() and len(text) < 16 else 0
 
 
-def _powers_of_two(first: int, last: int) -> list[int]:
-    """Those to which the numbers from ``first`` to ``last`` are rounded up."""
-    shifts = range((first - 1).bit_length(), (last - 1).bit_length() + 1)
-    return [1 << shift for shift in shifts]
+def _enough(first: int, last: int) -> list[int]:
+    """Numbers whose multiples, rounded up to powers of two, are those of all from ``first`` to
+    ``last``."""
+    sizes = [first]
+    while sizes[-1] < last:
+        sizes.append(octave(sizes[-1] + 1))
+    return sizes
 
 
 def _import(name: str) -> Any:

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from jitsparse.kernels import split, transpose
-from jitsparse.kernels.cost_of_spmm import ADDED, ADDING
+from jitsparse.kernels.cost_of_spmm import ADDED, ADDING, FEW_TILES, most_of
 from jitsparse.kernels.cuda import tile_count
 from jitsparse.layout import div_up
 from jitsparse.panels import SMS
@@ -43,8 +43,6 @@ __all__ = ["FAMILIES", "extras", "kind", "parts", "wasteful"]
 FAMILIES = ("wgmma", "mma", "fma", "simt")
 """That have prices."""
 
-_FEW_TILES = 3
-"""Tiles a CTA below which it matters that their number is whole."""
 _MANY_TILES = 2
 """Tiles a CTA of family wgmma above which products have prices of their own."""
 
@@ -63,7 +61,7 @@ class _Amounts(NamedTuple):
     dense: float
     product: float
     shared: float
-    left: float = 0  # elements of parts of sums
+    partial: float = 0  # elements of parts of sums
 
 
 def wasteful(problem: Problem, variant: Variant) -> bool:
@@ -96,10 +94,10 @@ def kind(problem: Problem, variant: Variant) -> str:
 def parts(problem: Problem, variant: Variant) -> tuple[float, ...]:
     """How much of each part a product has, see above."""
     reckon = {"wgmma": _of_wgmma, "simt": _of_simt}.get(variant.family, _of_tiles)
-    tile, step, dense, product, shared, left = reckon(problem, variant)
+    tile, step, dense, product, shared, partial = reckon(problem, variant)
     stored = problem.nnz * math.prod(problem.block)
     memory = (problem.rows + problem.cols) * _length(problem) + stored
-    return 1.0, tile, step, dense, product, (stored + left) / SMS, shared, memory
+    return 1.0, tile, step, dense, product, (stored + partial) / SMS, shared, memory
 
 
 def extras(problem: Problem, variant: Variant, amounts: Sequence[float]) -> dict[str, float]:
@@ -119,17 +117,12 @@ def _length(problem: Problem) -> int:
     return problem.extent * problem.batch
 
 
-def _whole(tiles: float) -> float:
-    """Of a mean number of tiles the most that any has."""
-    return max(1, math.ceil(tiles)) if tiles < _FEW_TILES else tiles + 0.5
-
-
 def _parts_of_sums(problem: Problem, variant: Variant) -> int:
     """Into how many parts a variant of family wgmma divides sums."""
     stored = problem.nnz * math.prod(problem.block)
-    if variant.family != "wgmma" or not split.splits(variant) or stored > split.MAX_ELEMENTS:
+    if variant.family != "wgmma" or not split.splits(variant):
         return 1
-    return split.most_parts(stored, problem.extent, problem.batch)
+    return split.parts_of_sdd(variant, stored, problem.extent, problem.batch)[0]
 
 
 def _widest_tiles(problem: Problem, side: str) -> tuple[float, int, float]:
@@ -154,12 +147,12 @@ def _of_wgmma(problem: Problem, variant: Variant) -> _Amounts:
     block = problem.block[side == "cols"]
     divided = _parts_of_sums(problem, variant)
     stages = div_up(problem.extent, _STAGE) * problem.batch / divided
-    rounds = _whole(tiles / SMS) if divided == 1 else 1
+    rounds = most_of(tiles / SMS) if divided == 1 else 1
     if split.splits(variant):
         busiest = rounds * columns / tiles
     else:
         busiest = max(columns / SMS, block)
-        busiest = math.ceil(busiest / block) * block if rounds < _FEW_TILES else busiest
+        busiest = math.ceil(busiest / block) * block if rounds < FEW_TILES else busiest
     return _Amounts(
         rounds,
         rounds * stages,
@@ -173,8 +166,8 @@ def _of_simt(problem: Problem, variant: Variant) -> _Amounts:
     """Tiles that lie in a block each."""
     height, width = variant.ints("t")
     tiles = problem.nnz * math.prod(problem.block) / (height * width)
-    rounds, k = _whole(tiles / (SMS * _SIMT_CTAS)), _length(problem)
-    busiest = _whole(tiles / SMS)
+    rounds, k = most_of(tiles / (SMS * _SIMT_CTAS)), _length(problem)
+    busiest = most_of(tiles / SMS)
     return _Amounts(
         rounds,
         rounds * k,
@@ -191,19 +184,19 @@ def _of_tiles(problem: Problem, variant: Variant) -> _Amounts:
     tiles = tile_count(problem, variant.ints("t"))
     launched: float = div_up(problem.rows, height) * div_up(problem.cols, width)
     stages = div_up(problem.extent, depth) * problem.batch
-    left = 0.0
+    partial = 0.0
     if split.splits(variant):
         full, rest = divmod(tiles / at_once, 1)
         # What is known of a pattern does not tell how full the last of several rounds is.
-        rest = at_once * (rest if full < _FEW_TILES else 0.5)
+        rest = at_once * (rest if full < FEW_TILES else 0.5)
         divided, of_rest = split.parts_of_tail(rest, at_once, stages)
-        rounds, steps = full + 1, full * stages + of_rest
+        rounds, steps = full + (rest > 0), full * stages + of_rest * (rest > 0)
         busiest = tiles / SMS
-        left = rest * divided * height * width if divided > 1 else 0
+        partial = rest * divided * height * width if divided > 1 else 0
         most = problem.nnz * problem.block[1] / width + problem.rows / height
         launched = min(launched, most) + split.MAX_ROUNDS * at_once
     else:
-        rounds, busiest = _whole(tiles / at_once), _whole(tiles / SMS)
+        rounds, busiest = most_of(tiles / at_once), most_of(tiles / SMS)
         steps = rounds * stages
     return _Amounts(
         rounds,
@@ -211,5 +204,5 @@ def _of_tiles(problem: Problem, variant: Variant) -> _Amounts:
         busiest * (height + width) * stages * depth,
         busiest * height * width * stages * depth,
         launched / SMS,
-        left,
+        partial,
     )

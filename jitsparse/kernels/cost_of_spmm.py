@@ -40,7 +40,17 @@ if TYPE_CHECKING:
     from jitsparse.jit import Variant
     from jitsparse.kernels.problem import Problem
 
-__all__ = ["ADDED", "ADDING", "FAMILIES", "extras", "kind", "parts", "wasteful"]
+__all__ = [
+    "ADDED",
+    "ADDING",
+    "FAMILIES",
+    "FEW_TILES",
+    "extras",
+    "kind",
+    "most_of",
+    "parts",
+    "wasteful",
+]
 
 FAMILIES = ("wgmma", "thin", "mma", "fma")
 """That have prices."""
@@ -52,7 +62,7 @@ _TWO_AN_SM = 0.5
 """Tiles a CTA of family thin up to which SMs have two CTAs at most: what takes time is a CTA's own
 chain of steps then, and not what L2 and DRAM deliver."""
 
-_FEW_TILES = 3
+FEW_TILES = 3
 """Tiles a CTA below which it matters that their number is whole."""
 
 _MANY_ITEMS = 2
@@ -178,7 +188,7 @@ def parts(problem: Problem, variant: Variant) -> tuple[float, ...]:
     divided = _parts_of_steps(problem, variant)
     items = _items(problem, variant)
     share = items / divided
-    rounds = math.ceil(items) if items < _FEW_TILES else items + 0.5
+    rounds = most_of(items)
     at_once = _grid(panels * tiles_across) if variant.family == "wgmma" else SMS * ctas
     most = _busiest(steps, longest, panels, tiles_across, at_once)
     busiest = max(share * steps, most / divided)
@@ -196,6 +206,11 @@ def parts(problem: Problem, variant: Variant) -> tuple[float, ...]:
         share * ctas * steps * dense,
         (depth + rows) * columns + share_stored * rows * depth,
     )
+
+
+def most_of(tiles: float) -> float:
+    """Of a mean number of tiles the most that any CTA, or SM, has."""
+    return math.ceil(tiles) if tiles < FEW_TILES else tiles + 0.5
 
 
 def _ctas(variant: Variant) -> int:

@@ -152,7 +152,7 @@ def tile_count(problem: Problem, tile: Sequence[int]) -> float:
         merged = split.walked_k(problem.cols, density, tile_m // block_rows) / block_cols
         together = tile_n / block_cols
         tiles = problem.rows / tile_m * (merged / together + (together - 1) / (2 * together))
-        return float(tiles)
+        return float(min(tiles, div_up(problem.rows, tile_m) * div_up(problem.cols, tile_n)))
     rows = problem.cols if roles.is_flipped(problem.op, problem.layout) else problem.rows
     return div_up(rows, tile_m) * div_up(problem.extent, tile_n) * problem.batch
 

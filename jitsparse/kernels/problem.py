@@ -9,7 +9,7 @@ from typing import NamedTuple
 from jitsparse.layout import div_up
 from jitsparse.traits import describe, of_class, of_side, side_class, size_class
 
-__all__ = ["Priority", "Problem", "product_problem", "typical_problem"]
+__all__ = ["Priority", "Problem", "octave", "product_problem", "typical_problem"]
 
 _NAME = re.compile(
     r"(dsd|dds|sdd)\.(f64|f32|tf32|f16|bf16)\.b(8|16|32|64|128)x(8|16|32|64|128)\.l([nt]{2})\.a([01])"
@@ -19,7 +19,7 @@ _NAME = re.compile(
 )
 
 
-def _octave(size: int) -> int:
+def octave(size: int) -> int:
     """The power of two that is not less."""
     return 1 << (size - 1).bit_length()
 
@@ -82,8 +82,8 @@ class Problem:
             rows=of_side(side_class(self.rows)),
             cols=of_side(side_class(self.cols)),
             nnz=of_class(size_class(self.nnz)),
-            extent=_octave(self.extent),
-            batch=_octave(self.batch),
+            extent=octave(self.extent),
+            batch=octave(self.batch),
         )
 
     @property
