@@ -13,7 +13,7 @@ from ranks import run_two_ranks
 from torch import Tensor, nn
 
 import jitsparse as js
-from jitsparse.nn.drop_and_grow import _norms_of_gradient
+from jitsparse.nn.watching import Watcher
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -113,14 +113,26 @@ def test_the_weakest_go_and_those_of_the_largest_gradient_come(
 @pytest.mark.parametrize("stored", [0.0, 0.15, 0.5, 1.0])
 def test_gradients_are_computed_a_few_block_rows_at_a_time(stored: float) -> None:
     torch.manual_seed(0)
-    like = js.Pattern.random((60, 50), 8, stored)
+    layer = js.nn.BlockSparseLinear(50, 60, 8, pattern=js.Pattern.random((60, 50), 8, stored))
     wanted = js.Pattern.random((60, 50), 8, 0.7)
     x, grad = torch.randn(9, 50), torch.randn(9, 60)
+    watcher = Watcher({"it": layer}, None)
+    with watcher.watching():
+        for some in (slice(0, 4), slice(4, 9)):
+            layer(x[some]).backward(grad[some])
     expected = js.sdd(grad.mT, x, wanted).block_norms()
-    halves = [(x[:4], grad[:4]), (x[4:], grad[4:])]
-    for watched in ([(x, grad)], halves):
-        found = _norms_of_gradient(wanted.to_mask(), like, watched, None)
-        torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(watcher.norms("it", wanted.to_mask()), expected)
+
+
+def test_sums_beyond_float16_are_no_overflow() -> None:
+    layer = js.nn.BlockSparseLinear(16, 16, 8, density=0.5, dtype=torch.float16)
+    watcher = Watcher({"it": layer}, None)
+    with watcher.watching():
+        layer(torch.full((4096, 16), 8.0, dtype=torch.float16)).backward(
+            torch.full((4096, 16), 4.0, dtype=torch.float16)
+        )
+    norms = watcher.norms("it", ~layer.pattern.to_mask())
+    assert torch.allclose(norms, torch.tensor(4096 * 32.0 * 8))
 
 
 def test_nothing_moves_where_a_scaled_loss_has_overflowed() -> None:
@@ -142,22 +154,37 @@ def test_autocast() -> None:
     assert moving.step() > 0
 
 
-def test_what_autocast_copied_may_be_written_to() -> None:
-    layer = js.nn.BlockSparseLinear(40, 64, 8, density=0.3)
-    moving = js.nn.DropAndGrow(layer, every=1, until=100)
-    x = torch.randn(4, 40)
-    with moving.watching(), torch.autocast("cpu", torch.bfloat16):
+@pytest.mark.parametrize("autocast", [True, False])
+def test_an_input_may_be_written_to_where_autograd_allows_it(autocast: bool) -> None:
+    """After the backward pass, or where autocast has copied it after the forward pass."""
+    layer, x = js.nn.BlockSparseLinear(40, 64, 8, density=0.3), torch.randn(4, 40)
+    watcher = Watcher({"it": layer}, None)
+    with watcher.watching(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         out = layer(x)
-        seen = x.to(torch.bfloat16)
-        x.zero_()
+        seen = x.to(out.dtype, copy=True)
+        if autocast:
+            x.zero_()
         out.sum().backward()
-    ((watched, _),) = moving._watched[""]
+        x.zero_()
+    ((watched, _),) = watcher._pairs["it"]
     assert torch.equal(watched, seen)
+
+
+def test_hooks_of_others_change_nothing() -> None:
+    layer, x = js.nn.BlockSparseLinear(40, 64, 8, density=0.3), torch.randn(4, 40)
+    layer.register_forward_hook(lambda module, inputs, out: (out.relu(), 1))
+    watcher = Watcher({"it": layer}, None)
+    with watcher.watching():
+        layer(x)[0].sum().backward()
+    ((_, grad),) = watcher._pairs["it"]
+    expected = (x @ layer.weight.to_dense().T + layer.bias > 0).float()
+    assert torch.equal(grad, expected)
 
 
 def test_an_input_by_its_name() -> None:
     layer = js.nn.BlockSparseLinear(40, 64, 8, density=0.3)
-    moving = js.nn.DropAndGrow(layer, every=1, until=100)
+    sgd = torch.optim.SGD(layer.parameters(), 0.1)
+    moving = js.nn.DropAndGrow(layer, sgd, every=1, until=100)
     with moving.watching():
         layer(x=torch.randn(4, 40)).sum().backward()
     assert moving.step() > 0
@@ -179,20 +206,21 @@ def test_nothing_is_watched_where_nothing_moves() -> None:
         with torch.no_grad():
             model(torch.randn(4, 40))
     assert not any(each._forward_hooks for each in model.modules())
-    assert {name: len(seen) for name, seen in moving._watched.items()} == {"first": 1, "second": 1}
+    seen = moving._watcher._pairs
+    assert {name: len(pairs) for name, pairs in seen.items()} == {"first": 1, "second": 1}
     moving.step()
-    assert not moving._watched
+    assert not moving._watcher._pairs
 
 
 def test_a_step_that_nobody_watched_says_so_and_can_be_repeated() -> None:
     model, adam = make()
     moving = js.nn.DropAndGrow(model, adam, every=1, until=100)
     model(torch.randn(4, 40)).sum().backward()
-    with pytest.raises(js.ArgumentError, match=r"layer 'first' .* moving\.watching"):
+    with pytest.raises(js.ArgumentError, match=r"moving\.watching"):
         moving.step()
     with moving.watching():
         model(torch.randn(4, 40))
-    with pytest.raises(js.ArgumentError, match="no backward pass through it was seen"):
+    with pytest.raises(js.ArgumentError, match="no backward pass through any layer was seen"):
         moving.step()
     with moving.watching():
         model(torch.randn(4, 40)).sum().backward()
@@ -210,7 +238,7 @@ def test_what_was_seen_before_an_error_does_not_count() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         fail()
-    assert not moving._watched
+    assert not moving._watcher._pairs
     assert not any(each._forward_hooks for each in model.modules())
 
 
@@ -267,8 +295,9 @@ def test_tied_values_are_refused() -> None:
     first, second = (js.nn.BlockSparseLinear(64, 64, 8, density=0.3) for _ in range(2))
     second.values = first.values
     model = nn.Sequential(first, second)
+    sgd = torch.optim.SGD(model.parameters(), 0.1)
     for call in (
-        lambda: js.nn.DropAndGrow(model, every=1, until=2),
+        lambda: js.nn.DropAndGrow(model, sgd, every=1, until=2),
         lambda: js.nn.prune_(model, 0.1),
     ):
         with pytest.raises(js.ArgumentError, match=r"layer '1' are also 0\.values \(tied\)"):
@@ -296,6 +325,45 @@ def test_frozen_and_unselected_layers_stay() -> None:
     model.first.values.requires_grad_(False)
     with pytest.raises(js.ArgumentError, match="all selected layers are frozen"):
         js.nn.DropAndGrow(model, adam, every=1, until=2, where=lambda name, _: name == "first")
+
+
+def test_a_layer_that_is_frozen_later_stays() -> None:
+    model, adam = make()
+    moving = js.nn.DropAndGrow(model, adam, every=1, until=100)
+    pattern = model.first.pattern
+    model.first.values.requires_grad_(False)
+    assert sum(train(model, adam, moving, 1)) > 0
+    assert model.first.pattern == pattern
+
+
+def test_a_layer_that_is_not_used_in_a_step_stays() -> None:
+    model, adam = make()
+    moving = js.nn.DropAndGrow(model, adam, every=1, until=100)
+    patterns = model.first.pattern, model.second.pattern
+    with moving.watching():
+        model.second(torch.randn(4, 64)).sum().backward()
+    assert moving.step() > 0
+    assert model.first.pattern == patterns[0]
+    assert model.second.pattern != patterns[1]
+
+
+def test_what_was_seen_before_a_checkpoint_was_loaded_does_not_count() -> None:
+    model, adam = make()
+    moving = js.nn.DropAndGrow(model, adam, every=1, until=100)
+    state = moving.state_dict()
+    with moving.watching():
+        (model(torch.randn(4, 40)).sum() * float("nan")).backward()
+    moving.load_state_dict(state)
+    assert sum(train(model, adam, moving, 1)) > 0
+
+
+def test_a_layer_that_no_optimizer_trains_is_refused() -> None:
+    model, _ = make()
+    sgd = torch.optim.SGD(model.first.parameters(), 0.1)
+    with pytest.raises(js.ArgumentError, match=r"none of the optimizers trains .* 'second'"):
+        js.nn.DropAndGrow(model, sgd, every=1, until=100)
+    with pytest.raises(js.ArgumentError, match=r"none of the optimizers trains .* 'first'"):
+        js.nn.DropAndGrow(model, every=1, until=100)
 
 
 def test_a_full_layer_has_nowhere_to_grow() -> None:
@@ -355,14 +423,16 @@ model = torch.nn.Sequential(
     js.nn.BlockSparseLinear(64, 24, 8, density=0.5),
 )
 adam = torch.optim.Adam(model.parameters())
-ranked = torch.nn.parallel.DistributedDataParallel(model)
+ranked = torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
 moving = js.nn.DropAndGrow(model, adam, every=2, until=100, grow=grow)
 torch.manual_seed(int(rank))
 moved = 0
-for _ in range(6):
+for step in range(6):
     adam.zero_grad()
     with moving.watching():
         ranked(torch.randn(16, 40)).square().mean().backward()
+    if step == 3 and rank == "1":
+        moving._watcher._pairs.pop("0", None)  # as if it had not used that layer
     adam.step()
     moved += moving.step()
     js.nn.require_same_patterns(ranked)

@@ -480,3 +480,24 @@ def test_state_stays_where_it_is_if_it_fits() -> None:
     layer.set_pattern(js.Pattern.random((96, 64), 16, 0.5), optimizer)
     for name, kept in optimizer.state[layer.values].items():
         assert kept is before[name]
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_an_optimizer_that_was_not_named_refuses_its_next_step(fused: bool) -> None:
+    """Fused ones would write past the end of their state."""
+    layer = js.nn.BlockSparseLinear(64, 64, 16, density=0.5)
+    adam = torch.optim.Adam(layer.parameters(), fused=fused)
+    train(layer, adam, [torch.randn(2, 64)])
+    layer.set_pattern(js.Pattern.random((64, 64), 16, 0.75))
+    with pytest.raises(js.ArgumentError, match="'exp_avg' of 8 blocks for values that are 12"):
+        train(layer, adam, [torch.randn(2, 64)])
+    train(layer, torch.optim.Adam(layer.parameters(), fused=fused), [torch.randn(2, 64)])
+
+
+def test_an_optimizer_that_was_named_goes_on() -> None:
+    layer = js.nn.BlockSparseLinear(64, 64, 16, density=0.5)
+    adam = torch.optim.Adam(layer.parameters(), fused=True)
+    for density in (0.75, 0.25, 0.25):
+        train(layer, adam, [torch.randn(2, 64)])
+        layer.set_pattern(js.Pattern.random((64, 64), 16, density), adam)
+    train(layer, adam, [torch.randn(2, 64)])

@@ -14,7 +14,6 @@ import typer
 
 from jitsparse.cli.console import one, split
 from jitsparse.errors import ArgumentError
-from jitsparse.kernels.problem import octave
 
 if TYPE_CHECKING:
     import torch
@@ -178,6 +177,8 @@ def _size(text: str) -> int:
 def _enough(first: int, last: int) -> list[int]:
     """Numbers whose multiples, rounded up to powers of two, are those of all from ``first`` to
     ``last``."""
+    from jitsparse.kernels.problem import octave
+
     sizes = [first]
     while sizes[-1] < last:
         sizes.append(octave(sizes[-1] + 1))

@@ -31,7 +31,7 @@ from jitsparse.blocks import block_positions, gather_blocks, require_like
 from jitsparse.checks import check_indices, is_readable
 from jitsparse.errors import ArgumentError
 from jitsparse.jit import progress
-from jitsparse.nn.moving import moves_of, require_trained
+from jitsparse.nn.moving import guard, moves_of, require_trained
 from jitsparse.pattern import Pattern
 from jitsparse.transforms import outside_of_transforms
 
@@ -252,6 +252,7 @@ class PatternBuffers(nn.Module):
             for data in (values.new_empty(0, dtype=another), values.new_empty(shape)):
                 values.data = data
         values.grad = None
+        guard(values)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import math
+import numbers
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from jitsparse import functional
-from jitsparse.blocks import frobenius_norms
 from jitsparse.errors import ArgumentError
-from jitsparse.nn.linear import BlockSparseLinear
 from jitsparse.nn.patterns import assigned, layers_of, match_patterns_, pairs_of
 from jitsparse.nn.replacing import Where
+from jitsparse.nn.watching import Watcher
 from jitsparse.pattern import Pattern
 
 __all__ = ["DropAndGrow"]
-
-_Watched = list[tuple[Tensor, Tensor]]
-"""Inputs of a layer, ``(tokens, in)``, and gradients of its outputs, ``(tokens, out)``."""
 
 
 class _Move(NamedTuple):
@@ -49,7 +44,7 @@ class DropAndGrow:
 
     Args:
         model: whose layers are trained.
-        optimizers: that train it.
+        optimizers: that train these layers, one at least for each.
         every: steps from one move to the next.
         until: steps after which no block moves any more, three quarters of the training for
             instance.
@@ -65,8 +60,8 @@ class DropAndGrow:
 
     Raises:
         ArgumentError: the model has no such layer, shares the values of one with another module
-            (tied), or a follower has other layers; an optimizer trains none of them, or keeps what
-            cannot be moved; or a number is not in its range.
+            (tied), or a follower has other layers; an optimizer trains none of them or keeps what
+            cannot be moved, or a layer has none; or a number is not in its range.
 
     Example:
         >>> import torch, jitsparse as js
@@ -96,7 +91,8 @@ class DropAndGrow:
         seed: int = 0,
         group: Any = None,
     ) -> None:
-        if not (isinstance(every, int) and every > 0 and isinstance(until, int) and until >= 0):
+        whole = isinstance(every, numbers.Integral) and isinstance(until, numbers.Integral)
+        if not (whole and every > 0 and until >= 0):
             raise ArgumentError(
                 f"every is a positive number of steps and until one that may be 0, got {every!r} "
                 f"and {until!r}"
@@ -105,7 +101,8 @@ class DropAndGrow:
             raise ArgumentError(f"fraction is a number from 0 to 1, got {fraction!r}")
         if grow not in ("gradient", "random"):
             raise ArgumentError(f"grow is 'gradient' or 'random', got {grow!r}")
-        self._model, self._optimizers, self._followers = model, optimizers, followers
+        self._model, self._optimizers = model, optimizers
+        self._followers = tuple(followers)
         self._layers = {
             name: layer
             for name, layer in layers_of(model, "DropAndGrow", where).items()
@@ -114,17 +111,23 @@ class DropAndGrow:
         if not self._layers:
             raise ArgumentError("DropAndGrow: the values of all selected layers are frozen")
         self._check()
-        self._group = group
+        self._watcher = Watcher(self._layers, group)
         self.every, self.until, self.fraction, self.grow = every, until, float(fraction), grow
         self._generator = torch.Generator().manual_seed(seed)
         self._steps = 0
-        self._watched: dict[str, _Watched] = {}
 
     def _check(self) -> dict[str, list[torch.optim.Optimizer]]:
         """Of each layer its optimizers; whatever could not be moved is found before anything is."""
         for follower in self._followers:
             pairs_of(follower, self._model, "DropAndGrow(followers=...)")
-        return assigned(self._layers, self._optimizers, "DropAndGrow")
+        trained = assigned(self._layers, self._optimizers, "DropAndGrow")
+        for name, those in trained.items():
+            if not those:
+                raise ArgumentError(
+                    f"DropAndGrow: none of the optimizers trains the values of layer {name!r}: "
+                    "give the one that does, or leave the layer out (where=...)"
+                )
+        return trained
 
     @property
     def due(self) -> bool:
@@ -139,104 +142,79 @@ class DropAndGrow:
         the end of the step: inputs of layers, and gradients of their outputs, are kept until then,
         and compiled models run eagerly.
 
+        All backward passes through calls of the layers count, so run elsewhere what is not to be
+        part of the gradient (``torch.autograd.grad`` of something else, a pass whose gradient is
+        dropped). What is computed of ``layer.weight`` beside these calls does not count. Not for
+        functions that are compiled, or transformed by ``torch.func``, themselves.
+
         Example: see :class:`DropAndGrow`.
         """
         if self.grow == "random" or not self.due:
             yield
             return
-        hooks = [
-            layer.register_forward_hook(partial(self._watch, name), with_kwargs=True)
-            for name, layer in self._layers.items()
-        ]
-        try:
-            # A graph that was compiled without hooks has none.
-            with torch.compiler.set_stance("force_eager"):
-                yield
-        except BaseException:
-            self._watched = {}  # whoever tries again begins anew
-            raise
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    def _watch(
-        self,
-        name: str,
-        layer: nn.Module,
-        inputs: tuple[Any, ...],
-        keywords: dict[str, Any],
-        out: Tensor,
-    ) -> None:
-        if not out.requires_grad:
-            return
-        # As it was multiplied: what autocast has copied may be written to before the backward pass.
-        x = _rows(inputs[0] if inputs else keywords["x"]).to(out.dtype)
-
-        def keep(grad: Tensor) -> None:
-            self._watched.setdefault(name, []).append((x, _rows(grad)))
-
-        out.register_hook(keep)
+        with self._watcher.watching():
+            yield
 
     @torch.no_grad()
     def step(self) -> int:
-        """Count a step, after that of the optimizer, and move blocks if they are due.
+        """Count a step, after each of the optimizer, also where that was skipped, and move blocks
+        if they are due. Layers of which no backward pass was seen, and frozen ones, stay.
 
         Returns:
             How many blocks moved, 0 between moves.
 
         Raises:
-            ArgumentError: blocks are to move by gradient, and no backward pass of a layer was
-                watched.
+            ArgumentError: blocks are to move by gradient, and no backward pass was seen; or
+                something could not follow any more. Nothing has moved then.
         """
-        number, watched = self._steps + 1, self._watched
-        if not self.due:
-            self._steps, self._watched = number, {}
-            return 0
-        if self.grow == "gradient" and len(watched) < len(self._layers):
-            name = min(self._layers.keys() - watched.keys())
-            raise ArgumentError(
-                f"DropAndGrow.step: the blocks of layer {name!r} are to move to where its gradient "
-                "is largest, and no backward pass through it was seen in this step: run forward "
-                "and backward in `with moving.watching():`, or leave the layer out (where=...)"
-            )
-        trained = self._check()
-        fraction = self.fraction * (1 + math.cos(math.pi * number / self.until)) / 2
-        moves = {
-            name: self._moved(layer, watched.get(name, []), fraction)
-            for name, layer in self._layers.items()
-        }
-        self._steps, self._watched = number, {}
-        if any(move is None for move in moves.values()):
-            return 0
-        moved = 0
+        number = self._steps + 1
+        moves = {}
+        if self.due:
+            trained = self._check()
+            fraction = self.fraction * (1 + math.cos(math.pi * number / self.until)) / 2
+            moves = self._moves(fraction)
+        self._steps = number
+        self._watcher.forget()
         for name, move in moves.items():
-            if move is not None and move.blocks:
-                self._layers[name].set_pattern(move.pattern, *trained[name])
-                moved += move.blocks
-        for follower in self._followers:
-            match_patterns_(follower, self._model)
-        return moved
+            self._layers[name].set_pattern(move.pattern, *trained[name])
+        if moves:
+            for follower in self._followers:
+                match_patterns_(follower, self._model)
+        return sum(move.blocks for move in moves.values())
 
-    def _moved(self, layer: BlockSparseLinear, watched: _Watched, fraction: float) -> _Move | None:
-        """Where a layer's blocks will be; None if its gradient is not finite."""
-        pattern = layer.pattern
-        stored = pattern.to_mask()
-        absent = (~stored).flatten().nonzero().flatten()
-        count = min(round(fraction * pattern.nnz_blocks), absent.numel())
-        if not count:
-            return _Move(pattern, 0)
-        if self.grow == "random":
-            chosen = torch.randperm(absent.numel(), generator=self._generator)[:count]
-            grown = absent[chosen.to(absent.device)]
-        else:
-            norms = _norms_of_gradient(~stored, pattern, watched, self._group)
-            if not norms.isfinite().all():
-                return None
-            grown = absent[norms.topk(count).indices]
-        strengths = layer.weight.detach().block_norms()
-        kept = pattern.take(strengths.topk(pattern.nnz_blocks - count).indices).to_mask()
-        kept.view(-1)[grown] = True
-        return _Move(Pattern.from_mask(kept, pattern.block_size, pattern.shape), count)
+    def _moves(self, fraction: float) -> dict[str, _Move]:
+        """Where the blocks of layers will be; of none if a gradient is not finite."""
+        names = [name for name, layer in self._layers.items() if layer.values.requires_grad]
+        if self.grow == "gradient":
+            seen = self._watcher.seen()
+            if not seen:
+                raise ArgumentError(
+                    "DropAndGrow.step: blocks are to move to where gradients are largest, and no "
+                    "backward pass through any layer was seen in this step: run forward and "
+                    "backward in `with moving.watching():`"
+                )
+            names = [name for name in names if name in seen]
+        moves = {}
+        for name in names:
+            pattern = self._layers[name].pattern
+            stored = pattern.to_mask()
+            absent = (~stored).flatten().nonzero().flatten()
+            count = min(round(fraction * pattern.nnz_blocks), absent.numel())
+            if not count:
+                continue
+            if self.grow == "random":
+                chosen = torch.randperm(absent.numel(), generator=self._generator)[:count]
+                grown = absent[chosen.to(absent.device)]
+            else:
+                norms = self._watcher.norms(name, ~stored)
+                if not norms.isfinite().all():
+                    return {}
+                grown = absent[norms.topk(count).indices]
+            strengths = self._layers[name].weight.detach().block_norms()
+            kept = pattern.take(strengths.topk(pattern.nnz_blocks - count).indices).to_mask()
+            kept.view(-1)[grown] = True
+            moves[name] = _Move(Pattern.from_mask(kept, pattern.block_size, pattern.shape), count)
+        return moves
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs for training to go on as it would have: steps, and the state of
@@ -249,44 +227,6 @@ class DropAndGrow:
         Args:
             state: of :meth:`state_dict`.
         """
+        self._watcher.forget()
         self._steps = int(state["steps"])
         self._generator.set_state(state["generator"])
-
-
-def _rows(x: Tensor) -> Tensor:
-    """``(..., features)`` as ``(tokens, features)``."""
-    return x.detach().reshape(-1, x.shape[-1])
-
-
-def _norms_of_gradient(mask: Tensor, like: Pattern, watched: _Watched, group: Any) -> Tensor:
-    """``(n,)``: the norm of the gradient of a weight in each block of a mask, row after row.
-
-    Args:
-        mask: the blocks.
-        like: pattern of the weight.
-        watched: inputs and gradients of outputs, whose products are added up.
-        group: of processes that add theirs, if there are several.
-    """
-    height, (rows, cols) = like.block_size[0], like.grid
-    # So many block rows at a time as have about as many blocks as are stored.
-    step = max(1, like.nnz_blocks // max(1, cols))
-    norms = []
-    for first in range(0, rows, step):
-        some = slice(first * height, (first + step) * height)
-        size = watched[0][1][:, some].shape[1], like.shape[1]
-        pattern = Pattern.from_mask(mask[first : first + step], like.block_size, size)
-        products = (functional.sdd(grad[:, some].mT, x, pattern).values for x, grad in watched)
-        gradient = next(products)
-        gradient = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
-        for product in products:
-            gradient += product
-        norms.append(frobenius_norms(_added_up(gradient, group)))
-    return torch.cat(norms)
-
-
-def _added_up(gradient: Tensor, group: Any) -> Tensor:
-    """Over all processes, if there are several."""
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        distributed.all_reduce(gradient, group=group)
-    return gradient

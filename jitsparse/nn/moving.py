@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import numbers
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from jitsparse.blocks import gather_blocks
 from jitsparse.errors import ArgumentError
 
-__all__ = ["Moves", "entries_of", "moves_of", "require_optimizer", "require_trained", "trains"]
+__all__ = [
+    "Moves",
+    "entries_of",
+    "guard",
+    "moves_of",
+    "require_optimizer",
+    "require_trained",
+    "trains",
+]
 
 Moves = list[tuple[dict[str, Any], str, Tensor]]
 """Entries of states, and what they are, or will be."""
@@ -46,6 +56,35 @@ def require_optimizer(optimizer: object, function: str) -> None:
 def trains(optimizer: torch.optim.Optimizer, values: nn.Parameter) -> bool:
     """Whether an optimizer has a parameter."""
     return bool(_groups(values, optimizer))
+
+
+_resized: dict[int, weakref.ref[nn.Parameter]] = {}
+"""Parameters that have had another number of blocks, by ``id``."""
+
+
+def guard(values: nn.Parameter) -> None:
+    """Have optimizers refuse a step on values that got another number of blocks, with state of the
+    old ones. Fused ones of torch do not compare shapes, and write beyond the end of the state."""
+    if not _resized:
+        register_optimizer_step_pre_hook(_refuse_old_state)
+    _resized[id(values)] = weakref.ref(values)
+
+
+def _refuse_old_state(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            reference = _resized.get(id(parameter))
+            values = None if reference is None else reference()
+            if values is None or values is not parameter:
+                continue
+            for key, kept in optimizer.state.get(values, {}).items():
+                if isinstance(kept, Tensor) and kept.dim() > 1 and len(kept) != len(values):
+                    raise ArgumentError(
+                        f"this {type(optimizer).__name__} has {key!r} of {len(kept)} blocks for "
+                        f"values that are {len(values)} blocks now: name it where their number "
+                        "changes, as in layer.set_pattern(pattern, optimizer), or make it after a "
+                        "state dict with another number was loaded"
+                    )
 
 
 def moves_of(

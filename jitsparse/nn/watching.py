@@ -1,0 +1,126 @@
+"""The gradients of blocks that are not stored, by what is seen of a layer's passes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from jitsparse import functional
+from jitsparse.blocks import frobenius_norms
+from jitsparse.nn.linear import BlockSparseLinear
+from jitsparse.pattern import Pattern
+
+__all__ = ["Watcher"]
+
+
+class Watcher:
+    """Keeps inputs of layers and the gradients of their outputs: the gradient of any block of their
+    weights is a product of these.
+
+    Args:
+        layers: by name.
+        group: of the processes that add their gradients, if there are several.
+    """
+
+    def __init__(self, layers: Mapping[str, BlockSparseLinear], group: Any) -> None:
+        self._layers, self._group = layers, group
+        self._pairs: dict[str, list[tuple[Tensor, Tensor]]] = {}
+
+    def forget(self) -> None:
+        """Drop what was seen."""
+        self._pairs = {}
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """See the passes in this context, in which compiled models run eagerly: a graph that was
+        compiled without hooks has none. What ends in an error was not seen."""
+        hooks = [
+            # Before hooks of the user's, which may return something else than the layer does.
+            layer.register_forward_hook(partial(self._see, name), with_kwargs=True, prepend=True)
+            for name, layer in self._layers.items()
+        ]
+        try:
+            with torch.compiler.set_stance("force_eager"):
+                yield
+        except BaseException:
+            self.forget()
+            raise
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _see(
+        self,
+        name: str,
+        layer: nn.Module,
+        inputs: tuple[Any, ...],
+        keywords: dict[str, Any],
+        out: Tensor,
+    ) -> None:
+        if not out.requires_grad:
+            return
+        # As it is multiplied: where that is a copy, by autocast, autograd does not keep x as it is.
+        x = _rows(inputs[0] if inputs else keywords["x"]).to(out.dtype)
+
+        def keep(grad: Tensor) -> None:
+            # Until here autograd sees to it that nobody writes to x. Its memory becomes free where
+            # nobody else has it.
+            self._pairs.setdefault(name, []).append((x.clone(), _rows(grad).clone()))
+
+        out.register_hook(keep)
+
+    def seen(self) -> set[str]:
+        """The layers of which a backward pass was seen, by any process."""
+        names = list(self._layers)
+        device = next(iter(self._layers.values())).values.device
+        flags = torch.tensor([name in self._pairs for name in names], dtype=torch.int32)
+        flags = self._added_up(flags.to(device))
+        return {name for name, flag in zip(names, flags.tolist(), strict=True) if flag}
+
+    def norms(self, name: str, mask: Tensor) -> Tensor:
+        """``(n,)``: the norm of the gradient of a layer's weight in each block of a mask, row after
+        row. Called by all processes, or by none.
+
+        Args:
+            name: of the layer.
+            mask: ``(R, C)`` bool.
+        """
+        layer = self._layers[name]
+        like, pairs = layer.pattern, self._pairs.get(name, [])
+        height, (rows, cols) = like.block_size[0], like.grid
+        # So many block rows at a time as have about as many blocks as are stored.
+        step = max(1, like.nnz_blocks // max(1, cols))
+        sums = torch.promote_types(layer.values.dtype, torch.float32)
+        norms = [torch.zeros(0, dtype=sums, device=mask.device)]
+        for first in range(0, rows, step):
+            some = slice(first * height, (first + step) * height)
+            size = len(range(*some.indices(like.shape[0]))), like.shape[1]
+            pattern = Pattern.from_mask(mask[first : first + step], like.block_size, size)
+            gradient = torch.zeros(pattern.values_shape, dtype=sums, device=mask.device)
+            for x, grad in pairs:
+                gradient += functional.sdd(_wide(grad[:, some].mT), _wide(x), pattern).values
+            norms.append(frobenius_norms(self._added_up(gradient)))
+        return torch.cat(norms)
+
+    def _added_up(self, tensor: Tensor) -> Tensor:
+        """Over all processes, if there are several."""
+        distributed = torch.distributed
+        if distributed.is_available() and distributed.is_initialized():
+            distributed.all_reduce(tensor, group=self._group)
+        return tensor
+
+
+def _rows(x: Tensor) -> Tensor:
+    """``(..., features)`` as ``(tokens, features)``."""
+    return x.detach().reshape(-1, x.shape[-1])
+
+
+def _wide(x: Tensor) -> Tensor:
+    """Float16 as bfloat16, in which sums of many products do not overflow; which norm is larger
+    hardly ever depends on the last of its bits."""
+    return x.bfloat16() if x.dtype is torch.float16 else x
