@@ -115,9 +115,7 @@ def breakdown(problem: Problem, variant: Variant, gpu: str = GPUS[0]) -> dict[st
 
 def knows(problem: Problem, variant: Variant) -> bool:
     """Whether the model has prices for a variant of a problem."""
-    model = _model_of(problem)
-    covered = covers(problem, variant.target) and variant.family in model.FAMILIES
-    return covered and not model.wasteful(problem, variant)
+    return covers(problem, variant.target) and _model_of(problem).knows(problem, variant)
 
 
 def kind(problem: Problem, variant: Variant) -> str:
@@ -142,10 +140,8 @@ def extras(problem: Problem, variant: Variant, amounts: Sequence[float]) -> dict
 class _Model(Protocol):
     """What a module offers that reckons the parts of some operations."""
 
-    FAMILIES: tuple[str, ...]
-
-    def wasteful(self, problem: Problem, variant: Variant) -> bool:
-        """Whether a variant is out of the question, whatever it costs."""
+    def knows(self, problem: Problem, variant: Variant) -> bool:
+        """Whether a variant may have prices."""
 
     def kind(self, problem: Problem, variant: Variant) -> str:
         """As :func:`kind`, within a table."""

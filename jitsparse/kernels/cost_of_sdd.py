@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from jitsparse.jit import Variant
     from jitsparse.kernels.problem import Problem
 
-__all__ = ["FAMILIES", "extras", "kind", "parts", "wasteful"]
+__all__ = ["FAMILIES", "extras", "kind", "knows", "parts"]
 
 FAMILIES = ("wgmma", "mma", "fma", "simt")
 """That have prices."""
@@ -64,9 +64,9 @@ class _Amounts(NamedTuple):
     partial: float = 0  # elements of parts of sums
 
 
-def wasteful(problem: Problem, variant: Variant) -> bool:
-    """No variant is out of the question."""
-    return False
+def knows(problem: Problem, variant: Variant) -> bool:
+    """Whether a variant may have prices."""
+    return variant.family in FAMILIES
 
 
 def kind(problem: Problem, variant: Variant) -> str:

@@ -47,9 +47,9 @@ __all__ = [
     "FEW_TILES",
     "extras",
     "kind",
+    "knows",
     "most_of",
     "parts",
-    "wasteful",
 ]
 
 FAMILIES = ("wgmma", "thin", "mma", "fma")
@@ -90,7 +90,13 @@ _DENSE = 3
 """Which of the parts is the elements of the dense operand."""
 
 
-def wasteful(problem: Problem, variant: Variant) -> bool:
+def knows(problem: Problem, variant: Variant) -> bool:
+    """Whether a variant may have prices: one of a family that has some, and not out of the
+    question."""
+    return variant.family in FAMILIES and not _wasteful(problem, variant)
+
+
+def _wasteful(problem: Problem, variant: Variant) -> bool:
     """Whether a variant is out of the question, since a narrower tile holds all columns, or since
     condensing block columns leaves none out."""
     if variant.family == "thin":

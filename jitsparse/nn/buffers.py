@@ -66,7 +66,8 @@ class PatternBuffers(nn.Module):
             pattern: of the same shape and block size, on the same device.
             optimizers: that train ``values``: what they keep of each block, such as momentum and
                 running averages, moves along, and is zero for new blocks; counts of steps stay. The
-                state of an optimizer that is not named stays as it is, of other blocks. (Adam
+                state of an optimizer that is not named stays as it is, of other blocks; where their
+                number changes it refuses its next step. (Adam
                 corrects its averages by the count of steps, which is not that of a new block: under
                 a constant gradient its first dozens of steps are three to seven times the learning
                 rate, with the default betas.)
