@@ -95,7 +95,8 @@ def warmup(
     of the square blocks that are used most; ``jitsparse list --known`` shows it.
 
     Args:
-        model: whose calls to find. It has to run without reading its data.
+        model: whose calls to find. It has to run without reading its data. Under
+            ``torch.autocast`` they are those that it makes there.
         input_shape: shape of its input, which is then floating-point and has a gradient; or an
             example tensor, of which only shape, strides, dtype and ``requires_grad`` count; or a
             list with one of these for each positional argument.

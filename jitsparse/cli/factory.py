@@ -7,18 +7,20 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
 from jitsparse.cli.console import one, split
+from jitsparse.cli.options import one_of
 from jitsparse.errors import ArgumentError
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "AUTOCAST",
     "FORWARD_ONLY",
     "INPUT_SHAPE",
     "check_model_options",
@@ -35,26 +37,28 @@ INPUT_SHAPE = typer.Option(
     "1x512, 2x512, 4x512, ... to 64x512, which is enough for all rows between.",
 )
 FORWARD_ONLY = typer.Option(False, "--forward-only", help="--model: without what gradients need.")
+AUTOCAST = typer.Option("", help="--model: run under torch.autocast, bf16 or f16.")
+
+_AUTOCAST = {"bf16": "bfloat16", "f16": "float16"}
+"""Dtypes of autocast, and their names in torch."""
 
 
 def check_model_options(
-    model: str, products: Mapping[str, Any], input_shape: Sequence[str], forward_only: bool
+    model: str, products: Mapping[str, Any], of_model: Mapping[str, Any]
 ) -> None:
     """Refuse what belongs to a model where there is none, and names products where there is one.
 
     Args:
         model: the value of ``--model``.
         products: the values of options that name products, by option.
-        input_shape, forward_only: those of the options that belong to a model.
+        of_model: those of the options that belong to a model.
 
     Raises:
         typer.BadParameter: there is such an option.
     """
-    if not model and (input_shape or forward_only):
-        raise typer.BadParameter(
-            "it is for --model, which was not given",
-            param_hint="--input-shape" if input_shape else "--forward-only",
-        )
+    for option, value in of_model.items():
+        if value and not model:
+            raise typer.BadParameter("it is for --model, which was not given", param_hint=option)
     given = [option for option, values in products.items() if values]
     if model and given:
         raise typer.BadParameter(
@@ -67,10 +71,11 @@ def with_model(
     name: str,
     inputs: Sequence[str],
     dtypes: Sequence[str],
+    autocast: str,
     find: Callable[[torch.nn.Module, list[torch.Tensor], str | None], Sequence[_Found]],
 ) -> list[_Found]:
     """All that is found of a model, given it, examples of its inputs and its dtype if one is asked
-    for, for each size of the inputs.
+    for, for each size of the inputs, under autocast to a dtype if that is asked for.
 
     Raises:
         typer.BadParameter: the model, its inputs or the dtype are not what they should be.
@@ -92,7 +97,7 @@ def with_model(
     together = [[each[i % len(each)] for each in examples] for i in range(max(counts))]
     try:
         # What the model's own code prints is not to stand before our JSON.
-        with contextlib.redirect_stdout(sys.stderr):
+        with contextlib.redirect_stdout(sys.stderr), _autocast(autocast):
             model, dtype = one(name, read_model, "--model"), dtypes[0] if dtypes else None
             found = [each for some in together for each in find(model, some, dtype)]
             return list(dict.fromkeys(found))
@@ -103,6 +108,22 @@ def with_model(
             "8x128:int64, several sizes as 1-8x512)",
             param_hint="--model",
         ) from error
+
+
+@contextlib.contextmanager
+def _autocast(name: str) -> Iterator[None]:
+    """Autocast of processors and GPUs to a dtype; nothing if its name is empty."""
+    if not name:
+        yield
+        return
+    import torch
+
+    dtype = getattr(torch, _AUTOCAST[one(name, one_of(tuple(_AUTOCAST)), "--autocast")])
+    with contextlib.ExitStack() as stack:
+        # Where there is no GPU a model runs as if on a processor.
+        for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+            stack.enter_context(torch.autocast(device, dtype))
+        yield
 
 
 def read_model(text: str) -> torch.nn.Module:

@@ -12,7 +12,13 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from jitsparse.cli.console import counted, one, print_json, print_table, read_device, split, stderr
-from jitsparse.cli.factory import FORWARD_ONLY, INPUT_SHAPE, check_model_options, with_model
+from jitsparse.cli.factory import (
+    AUTOCAST,
+    FORWARD_ONLY,
+    INPUT_SHAPE,
+    check_model_options,
+    with_model,
+)
 from jitsparse.cli.options import one_of, read_density, read_size, writable_file
 from jitsparse.errors import ArgumentError
 
@@ -42,6 +48,7 @@ def command(
     ),
     input_shape: list[str] = INPUT_SHAPE,
     forward_only: bool = FORWARD_ONLY,
+    autocast: str = AUTOCAST,
     device: str = typer.Option("auto", help="auto, cpu or cuda."),
     seconds: float = typer.Option(1.0, min=0.0, help="Rough time for each problem."),
     jobs: int = typer.Option(
@@ -77,13 +84,19 @@ def command(
     }
     dtypes = split(dtype, one_of(registry.DTYPES), "--dtype")
     asked = (model, *products.values(), dtypes)
-    check_model_options(model, products, input_shape, forward_only)
+    of_model = {
+        "--input-shape": input_shape,
+        "--forward-only": forward_only,
+        "--autocast": autocast,
+    }
+    check_model_options(model, products, of_model)
     problems: Sequence[Problem]
     if model:
         problems = with_model(
             model,
             input_shape,
             dtypes,
+            autocast,
             lambda made, examples, named: problems_of(
                 made, examples, where.type, dtype=named, backward=not forward_only
             ),

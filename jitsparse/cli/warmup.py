@@ -13,7 +13,13 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from jitsparse.cli.console import one, print_json, print_table, split, stderr
-from jitsparse.cli.factory import FORWARD_ONLY, INPUT_SHAPE, check_model_options, with_model
+from jitsparse.cli.factory import (
+    AUTOCAST,
+    FORWARD_ONLY,
+    INPUT_SHAPE,
+    check_model_options,
+    with_model,
+)
 from jitsparse.cli.options import one_of, read_arch
 from jitsparse.errors import ArgumentError, CacheMiss
 
@@ -45,6 +51,7 @@ def command(
     ),
     input_shape: list[str] = INPUT_SHAPE,
     forward_only: bool = FORWARD_ONLY,
+    autocast: str = AUTOCAST,
     variant: list[str] = typer.Option(
         [], help="A variant's name, as js.explain and a CacheMiss give it: compile just that one."
     ),
@@ -77,7 +84,11 @@ def command(
 
     if check and dry_run:
         raise typer.BadParameter("it lists what --check lists, and more", param_hint="--dry-run")
-    check_model_options(model, {"--op": op, "--block-size": block_size}, input_shape, forward_only)
+    check_model_options(
+        model,
+        {"--op": op, "--block-size": block_size},
+        {"--input-shape": input_shape, "--forward-only": forward_only, "--autocast": autocast},
+    )
     if record is not None or variant:
         exact = "--variant" if variant else "--from"
         if op or dtype or block_size or device or arch or model or (variant and record):
@@ -97,7 +108,9 @@ def command(
         where = one(device, one_of(("cpu", "cuda")), "--device") if device else None
         targets = [name for names in split(arch, read_arch, "--arch") for name in names] or None
         if model:
-            variants = _of_model(model, input_shape, dtypes, where, targets, not forward_only)
+            variants = _of_model(
+                model, input_shape, dtypes, autocast, where, targets, not forward_only
+            )
         else:
             variants = plan(
                 op=split(op, one_of(registry.OPS), "--op"),
@@ -151,6 +164,7 @@ def _of_model(
     name: str,
     inputs: Sequence[str],
     dtypes: Sequence[str],
+    autocast: str,
     device: str | None,
     targets: Sequence[str] | None,
     backward: bool,
@@ -167,7 +181,7 @@ def _of_model(
     ) -> list[Variant]:
         return plan(model, examples, dtype=dtype, device=device, arch=targets, backward=backward)
 
-    return with_model(name, inputs, dtypes, find)
+    return with_model(name, inputs, dtypes, autocast, find)
 
 
 def _print_survey(outcomes: Sequence[Outcome], *, everything: bool, as_json: bool) -> int:

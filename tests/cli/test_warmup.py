@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import toykernel
 import warmmodels
 
@@ -327,6 +328,7 @@ def test_a_range_of_sizes_is_all_of_them(capsys: pytest.CaptureFixture[str]) -> 
     model = ["--model", "warmmodels:transformer", "--arch", "9.0a", "--dtype", "bf16", "--dry-run"]
 
     def names(shape: str) -> set[str]:
+        torch.manual_seed(0)  # the same patterns, which choices depend on, too
         listed = as_json(capsys, *model, "--input-shape", shape)
         return {each["variant"] for each in listed["outcomes"]}
 
@@ -336,6 +338,16 @@ def test_a_range_of_sizes_is_all_of_them(capsys: pytest.CaptureFixture[str]) -> 
     assert names("4-7x16x64") == each[2] | each[3]
     # Of 5 x 24 rows the next power of two is 128, of 8 x 24 it is 256.
     assert names("5-8x24x64") == names("5x24x64") | names("8x24x64")
+
+
+@pytest.mark.parametrize(("named", "dtype"), [("bf16", "bf16"), ("f16", "f16")])
+def test_a_model_that_runs_under_autocast(
+    named: str, dtype: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listed = as_json(capsys, *MODEL, "--autocast", named, "--dry-run")
+    assert {Variant.parse(each["variant"]).dtype for each in listed["outcomes"]} == {dtype}
+    assert run(*MODEL, "--autocast", "f64", "--dry-run") == 2
+    assert "--autocast" in capsys.readouterr().err
 
 
 def test_ranges_of_several_inputs_grow_together(capsys: pytest.CaptureFixture[str]) -> None:
@@ -359,7 +371,7 @@ def test_a_shape_that_is_none(shape: str, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_what_belongs_to_a_model(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (["--input-shape", "8x8"], ["--forward-only"]):
+    for arguments in (["--input-shape", "8x8"], ["--forward-only"], ["--autocast", "bf16"]):
         assert run(*FILTERS, *arguments) == 2
         assert arguments[0] in capsys.readouterr().err
 
