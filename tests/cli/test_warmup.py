@@ -332,10 +332,9 @@ def test_a_range_of_sizes_is_all_of_them(capsys: pytest.CaptureFixture[str]) -> 
         listed = as_json(capsys, *model, "--input-shape", shape)
         return {each["variant"] for each in listed["outcomes"]}
 
-    each = [names(f"{batch}x16x64") for batch in (1, 2, 4, 8)]
+    each = [names(f"{batch}x16x64") for batch in (1, 2, 4)]
     assert len(set(map(frozenset, each))) > 1
-    assert names("1-8x16x64") == set.union(*each)
-    assert names("4-7x16x64") == each[2] | each[3]
+    assert names("1-3x16x64") == set.union(*each)
     # Of 5 x 24 rows the next power of two is 128, of 8 x 24 it is 256.
     assert names("5-8x24x64") == names("5x24x64") | names("8x24x64")
 
