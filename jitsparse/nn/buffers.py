@@ -67,10 +67,9 @@ class PatternBuffers(nn.Module):
             optimizers: that train ``values``: what they keep of each block, such as momentum and
                 running averages, moves along, and is zero for new blocks; counts of steps stay. The
                 state of an optimizer that is not named stays as it is, of other blocks; where their
-                number changes it refuses its next step. (Adam
-                corrects its averages by the count of steps, which is not that of a new block: under
-                a constant gradient its first dozens of steps are three to seven times the learning
-                rate, with the default betas.)
+                number changes it refuses its next step. (Adam corrects its averages by the count of
+                steps, which is not that of a new block: under a constant gradient its first dozens
+                of steps are three to seven times the learning rate, with the default betas.)
 
         Call it after a step and before the next forward pass: a backward pass of an earlier one
         has gradients for the blocks of that time. It raises where their number has changed, or
@@ -211,20 +210,27 @@ class PatternBuffers(nn.Module):
         hollow = old.device.type == "meta" and self._emptied == _marks(crow, col)
         if (others or self._marks != _marks(crow, col)) and not hollow:
             with outside_of_transforms(crow, col):
-                given = old.shape, old.block_size, crow.clone(), col.clone()
-                if is_readable(crow) and is_readable(col):
-                    if _are_of(old, crow, col):  # written over by the same: a moving average
-                        pattern = old
-                    else:
-                        pattern = Pattern(*given)
-                        if not others and old.device == pattern.device:
-                            _warn_of_other_blocks()
-                else:  # a graph is made or captured, or they are fake
-                    if crow.device.type == "cpu" and type(crow) is Tensor:
-                        check_indices(*given)
-                    traits = old.traits if col.shape == old.col_indices.shape else 0
-                    pattern = Pattern._trusted(*given, traits)
+                pattern = self._pattern_of(crow, col, replaced=others)
             self._note(pattern, crow, col)
+
+    def _pattern_of(self, crow: Tensor, col: Tensor, *, replaced: bool) -> Pattern:
+        """The pattern of what was written to the buffers, or put in their place: the present one if
+        it is that, as where a moving average copies the same indices at each update."""
+        old = self._pattern
+        readable = is_readable(crow) and is_readable(col)
+        if readable and _are_of(old, crow, col):
+            return old
+        given = old.shape, old.block_size, crow.clone(), col.clone()
+        if readable:
+            pattern = Pattern(*given)
+            if not replaced and old.device == pattern.device:
+                _warn_of_other_blocks()
+            return pattern
+        # A graph is made or captured, or they are fake.
+        if crow.device.type == "cpu" and type(crow) is Tensor:
+            check_indices(*given)
+        traits = old.traits if col.shape == old.col_indices.shape else 0
+        return Pattern._trusted(*given, traits)
 
     def _apply(self: _Self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Self:
         self._follow_buffers()
