@@ -69,7 +69,7 @@ def dsd(
         recorded = (values.requires_grad or dense.requires_grad) and torch.is_grad_enabled()
         run = _dsd_with_gradient if recorded else dispatch.dsd
     else:
-        run = _transformed_dsd if transformed() else ops.dsd_op
+        run = _transformed_dsd if transformed() else _dsd_op
     return run(values, index, dense, rows, cols, transposed)
 
 
@@ -94,7 +94,7 @@ def dds(
         ) and torch.is_grad_enabled()
         run = _dds_with_gradient if recorded else dispatch.dds
     else:
-        run = _transformed_dds if transformed() else ops.dds_op
+        run = _transformed_dds if transformed() else _dds_op
     return run(dense, values, index, rows, cols, transposed, bias, activation)
 
 
@@ -113,8 +113,30 @@ def sdd(
         recorded = (left.requires_grad or right.requires_grad) and torch.is_grad_enabled()
         run = _sdd_with_gradient if recorded else dispatch.sdd
     else:
-        run = _transformed_sdd if transformed() else ops.sdd_op
+        run = _transformed_sdd if transformed() else _sdd_op
     return run(left, right, index, rows, cols, nnz, block_rows, block_cols)
+
+
+_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(
+    torch._C.DispatchKey.AutocastCUDA
+)
+
+
+def _observed(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A registered operation as a call that is observed uses it: without the casts for autocast,
+    which were made where the user called (:mod:`jitsparse.functional`). So a backward pass that
+    runs under autocast computes the same whether a profiler watches it or not."""
+
+    def call(*arguments: Any) -> Tensor:
+        if torch.compiler.is_compiling():
+            return op(*arguments)
+        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+            return op(*arguments)
+
+    return call
+
+
+_dsd_op, _dds_op, _sdd_op = map(_observed, (ops.dsd_op, ops.dds_op, ops.sdd_op))
 
 
 def _differentiable(grad: Tensor, *saved: Tensor | None) -> tuple[Callable[..., Tensor], ...]:
@@ -129,7 +151,7 @@ def _differentiable(grad: Tensor, *saved: Tensor | None) -> tuple[Callable[..., 
             and any(each is not None and is_functorch_wrapped_tensor(each) for each in saved)
         )
     ):
-        return ops.dsd_op, ops.dds_op, ops.sdd_op
+        return _dsd_op, _dds_op, _sdd_op
     return dsd, dds, sdd
 
 
@@ -308,7 +330,7 @@ def _save_for_both(ctx: Any, *tensors: Tensor | None) -> None:
 
 class _TransformedDsd(torch.autograd.Function):
     generate_vmap_rule = True
-    forward = staticmethod(ops.dsd_op)
+    forward = staticmethod(_dsd_op)
     backward = staticmethod(_Dsd.backward)
 
     @staticmethod
@@ -329,7 +351,7 @@ class _TransformedDsd(torch.autograd.Function):
 
 class _TransformedDds(torch.autograd.Function):
     generate_vmap_rule = True
-    forward = staticmethod(ops.dds_op)
+    forward = staticmethod(_dds_op)
     backward = staticmethod(_Dds.backward)
 
     @staticmethod
@@ -356,7 +378,7 @@ class _TransformedDds(torch.autograd.Function):
 
 class _TransformedSdd(torch.autograd.Function):
     generate_vmap_rule = True
-    forward = staticmethod(ops.sdd_op)
+    forward = staticmethod(_sdd_op)
     backward = staticmethod(_Sdd.backward)
 
     @staticmethod

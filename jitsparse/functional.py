@@ -40,9 +40,6 @@ def dsd(a: BlockSparse, b: Tensor) -> Tensor:
     """
     if not isinstance(a, BlockSparse) or not is_dense(b):
         raise _wrong_types("dsd(a, b)", "a BlockSparse and a Tensor", a, b)
-    values = a.values
-    if torch.is_autocast_enabled("cuda" if b.is_cuda else "cpu"):
-        values, b = cast_for_autocast(values, b)
     shape = b.shape
     if len(shape) < 2:
         if not shape:
@@ -50,6 +47,9 @@ def dsd(a: BlockSparse, b: Tensor) -> Tensor:
         if shape[0] != a.shape[1]:
             raise _wrong_rows(a, shape)
         return dsd(a, b.unsqueeze(-1)).squeeze(-1)
+    values = a.values
+    if torch.is_autocast_enabled("cuda" if b.is_cuda else "cpu"):
+        values, b = cast_for_autocast(values, b)
     pattern = a.pattern
     rows, cols = pattern.shape
     transposed = a.transposed
@@ -200,13 +200,8 @@ def _dds(
     Args:
         names: of the operation and the two operands, in its errors.
     """
-    values = b.values
     if bias is not None and not is_dense(bias):
         raise _wrong_types(_call(names), "a Tensor as bias", bias)
-    if torch.is_autocast_enabled("cuda" if a.is_cuda else "cpu"):
-        values, a = cast_for_autocast(values, a)
-        if bias is not None:
-            bias = cast_for_autocast(bias)[0]
     if not a.dim():
         raise ArgumentError(f"{_call(names)}: {names[1]} must have columns, got a scalar")
     pattern = b.pattern
@@ -219,6 +214,11 @@ def _dds(
         )
     if a.dim() < 2:
         return _dds(names, a.unsqueeze(0), b, transposed, bias, activation).squeeze(0)
+    values = b.values
+    if torch.is_autocast_enabled("cuda" if a.is_cuda else "cpu"):
+        values, a = cast_for_autocast(values, a)
+        if bias is not None:
+            bias = cast_for_autocast(bias)[0]
     if values.dtype is not a.dtype or values.device != a.device:
         raise _mismatch(_call(names), **{names[1]: a, names[2]: values})
     if values.shape != pattern.values_shape:

@@ -30,7 +30,7 @@ from jitsparse.traits import FACTS
 if TYPE_CHECKING:
     from jitsparse.jit import Kernel
 
-__all__ = ["HostIndices", "fill", "index_of", "read", "transposed"]
+__all__ = ["HostIndices", "fill", "index_of", "read", "transposed", "wait"]
 
 _MAX_BLOCKS_OF_A_THREAD = 1 << 16
 """Of a pattern. With 16 threads 1 << 18 of them take 30 ms, or 56 with torch operations; with one
@@ -48,6 +48,16 @@ def read(crow: Tensor, col: Tensor) -> tuple[Tensor, Tensor] | None:
     """The indices of a pattern on a GPU in the host's memory, of their own dtype; None of another
     device, or where the index is not computed here."""
     return (crow.cpu(), col.cpu()) if _may_compute(crow, col) else None
+
+
+def wait(device: torch.device) -> None:
+    """Until the current stream of a GPU is done. A layer makes its pattern, and a pattern its
+    ``T``, at a first use and for all later ones, which may come on another stream: that one could
+    not know what it has to wait for."""
+    with torch.cuda.device(device):
+        made = torch.cuda.Event()
+        made.record()
+        made.synchronize()
 
 
 def transposed(host: HostIndices, cols: int) -> HostIndices:

@@ -57,7 +57,7 @@ _library.define(
 )
 
 
-@functools.lru_cache(1024)  # patterns of all sizes come by where blocks move
+@functools.lru_cache(1024)  # one entry per pattern size; moving blocks produces many sizes
 def _index_size(rows: int, cols: int, nnz: int, block: tuple[int, int], panels: bool) -> int:
     layout = IndexLayout(div_up(rows, block[0]), div_up(cols, block[1]), nnz, block, panels)
     return layout.size
@@ -69,13 +69,18 @@ def _check_index(index: Tensor, data: Tensor, rows: int, cols: int, nnz: int, *b
     of that device.
 
     Raises:
-        ArgumentError: it is not where the operands are, or was made for another kind of device or
-            for another number of blocks.
+        ArgumentError: it is not where the operands are, is not one contiguous row, or was made for
+            another kind of device or for another number of blocks.
     """
     if index.device != data.device:
         problem = f"the index of its pattern is on {index.device}, its operands on {data.device}"
     elif index.dtype is not torch.int32:
         problem = f"the index of its pattern is {index.dtype}, not torch.int32"
+    elif index.dim() != 1 or not index.is_contiguous():
+        problem = (
+            f"the index of its pattern, of shape {tuple(index.shape)} and strides "
+            f"{index.stride()}, is not one contiguous row"
+        )
     elif index.numel() < _index_size(rows, cols, nnz, block, index.is_cuda):
         problem = f"the index of its pattern was not made for {index.device.type}"
     elif index.numel() not in (_index_size(rows, cols, nnz, block, on) for on in (False, True)):
@@ -113,11 +118,13 @@ def _check_operands(op: str, left: Tensor, right: Tensor, fit: bool) -> None:
 
 
 def _check_dsd(values: Tensor, dense: Tensor, inner: int) -> None:
-    _check_operands("dsd", values, dense, dense.dim() > 1 and dense.shape[-2] == inner)
+    fit = values.dim() == 3 and dense.dim() > 1 and dense.shape[-2] == inner
+    _check_operands("dsd", values, dense, fit)
 
 
 def _check_dds(dense: Tensor, values: Tensor, bias: Tensor | None, inner: int, outer: int) -> None:
-    _check_operands("dds", dense, values, dense.dim() > 1 and dense.shape[-1] == inner)
+    fit = values.dim() == 3 and dense.dim() > 1 and dense.shape[-1] == inner
+    _check_operands("dds", dense, values, fit)
     if bias is not None:
         _check_operands("dds", dense, bias, bias.shape == (outer,))
 
@@ -284,8 +291,15 @@ def _one_by_one(
     if not count:
         like = answer(lambda each, dim: each.new_zeros(each.movedim(dim, 0).shape[1:]))
         return like.new_empty((0, *like.shape)), 0
-    entries = (lambda each, dim, n=n: each.select(dim, n) for n in range(count))
-    return torch.stack([answer(entry) for entry in entries]), 0
+    return torch.stack(
+        [answer(lambda each, dim, n=n: _entry(each, dim, n)) for n in range(count)]
+    ), 0
+
+
+def _entry(mapped: Tensor, dim: int, number: int) -> Tensor:
+    entry = mapped.select(dim, number)
+    # Kernels read operands as they lie, but an index as one row.
+    return entry if entry.is_floating_point() else entry.contiguous()
 
 
 for _name, _mapped in (("dsd", _dsd_mapped), ("dds", _dds_mapped), ("sdd", _sdd_mapped)):

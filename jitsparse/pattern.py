@@ -154,6 +154,8 @@ class Pattern:
         fields["_host"] = host if crow.is_cuda else None
         cols = div_up(shape[1], block_size[1])
         fields["index"], facts = indexing.index_of(crow, col, cols, block_size, host)
+        if crow.is_cuda and is_readable(crow):
+            indexing.wait(crow.device)
         fields["traits"] = self._measure(facts) if traits is None else traits
         attach_traits(self.index, self.traits)
 

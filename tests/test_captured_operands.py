@@ -83,6 +83,35 @@ def test_another_number_of_blocks(layer: nn.Module) -> None:
         torch.func.functional_call(graph, fewer, (torch.randn(3, 64),))
 
 
+@pytest.mark.parametrize("op", ["dsd", "dds", "sdd"])
+def test_an_index_is_one_contiguous_row(op: str) -> None:
+    """As kernels read it."""
+    arguments, call = list(operands()[op]), getattr(torch.ops.jitsparse, op)
+    at = next(n for n, each in enumerate(arguments) if is_index(each))
+    row = arguments[at]
+    for other in (row.repeat_interleave(2)[::2], row.view(1, -1), row.view(-1, 1)):
+        arguments[at] = other
+        with pytest.raises(js.ArgumentError, match="is not one contiguous row"):
+            call(*arguments)
+
+
+def is_index(argument: object) -> bool:
+    return isinstance(argument, Tensor) and argument.dtype is torch.int32
+
+
+@pytest.mark.parametrize("op", ["dsd", "dds", "sdd"])
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_a_mapped_index(op: str, dim: int) -> None:
+    """Of patterns with as many blocks each."""
+    arguments, call = list(operands()[op]), getattr(torch.ops.jitsparse, op)
+    at = next(n for n, each in enumerate(arguments) if is_index(each))
+    index = [arguments[at], js.Pattern.random((64, 96), 16, 0.5).index]
+    dims = tuple(dim if n == at else None for n in range(len(arguments)))
+    expected = [call(*arguments[:at], each, *arguments[at + 1 :]) for each in index]
+    arguments[at] = torch.stack(index, dim)
+    assert torch.equal(torch.func.vmap(call, dims)(*arguments), torch.stack(expected))
+
+
 def operands() -> dict[str, Any]:
     a = js.random((64, 96), 16, 0.5)
     sizes = {"rows": 64, "cols": 96}

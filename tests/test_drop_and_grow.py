@@ -266,6 +266,32 @@ def test_training_goes_on_from_a_checkpoint(grow: Any) -> None:
         assert torch.equal(mine, theirs)
 
 
+def test_a_checkpoint_that_was_loaded_to_a_gpu() -> None:
+    """Along with the state of what is random, which belongs to the host."""
+    model, adam = make()
+    state = js.nn.DropAndGrow(model, adam, every=2, until=100, grow="random").state_dict()
+    state["generator"] = Moved(state["generator"])
+    js.nn.DropAndGrow(model, adam, every=2, until=100).load_state_dict(state)
+
+
+class Moved:
+    """A tensor elsewhere."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def cpu(self) -> torch.Tensor:
+        return self.tensor
+
+
+def test_what_grows_at_random_is_drawn_by_the_host() -> None:
+    """Whatever torch's default device is."""
+    model, adam = make()
+    moving = js.nn.DropAndGrow(model, adam, every=1, until=100, grow="random")
+    with torch.device("meta"):
+        assert moving.step()
+
+
 def test_followers_move_along() -> None:
     model, adam = make()
     average = torch.optim.swa_utils.AveragedModel(model)

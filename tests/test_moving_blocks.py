@@ -497,7 +497,14 @@ def test_an_optimizer_that_was_not_named_refuses_its_next_step(fused: bool) -> N
 def test_an_optimizer_that_was_named_goes_on() -> None:
     layer = js.nn.BlockSparseLinear(64, 64, 16, density=0.5)
     adam = torch.optim.Adam(layer.parameters(), fused=True)
-    for density in (0.75, 0.25, 0.25):
+    for steps, density in enumerate((0.75, 0.25, 0.25), start=1):
         train(layer, adam, [torch.randn(2, 64)])
+        kept = {key: adam.state[layer.values][key].clone() for key in ("exp_avg", "exp_avg_sq")}
+        before = layer.pattern
         layer.set_pattern(js.Pattern.random((64, 64), 16, density), adam)
+        for key, old in kept.items():
+            expected = js.BlockSparse(old, before).with_pattern(layer.pattern).values
+            assert torch.equal(adam.state[layer.values][key], expected)
+            assert expected.any()
+        assert adam.state[layer.values]["step"] == steps
     train(layer, adam, [torch.randn(2, 64)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -22,6 +24,27 @@ def test_a_profiler_sees_the_operations() -> None:
         js.linear(x, A).sum().backward()
     counts = {event.key: event.count for event in seen.key_averages()}
     assert counts["jitsparse::dds"] == 2
+
+
+@pytest.mark.parametrize("backward", ["plain", "autocast"])
+@pytest.mark.parametrize("observer", [profile, lambda: FlopCounterMode(display=False)])
+def test_observing_changes_no_bit(
+    observer: Callable[[], AbstractContextManager[object]], backward: str
+) -> None:
+    """Under autocast, too, where the operations that are then called would cast."""
+    values = A.values.clone().requires_grad_()
+    x = torch.randn(64, 5, requires_grad=True)
+    a = js.BlockSparse(values, A.pattern)
+
+    def gradients() -> tuple[torch.Tensor, ...]:
+        out = js.dsd(a, x), js.dds(x.T, a.T), js.sdd(torch.ones(40, 5), x.T, A.pattern).values
+        with torch.autocast("cpu", torch.bfloat16, enabled=backward == "autocast"):
+            return torch.autograd.grad(out, (values, x), [each.detach() / 3 for each in out])
+
+    expected = gradients()
+    with observer():
+        seen = gradients()
+    assert all(map(torch.equal, seen, expected))
 
 
 @pytest.mark.parametrize("batch", [(), (3, 2)])

@@ -1,9 +1,9 @@
 """``torch.utils.cpp_extension`` as a build needs it, in a process that belongs to others.
 
-While a build lasts, the environment has what torch reads from it, and what torch logs goes into the
-build's log; afterwards both are as they were. The module keeps what it is given in the place of
-``subprocess`` (during whose starts of programs no fork happens), ``sys`` (whose streams can always
-be flushed) and ``CUDA_HOME``.
+While a build lasts, the environment has what torch reads from it, what torch logs goes into the
+build's log, and the module has others in the place of ``subprocess`` (during whose starts of
+programs no fork happens), ``sys`` (whose streams can always be flushed) and ``CUDA_HOME``.
+Afterwards all is as it was.
 """
 
 from __future__ import annotations
@@ -48,13 +48,8 @@ def prepared(tools: toolchain.Toolchain, said: list[str]) -> Iterator[Any]:
     Raises:
         ToolchainError: the module cannot be imported.
     """
-    with _environment(tools), _captured_logger(_NAME, said):
-        module = _module()
-        module.subprocess = forks.programs()
-        module.sys = _Sys()
-        if tools.cuda_home is not None:
-            # Fixed when the module was imported, and wrong if nvcc on PATH is a wrapper script.
-            module.CUDA_HOME = str(tools.cuda_home)
+    module = _module()
+    with _changed(module, tools), _captured_logger(_NAME, said):
         yield module
 
 
@@ -96,7 +91,8 @@ class _Stream:
 
 
 class _Shared:
-    """Environment variables changed while at least one build runs, restored after the last one."""
+    """What is changed while at least one build runs, and restored after the last one: environment
+    variables, and names of torch's module."""
 
     def __init__(self) -> None:
         self.reset()
@@ -104,15 +100,27 @@ class _Shared:
     def reset(self) -> None:
         self.guard = threading.Lock()
         self.users = 0
-        self.before: dict[str, str | None] = {}
+        self.variables: dict[str, str | None] = {}
+        self.names: dict[str, tuple[Any, Any]] = {}  # the module, what the name was
+
+    def set_variable(self, name: str, value: str) -> None:
+        self.variables.setdefault(name, os.environ.get(name))
+        os.environ[name] = value
+
+    def set_name(self, module: Any, name: str, value: Any) -> None:
+        self.names.setdefault(name, (module, getattr(module, name)))
+        setattr(module, name, value)
 
     def restore(self) -> None:
-        for name, before in self.before.items():
+        for variable, before in self.variables.items():
             if before is None:
-                os.environ.pop(name, None)
+                os.environ.pop(variable, None)
             else:
-                os.environ[name] = before
-        self.before.clear()
+                os.environ[variable] = before
+        for name, (module, value) in self.names.items():
+            setattr(module, name, value)
+        self.variables.clear()
+        self.names.clear()
 
 
 _shared = _Shared()
@@ -128,17 +136,23 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 @contextlib.contextmanager
-def _environment(tools: toolchain.Toolchain) -> Iterator[None]:
-    """What torch reads from the process's environment, set for the length of a build.
+def _changed(module: Any, tools: toolchain.Toolchain) -> Iterator[None]:
+    """What torch reads from the process's environment and from its module, set for the length of a
+    build.
 
-    Builds run in threads and the environment belongs to all of them, so nothing is written that is
-    right already, on most machines all of it, and the last of the builds takes back what any wrote.
+    Builds run in threads and the environment belongs to all of them, so nothing is written there
+    that is right already, on most machines all of it, and the last of the builds takes back what
+    any wrote.
     """
     with _shared.guard:
         missing = _missing(tools)  # which may raise, and then nothing is to be taken back
-        for name, value in missing.items():
-            _shared.before.setdefault(name, os.environ.get(name))
-            os.environ[name] = value
+        for variable, value in missing.items():
+            _shared.set_variable(variable, value)
+        _shared.set_name(module, "subprocess", forks.programs())
+        _shared.set_name(module, "sys", _Sys())
+        if tools.cuda_home is not None:
+            # Fixed when the module was imported, and wrong if nvcc on PATH is a wrapper script.
+            _shared.set_name(module, "CUDA_HOME", str(tools.cuda_home))
         _shared.users += 1
     try:
         yield

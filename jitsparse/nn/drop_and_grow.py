@@ -203,8 +203,8 @@ class DropAndGrow:
             if not count:
                 continue
             if self.grow == "random":
-                chosen = torch.randperm(absent.numel(), generator=self._generator)[:count]
-                grown = absent[chosen.to(absent.device)]
+                chosen = torch.randperm(absent.numel(), generator=self._generator, device="cpu")
+                grown = absent[chosen[:count].to(absent.device)]
             else:
                 norms = self._watcher.norms(name, ~stored)
                 if not norms.isfinite().all():
@@ -229,4 +229,4 @@ class DropAndGrow:
         """
         self._watcher.forget()
         self._steps = int(state["steps"])
-        self._generator.set_state(state["generator"])
+        self._generator.set_state(state["generator"].cpu())  # wherever torch.load has put it

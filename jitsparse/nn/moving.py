@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import numbers
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.weak import WeakIdKeyDictionary
 
 from jitsparse.blocks import gather_blocks
 from jitsparse.errors import ArgumentError
@@ -58,24 +58,30 @@ def trains(optimizer: torch.optim.Optimizer, values: nn.Parameter) -> bool:
     return bool(_groups(values, optimizer))
 
 
-_resized: dict[int, weakref.ref[nn.Parameter]] = {}
-"""Parameters that have had another number of blocks, by ``id``."""
+_resized = WeakIdKeyDictionary()
+"""Parameters that have had another number of blocks, and true for each."""
+
+_watches_optimizers = False
 
 
 def guard(values: nn.Parameter) -> None:
     """Have optimizers refuse a step on values that got another number of blocks, with state of the
     old ones. Fused ones of torch do not compare shapes, and write beyond the end of the state."""
-    if not _resized:
+    global _watches_optimizers
+    if not _watches_optimizers:
+        # For good: whoever takes it away when the last parameter dies may do so while torch goes
+        # through its hooks.
         register_optimizer_step_pre_hook(_refuse_old_state)
-    _resized[id(values)] = weakref.ref(values)
+        _watches_optimizers = True
+    _resized[values] = True
 
 
 def _refuse_old_state(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    if not _resized:
+        return
     for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            reference = _resized.get(id(parameter))
-            values = None if reference is None else reference()
-            if values is None or values is not parameter:
+        for values in group["params"]:
+            if values not in _resized:
                 continue
             for key, kept in optimizer.state.get(values, {}).items():
                 if isinstance(kept, Tensor) and kept.dim() > 1 and len(kept) != len(values):

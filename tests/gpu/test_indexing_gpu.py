@@ -102,6 +102,21 @@ def test_streams_and_threads() -> None:
         assert torch.equal(found[number], expected(pattern))
 
 
+@pytest.mark.parametrize("made", ["moved", "transposed"])
+def test_it_is_there_for_every_stream(made: str) -> None:
+    """The one that makes it is far behind."""
+    here = drawn(3)
+    there = here.to("cuda")
+    busy, other = torch.cuda.Stream(), torch.cuda.Stream()
+    with torch.cuda.stream(busy):
+        torch.cuda._sleep(200_000_000)  # a tenth of a second
+        pattern = there.T if made == "transposed" else here.to("cuda")
+    with torch.cuda.stream(other):
+        seen = pattern.index.clone()
+    torch.cuda.synchronize()
+    assert torch.equal(seen, expected(here.T if made == "transposed" else here))
+
+
 def test_a_capture_holds_the_kernels_themselves(built: list[int]) -> None:
     """Which walk whatever pattern the indices are of when it is replayed."""
     shape, block, _ = LAYOUTS[0]

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import toykernel
+from torch.utils import cpp_extension
 
 from jitsparse.errors import ToolchainError
 from jitsparse.jit import (
@@ -82,6 +83,13 @@ def test_the_environment_is_as_before(template: Template) -> None:
     assert dict(os.environ) == before
 
 
+def test_torchs_module_is_as_before(template: Template) -> None:
+    """For those who build extensions of their own with it."""
+    before = dict(vars(cpp_extension))
+    compile_only(template, toykernel.variant())
+    assert {name: value for name, value in vars(cpp_extension).items() if name in before} == before
+
+
 def test_ninja_off_path_and_a_compiler_of_another_name(
     template: Template, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,7 +145,7 @@ def test_the_environment_stays_until_the_last_of_overlapping_builds_is_done(
     """Also if the first ends while the second looks for what it needs."""
     monkeypatch.setenv("PATH", "/bin")
     tools = toolchain.Toolchain(toolchain.Compiler(Path("/bin/c++")))
-    first, second = extensions._environment(tools), extensions._environment(tools)
+    first, second = (extensions._changed(cpp_extension, tools) for _ in range(2))
     leaving = threading.Thread(target=first.__exit__, args=(None, None, None))
     looking: list[str] = []
 
@@ -163,10 +171,12 @@ def test_a_child_forked_during_a_build_has_the_environment_of_before(
 ) -> None:
     monkeypatch.setenv("PATH", "/bin")
     monkeypatch.setattr(toolchain, "ninja_directory", lambda: "/ninja")
-    with extensions._environment(toolchain.Toolchain(toolchain.Compiler(Path("/bin/c++")))):
+    programs = cpp_extension.subprocess
+    tools = toolchain.Toolchain(toolchain.Compiler(Path("/bin/c++")))
+    with extensions._changed(cpp_extension, tools):
         child = os.fork()
         if child == 0:
-            os._exit(os.environ["PATH"] != "/bin")
+            os._exit(os.environ["PATH"] != "/bin" or cpp_extension.subprocess is not programs)
         assert os.environ["PATH"] == "/ninja:/bin"
     assert os.waitpid(child, 0)[1] == 0
 
@@ -294,6 +304,8 @@ def test_torch_is_told_of_the_toolkit_that_was_found(
     tools = toolchain.Toolchain(toolchain.Compiler(Path("/usr/bin/c++")), home)
     torchs = SimpleNamespace(
         CUDA_HOME="/elsewhere",
+        subprocess=subprocess,
+        sys=sys,
         JIT_EXTENSION_VERSIONER=SimpleNamespace(entries={}),
         load=lambda **arguments: asked.update(arguments, home=torchs.CUDA_HOME),
     )
@@ -302,6 +314,7 @@ def test_torch_is_told_of_the_toolkit_that_was_found(
     _, failed = build._load(cuda_template, cuda_variant(), "kernel", tools, tmp_path, source)
     assert not failed
     assert asked["home"] == str(home)
+    assert torchs.CUDA_HOME == "/elsewhere"
     assert asked["with_cuda"]
     assert asked["extra_cuda_cflags"] == list(compile_flags("cuda", "sm90a"))
     assert asked["extra_cflags"] == []
