@@ -191,11 +191,11 @@ class _Dsd(torch.autograd.Function):
         transposed: bool,
     ) -> Tensor:
         out = dispatch.dsd(values, index, dense, rows, cols, transposed)
-        _Dsd.keep(ctx, (values, index, dense, rows, cols, transposed), out)
+        _Dsd.save_context(ctx, (values, index, dense, rows, cols, transposed), out)
         return out
 
     @staticmethod
-    def keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def save_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         """What the backward pass needs, and how it has to find that."""
         values, index, dense, *sizes = inputs
         needs = ctx.needs_input_grad
@@ -235,20 +235,21 @@ class _Dds(torch.autograd.Function):
     ) -> Tensor:
         out = dispatch.dds(dense, values, index, rows, cols, transposed, bias, activation)
         inputs = dense, values, index, rows, cols, transposed, bias, activation
-        _Dds.keep(ctx, inputs, out)
+        _Dds.save_context(ctx, inputs, out)
         return out
 
     @staticmethod
-    def keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def save_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         """As that of a dsd."""
         dense, values, index, rows, cols, transposed, bias, activation = inputs
-        needs, again = ctx.needs_input_grad, activation > _RELU  # is the product computed
+        needs = ctx.needs_input_grad
+        recompute = activation > _RELU  # the gradient of the activation needs the product
         ctx.save_for_backward(
-            dense if needs[1] or again else None,
-            values if needs[0] or again else None,
+            dense if needs[1] or recompute else None,
+            values if needs[0] or recompute else None,
             index,
             output if activation == _RELU else None,
-            bias if again else None,
+            bias if recompute else None,
         )
         ctx.sizes = rows, cols, transposed, activation
         of_bias = None if bias is None else bias.shape
@@ -293,11 +294,11 @@ class _Sdd(torch.autograd.Function):
         block_cols: int,
     ) -> Tensor:
         out = dispatch.sdd(left, right, index, rows, cols, nnz, block_rows, block_cols)
-        _Sdd.keep(ctx, (left, right, index, rows, cols, nnz, block_rows, block_cols), out)
+        _Sdd.save_context(ctx, (left, right, index, rows, cols, nnz, block_rows, block_cols), out)
         return out
 
     @staticmethod
-    def keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def save_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         """As that of a dsd."""
         left, right, index, *sizes = inputs
         needs = ctx.needs_input_grad
@@ -321,9 +322,9 @@ class _Sdd(torch.autograd.Function):
 
 
 def _save_for_both(ctx: Any, *tensors: Tensor | None) -> None:
-    """For ``backward``, in place of what ``keep`` saved, and for ``jvp``. Under vmap torch (2.13)
-    remembers the batch dimensions of the last list that was saved, and takes them for those of
-    either: so both are the same."""
+    """For ``backward``, in place of what ``save_context`` saved, and for ``jvp``. Under vmap torch
+    (2.13) remembers the batch dimensions of the last list that was saved, and takes them for those
+    of either: so both are the same."""
     ctx.save_for_backward(*tensors)
     ctx.save_for_forward(*tensors)
 
@@ -335,7 +336,7 @@ class _TransformedDsd(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _Dsd.keep(ctx, inputs, output)
+        _Dsd.save_context(ctx, inputs, output)
         _save_for_both(ctx, *inputs[:3])
 
     @staticmethod
@@ -356,7 +357,7 @@ class _TransformedDds(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _Dds.keep(ctx, inputs, output)
+        _Dds.save_context(ctx, inputs, output)
         dense, values, index, *_, bias, activation = inputs
         _save_for_both(ctx, dense, values, index, output if activation == _RELU else None, bias)
 
@@ -383,7 +384,7 @@ class _TransformedSdd(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _Sdd.keep(ctx, inputs, output)
+        _Sdd.save_context(ctx, inputs, output)
         _save_for_both(ctx, *inputs[:3])
 
     @staticmethod
@@ -429,7 +430,10 @@ def _product_rule(
 # For graphs, which hold the registered operations.
 for _name, _function in (("dsd", _Dsd), ("dds", _Dds), ("sdd", _Sdd)):
     torch.library.register_autograd(
-        f"jitsparse::{_name}", _function.backward, setup_context=_function.keep, lib=ops._library
+        f"jitsparse::{_name}",
+        _function.backward,
+        setup_context=_function.save_context,
+        lib=ops._library,
     )
 
 

@@ -291,12 +291,10 @@ def _one_by_one(
     if not count:
         like = answer(lambda each, dim: each.new_zeros(each.movedim(dim, 0).shape[1:]))
         return like.new_empty((0, *like.shape)), 0
-    return torch.stack(
-        [answer(lambda each, dim, n=n: _entry(each, dim, n)) for n in range(count)]
-    ), 0
+    return torch.stack([answer(functools.partial(_entry, number=n)) for n in range(count)]), 0
 
 
-def _entry(mapped: Tensor, dim: int, number: int) -> Tensor:
+def _entry(mapped: Tensor, dim: int, *, number: int) -> Tensor:
     entry = mapped.select(dim, number)
     # Kernels read operands as they lie, but an index as one row.
     return entry if entry.is_floating_point() else entry.contiguous()

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 from jitsparse import calls
 from jitsparse.checks import is_fake
 from jitsparse.errors import ArgumentError
-from jitsparse.kernels.choice import Key, moved
+from jitsparse.kernels.choice import Key, key_on_device
 from jitsparse.pattern import Pattern
 from jitsparse.traits import attach_traits, attached_traits
 
@@ -61,7 +61,7 @@ def keys_of_model(
         device: ``"cpu"`` or ``"cuda"``, where the model will run.
         dtype: of all floating-point tensors of the model and its inputs; by default they keep
             theirs, and an input that is a shape has that of the model's first parameter.
-        float32: as for :func:`~jitsparse.kernels.choice.moved`.
+        float32: as for :func:`~jitsparse.kernels.choice.key_on_device`.
         backward: whether gradients are computed, of what requires one.
 
     Raises:
@@ -97,7 +97,7 @@ def keys_of_model(
                     # A gradient lies as its tensor does, or is copied to lie so.
                     torch.autograd.backward(outputs, [torch.ones_like(each) for each in outputs])
     index = -1 if device == "cpu" else 0
-    keys = [moved(key, index, float32) for key in listener.keys()]
+    keys = [key_on_device(key, index, float32) for key in listener.keys()]
     if not keys:
         raise ArgumentError(
             f"{asked} calls no kernel: it has no BlockSparseLinear layer and no operation of "

@@ -8,7 +8,10 @@ them, which costs little, as the compiler is the expensive part.
 The judge is float64 arithmetic on the same inputs, with the bound that rounding allows: for a sum
 of k products accumulated at precision u and stored at precision v,
 
-    |computed - exact|  <=  2 (k + 4) u (|A| |B|) + v |exact| + smallest subnormal
+    |computed - exact|  <=  2 (k + 8) u (|A| |B|) + v |exact| + smallest subnormal
+
+An activation multiplies the first term by its steepest slope and adds a few roundings of its own
+(``check_product``).
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ BYTES = 8
 
 def kept() -> int | None:
     """Address of the block."""
-    return ctypes.c_void_p.from_address(scratch.KEPT).value
+    return ctypes.c_void_p.from_address(scratch.SCRATCH_WORD).value
 
 
 def kept_bytes() -> int:

@@ -23,7 +23,7 @@ from jitsparse.compilation import compile_variants
 from jitsparse.explain import Explanation
 from jitsparse.jit import Kernel, Variant, config, targets, tuned
 from jitsparse.kernels import registry
-from jitsparse.kernels.choice import choose, moved, problem_of
+from jitsparse.kernels.choice import choose, key_on_device, problem_of
 from jitsparse.kernels.float32 import float32_arithmetic, float32_as
 from jitsparse.kernels.problem import Problem, product_problem
 from jitsparse.traits import profile_of
@@ -610,7 +610,7 @@ def test_float64_is_held_to_its_own_precision() -> None:
 def test_tf32_may_cut_off_13_bits_of_both_factors() -> None:
     a, x = operands()
     call = calls.catch("dsd", a, x)
-    short = replace(call, key=moved(call.key, 0, "tf32"))
+    short = replace(call, key=key_on_device(call.key, 0, "tf32"))
     cut = ((each.view(torch.int32) & -(1 << 13)).view(torch.float32) for each in (a.to_dense(), x))
     factors = [*cut]
     answer = factors[0] @ factors[1]
@@ -623,7 +623,7 @@ def test_a_random_pattern_is_random_whatever_chance_makes_of_it() -> None:
     drawn = js.Pattern.random((512, 512), 64, 2 / 64, generator=torch.Generator().manual_seed(0))
     assert profile_of(drawn.traits) != 0, "two blocks in one row"
     call = calls.sample(Problem("dsd", "cpu", "f32", (64, 64), "nn", True, 512, 512, 2, 64, 1))
-    assert problem_of(moved(call.key, 0, "f32")).profile == 0
+    assert problem_of(key_on_device(call.key, 0, "f32")).profile == 0
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "silu"])

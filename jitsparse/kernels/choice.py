@@ -23,10 +23,10 @@ __all__ = [
     "REFERENCE",
     "Key",
     "choose",
-    "choosing",
-    "moved",
+    "key_on_device",
     "problem_of",
     "select",
+    "selection_key",
 ]
 
 Key = tuple[Any, ...]
@@ -139,7 +139,7 @@ def _warn_once(reason: str) -> None:
 
 def problem_of(key: Key) -> Problem:
     """The facts of a key, with sizes rounded up."""
-    facts = choosing(key)
+    facts = selection_key(key)
     op, device, dtype, block_rows, block_cols, left, right, aligned, traits, extent, batch = facts
     rows, cols, nnz = sizes_of(traits)
     return Problem(
@@ -158,13 +158,13 @@ def problem_of(key: Key) -> Problem:
     )
 
 
-def choosing(key: Key) -> Key:
+def selection_key(key: Key) -> Key:
     """What of a key chooses a kernel: not the pattern's profile on a CPU, whose kernels have no
     panels."""
     return (*key[:8], without_profile(key[8]), *key[9:]) if key[1] < 0 else key
 
 
-def moved(key: Key, device: int, float32: str | None = None) -> Key:
+def key_on_device(key: Key, device: int, float32: str | None = None) -> Key:
     """What chooses the kernel of the same call with its operands on another device.
 
     Args:
@@ -176,4 +176,4 @@ def moved(key: Key, device: int, float32: str | None = None) -> Key:
     op, _, dtype, *others = key
     if dtype in ("f32", "tf32"):
         dtype = "f32" if device < 0 else float32 or float32_arithmetic()
-    return choosing((op, device, dtype, *others))
+    return selection_key((op, device, dtype, *others))

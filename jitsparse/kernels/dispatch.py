@@ -23,10 +23,10 @@ from jitsparse.errors import CacheMiss
 from jitsparse.jit import config
 from jitsparse.kernels import threads
 from jitsparse.kernels.allocate import new_matrices, on_current_gpu
-from jitsparse.kernels.choice import REFERENCE, Key, choosing, select
+from jitsparse.kernels.choice import REFERENCE, Key, select, selection_key
 from jitsparse.kernels.float32 import float32_arithmetic
-from jitsparse.kernels.operands import LOW, layout_of, require_memory
-from jitsparse.kernels.scratch import KEPT
+from jitsparse.kernels.operands import FREED_BELOW, layout_of, require_memory
+from jitsparse.kernels.scratch import SCRATCH_WORD
 from jitsparse.kernels.workspace import (
     NO_WORKSPACE,
     may_need_workspace,
@@ -84,7 +84,7 @@ def find(key: Key) -> Any:
 def _miss(key: Key) -> Any:
     """The same, of a key that has none yet; others may have chosen one by the same facts."""
     # Bound once: meanwhile another thread's pin may put a new dictionary in place.
-    kernels, facts = _kernels, choosing(key)
+    kernels, facts = _kernels, selection_key(key)
     kernel = kernels.get(facts)
     if kernel is None:
         kernel = _enter(kernels, facts, select(facts))
@@ -166,9 +166,9 @@ def dsd(
     )
     if kernel is REFERENCE:
         return _run_reference(reference.dsd, device, values, index, dense, rows, cols, transposed)
-    if values_ptr < LOW or dense_ptr < LOW:
+    if values_ptr < FREED_BELOW or dense_ptr < FREED_BELOW:
         require_memory(kernel, values, dense)
-    parts, workspace_ptr = 1, KEPT if device < 0 else 0
+    parts, workspace_ptr = 1, SCRATCH_WORD if device < 0 else 0
     if device >= 0 and kernel.note is not NO_WORKSPACE and may_need_workspace(kernel):
         k = rows if transposed else cols
         workspace, parts = workspace_of_product(
@@ -272,12 +272,12 @@ def dds(
     if kernel is REFERENCE:
         arguments = dense, values, index, rows, cols, transposed, bias, activation
         return _run_reference(reference.dds, device, *arguments)
-    if values_ptr < LOW or dense_ptr < LOW:
+    if values_ptr < FREED_BELOW or dense_ptr < FREED_BELOW:
         require_memory(kernel, values, dense)
     # Of a tangent that stands for zeros there is no address, which says that there is no bias.
-    if bias is not None and bias_ptr < LOW and not bias._is_zerotensor():
+    if bias is not None and bias_ptr < FREED_BELOW and not bias._is_zerotensor():
         require_memory(kernel, bias)
-    parts, workspace_ptr = 1, KEPT if device < 0 else 0
+    parts, workspace_ptr = 1, SCRATCH_WORD if device < 0 else 0
     if device >= 0 and kernel.note is not NO_WORKSPACE and may_need_workspace(kernel):
         k = cols if transposed else rows
         workspace, parts = workspace_of_product(
@@ -367,9 +367,9 @@ def sdd(
     if kernel is REFERENCE:
         arguments = left, right, index, rows, cols, nnz, block_rows, block_cols
         return _run_reference(reference.sdd, device, *arguments)
-    if left_ptr < LOW or right_ptr < LOW:
+    if left_ptr < FREED_BELOW or right_ptr < FREED_BELOW:
         require_memory(kernel, left, right)
-    parts, workspace_ptr = 1, KEPT if device < 0 else 0
+    parts, workspace_ptr = 1, SCRATCH_WORD if device < 0 else 0
     if device >= 0 and kernel.note is not NO_WORKSPACE and may_need_workspace(kernel):
         both = left_stride, right_stride
         workspace, parts = workspace_of_sdd(kernel.variant, out, (rows, cols), k, batch, both)

@@ -10,16 +10,17 @@ from torch import Tensor
 from jitsparse.errors import ArgumentError
 from jitsparse.jit.kernel import Kernel
 
-__all__ = ["LOW", "layout_of", "require_memory"]
+__all__ = ["FREED_BELOW", "layout_of", "require_memory"]
 
-LOW = 1 << 40
-"""Tensors whose storage was freed report an address below this: their view's offset in bytes."""
+FREED_BELOW = 1 << 40
+"""An address. A tensor whose storage was freed reports only its offset in bytes, which is below
+this; what is allocated lies above."""
 
 
 def require_memory(kernel: object, *operands: Tensor) -> None:
     """Raise if an operand has no memory; the stand-in kernel of a warm-up reads none.
 
-    Asked of operands that lie below :data:`LOW`, as few others do.
+    Asked only of operands below :data:`FREED_BELOW`.
     """
     missing = [
         each for each in operands if not (each.data_ptr() and each.untyped_storage().nbytes())

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import ctypes
 
-__all__ = ["KEPT"]
+__all__ = ["SCRATCH_WORD"]
 
 _word = ctypes.c_void_p()
 
-KEPT = ctypes.addressof(_word)
+SCRATCH_WORD = ctypes.addressof(_word)
 """Address of the word, for the workspace of a call."""

@@ -2,7 +2,8 @@
 
 Whatever is done to a module may be done to them: it is moved, copied, loaded, averaged, given other
 memory. A pattern never changes, and its packed index is derived from it, so the module makes
-another one where the buffers have become something else. By what they are when it looks:
+another one where the buffers have become something else. What it does depends on what they are
+when it looks:
 
 - tensors: their marks (version and address) tell whether they were written to or replaced. Then the
   pattern is made anew and checked, outside of any transform or mode, since it outlives these;
@@ -218,7 +219,7 @@ class PatternBuffers(nn.Module):
         it is that, as where a moving average copies the same indices at each update."""
         old = self._pattern
         readable = is_readable(crow) and is_readable(col)
-        if readable and _are_of(old, crow, col):
+        if readable and _same_indices(old, crow, col):
             return old
         given = old.shape, old.block_size, crow.clone(), col.clone()
         if readable:
@@ -295,7 +296,7 @@ def _refuse_earlier_gradients(values: nn.Parameter) -> None:
         torch.autograd.graph.get_gradient_edge(values).node.register_prehook(refuse)
 
 
-def _are_of(pattern: Pattern, crow: Tensor, col: Tensor) -> bool:
+def _same_indices(pattern: Pattern, crow: Tensor, col: Tensor) -> bool:
     """Whether indices that can be read are those of a pattern."""
     return all(
         (mine.shape, mine.dtype, mine.device) == (theirs.shape, theirs.dtype, theirs.device)

@@ -83,7 +83,7 @@ class PatternStateDict(PatternBuffers):
         own = self._facts
         facts = {name: local_metadata.get(name, mine) for name, mine in own.items()}
         # Where entries were renamed, the metadata are those of others.
-        if _are_of(facts, crow, col):
+        if _describes(facts, crow, col):
             for name in ("shape", "block_size"):
                 theirs, mine = tuple(facts[name]), own[name]
                 if theirs != mine:
@@ -123,7 +123,7 @@ class PatternStateDict(PatternBuffers):
         return None
 
 
-def _are_of(facts: dict[str, Any], crow: Any, col: Any) -> bool:
+def _describes(facts: dict[str, Any], crow: Any, col: Any) -> bool:
     """Whether metadata may be of these indices."""
     rows, block_rows = facts["shape"][0], facts["block_size"][0]
     return (

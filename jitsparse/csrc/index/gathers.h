@@ -193,7 +193,7 @@ class Gatherer {
     }
     std::stable_sort(order.begin(), order.end(), [&](int32 a, int32 b) { return place[a] < place[b]; });
     if (count > kSms) {
-      // Less than half a run that is left over belongs to the last: all should end with narrow tiles.
+      // What is left over, if less than half a run, joins the last run: all should end with narrow tiles.
       const int64 tiles_of_run = kSortedRounds * kSms, runs = std::max<int64>((count + tiles_of_run / 2) / tiles_of_run, 1);
       for (int64 run = 0; run < runs; ++run) {
         const auto begin = order.begin() + run * tiles_of_run, end = run + 1 == runs ? order.end() : begin + tiles_of_run;
