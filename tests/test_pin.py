@@ -253,6 +253,28 @@ def test_a_filter_that_nothing_could_pass_is_an_error(monkeypatch: pytest.Monkey
     assert chosen("mul:b32=simt; add:b7=simt") == (SIMPLE, "environment")
 
 
+def test_a_filter_by_a_knob_that_no_kernel_has_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A misspelt dtype may look like one."""
+    monkeypatch.setattr(pins, "_knobs", {})
+    assert chosen("mul:f23=simt")[1] == "heuristic"
+    declare_ops("mul", knobs="ts")
+    with pytest.raises(PinError, match=r"'f23' is no dtype .* mul has no knob 'f'\. Knobs: t, s\."):
+        chosen("mul:f23=simt")
+
+
+def test_a_filter_by_a_dtype_is_not_one_by_a_knob_of_its_spelling() -> None:
+    double = Variant.parse("mul.simt.generic.f64.f32")
+    for filtered, applies in (("f32", False), ("f64", True), ("generic", True), ("f16", False)):
+        (parsed,) = pins.parse_pins(f"mul:{filtered}=simt")
+        assert parsed.applies_to(double) is applies
+
+
+@pytest.mark.parametrize("op", ["sddmm", "spmm", "DSD", "dsb", "ddsd", "sddd"])
+def test_an_operation_of_others_is_no_misspelling(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pins, "_ops", {"dsd", "dds", "sdd"})
+    assert pins.is_of_others(op) is (op in ("sddmm", "spmm"))
+
+
 def test_a_pin_in_the_environment_may_be_another_programs() -> None:
     """Or of a package that is imported later; it is said once, and one in the program is wrong."""
     selection._warn_once.cache_clear()

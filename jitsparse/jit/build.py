@@ -3,6 +3,10 @@
 ``load`` is called only for a miss, in a directory that no other process knows, because much of what
 it does is unfit for a shared one: it links in place, up to torch 2.13 it waits for ever on the lock
 of a builder that was killed, and after a failure the next call in the process skips the build.
+
+A kernel needs nothing of torch, so a compiler could be called without it. ``load`` is the way
+because it is torch's own: what a distribution or a cluster patches in torch so that extensions
+build there (compilers, flags, ABI, where CUDA is) serves kernels, too.
 """
 
 from __future__ import annotations
@@ -114,14 +118,15 @@ def _require_known_headers(
     known = {os.path.realpath(path) for path in (str(template.source), *own)}
     unknown = ninja.dependencies(staging, tuple(roots_of(template))) - known
     if unknown:
-        # nvcc names what belongs to it, too, which may lie there.
-        theirs = tuple(os.path.realpath(each) + os.sep for each in tools.header_directories())
+        # nvcc names what belongs to it, too, which may lie there, as libraries may.
+        others = [*tools.header_directories(), *(folder for folder, _ in template.libraries)]
+        theirs = tuple(os.path.realpath(each) + os.sep for each in others)
         unknown = {path for path in unknown if not path.startswith(theirs)}
     if unknown:
-        others = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         raise CompileError(
             f"template {template.name!r} cannot be compiled\n"
-            f"  it includes {min(unknown)}{others}, which the text does not show: write #include "
+            f"  it includes {min(unknown)}{more}, which the text does not show: write #include "
             'with the name in "" or <> on a line of its own. A header that is not known would not '
             "be part of the cache key, and what it was before an edit would run",
             variant=variant.name,
@@ -163,7 +168,8 @@ def unusable_name(path: Path, forbidden: str = "$:\n") -> str:
 
 
 def _check_names(template: Template, variant: Variant, staging: Path) -> None:
-    includes = (template.source.parent, *template.include_dirs)
+    libraries = (folder for folder, _ in template.libraries)
+    includes = (template.source.parent, *template.include_dirs, *libraries)
     for reason in (unusable_name(staging), *(unusable_name(each, "$\n") for each in includes)):
         if reason:
             raise ToolchainError(
@@ -220,7 +226,7 @@ def _load(
     source: Path,
 ) -> tuple[str, bool]:
     """Run ``cpp_extension.load``; returns what it and the compiler said, and whether it failed."""
-    flags = list(compile_flags(template.language, variant.target))
+    flags = [*compile_flags(template.language, variant.target), *template.flags]
     cuda = template.language == "cuda"
     said: list[str] = []
     with extensions.prepared(tools, said) as cpp_extension:
@@ -232,10 +238,15 @@ def _load(
                 sources=[str(source)],
                 extra_cflags=[] if cuda else flags,
                 extra_cuda_cflags=flags if cuda else [],
-                extra_ldflags=[*link_flags(template.language), *_cudart(tools, staging)],
+                extra_ldflags=[
+                    *link_flags(template.language),
+                    *template.link_flags,
+                    *_cudart(tools, staging),
+                ],
                 extra_include_paths=[
                     str(template.source.parent),
                     *(str(directory) for directory in template.include_dirs),
+                    *(str(directory) for directory, _ in template.libraries),
                 ],
                 build_directory=str(staging),
                 with_cuda=cuda,

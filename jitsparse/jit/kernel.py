@@ -10,6 +10,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 from jitsparse.errors import ArgumentError, LaunchError, ToolchainError
 from jitsparse.jit import cache as caches
@@ -85,6 +86,18 @@ class Kernel:
                 ". It may be the error of earlier work on this GPU: CUDA_LAUNCH_BLOCKING=1 tells"
             )
         raise LaunchError(f"{self.variant.name} failed with code {code}: {reason}")
+
+    def __copy__(self) -> Kernel:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Kernel:
+        return self  # a module that keeps one can be copied
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{self!r} is mapped into this process and cannot be pickled: keep its template and "
+            "variant, and jit.load them where the pickle is read"
+        )
 
     def __repr__(self) -> str:
         return f"Kernel({self.variant.name})"
@@ -182,7 +195,7 @@ _mapped: dict[tuple[str, int], Kernel] = {}
 
 _guard = threading.Lock()
 _locks: dict[str, threading.Lock] = {}
-_recorded: set[tuple[Path, str]] = set()
+_recorded: set[tuple[Path, str, str]] = set()
 
 
 def _map(request: Request, permission: Permission, position: tuple[int, int] | None) -> Kernel:
@@ -254,9 +267,9 @@ os.register_at_fork(after_in_child=_after_fork)
 def _record(template: Template, variant: Variant) -> None:
     """Append a variant's first use in this process to the file of ``JITSPARSE_RECORD``."""
     path = config.get().record
-    if path is None or (path, variant.name) in _recorded:
+    if path is None or (use := (path, variant.name, template.name)) in _recorded:
         return
-    _recorded.add((path, variant.name))
+    _recorded.add(use)
     line = json.dumps({"variant": variant.name, "template": template.name}) + "\n"
     try:
         # One write of less than a page, appended: lines of several processes do not mix.

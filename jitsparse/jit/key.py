@@ -14,7 +14,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from jitsparse.errors import ConfigError
+from jitsparse.errors import ConfigError, JitsparseError
 from jitsparse.jit.targets import compile_flags, link_flags
 from jitsparse.jit.template import PROLOGUE, Template, headers
 from jitsparse.jit.variant import Variant
@@ -41,16 +41,30 @@ def fields_of(template: Template, variant: Variant, compiler: str) -> dict[str, 
         ConfigError: the context holds something else than str, int and bool.
         CompileError: the template, or a header of it, includes what it does not name.
     """
-    context = template.context(variant)
+    try:
+        context = template.context(variant)
+    except JitsparseError:
+        raise
+    except Exception as error:  # whatever the author's function raises
+        raise ConfigError(
+            f"template {template.name!r} has no context for {variant.name}: "
+            f"{type(error).__name__}: {error}."
+        ) from error
     if not isinstance(context, Mapping) or not all(isinstance(name, str) for name in context):
         raise ConfigError(
             f"template {template.name!r}: a context maps names to values, got {context!r}."
         )
     for name, value in context.items():
-        if not isinstance(value, (str, int)):  # a bool is an int
+        # Exactly these: an Enum of texts is keyed as one text and rendered as another.
+        if type(value) not in (str, int, bool):
             raise ConfigError(
                 f"template {template.name!r}: a context holds str, int and bool, but {name!r} is "
                 f"{value!r}, of type {type(value).__name__}."
+            )
+        if isinstance(value, str) and not value.isascii() and _has_surrogate(value):
+            raise ConfigError(
+                f"template {template.name!r}: {name!r} in its context is {value!r}, which is no "
+                "text in UTF-8."
             )
     return {
         "format": FORMAT,
@@ -64,11 +78,18 @@ def fields_of(template: Template, variant: Variant, compiler: str) -> dict[str, 
         },
         "flags": [
             *compile_flags(template.language, variant.target),
+            *template.flags,
             *link_flags(template.language),
+            *template.link_flags,
         ],
+        "libraries": [version for _, version in template.libraries],
         "machine": os.uname().machine,
         "compiler": compiler,
     }
+
+
+def _has_surrogate(text: str) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def digest(fields: Mapping[str, Any]) -> str:

@@ -33,6 +33,7 @@ class _Survey:
         joined: lines after which Jinja sees no new line: it is within what Jinja reads, or stripped
             beside it.
         begins: lines in which a block tag begins.
+        expressions: lines in which ``{{ }}`` begins, whose value may be several lines long.
         tags: of a line's blocks: 1 that opens one, -1 that closes one, 0 that divides it (else).
         captured: blocks that are opened there and not closed, whose text goes elsewhere.
         glued: lines in which a loop begins whose text ends within a line, which goes on with the
@@ -42,13 +43,16 @@ class _Survey:
 
     joined: set[int] = field(default_factory=set)
     begins: set[int] = field(default_factory=set)
+    expressions: set[int] = field(default_factory=set)
     tags: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     captured: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     glued: set[int] = field(default_factory=set)
     visible: dict[int, str] = field(default_factory=lambda: defaultdict(str))
 
 
-def with_line_marks(text: str, environment: Environment) -> tuple[str, list[int]]:
+def with_line_marks(
+    text: str, environment: Environment, *, long_values: bool = False
+) -> tuple[str, list[int]]:
     """The template with a ``#line`` after every block, and where each of its lines was.
 
     A block tag on a line of its own shall leave no line behind, a false branch leaves out all its
@@ -56,6 +60,12 @@ def with_line_marks(text: str, environment: Environment) -> tuple[str, list[int]
     of them the compiler must be told where it is. Inside a preprocessor's macro of several lines, a
     comment, a raw string or a tag, and inside a block whose text Jinja puts elsewhere, it is told
     when that has ended.
+
+    Args:
+        text: of the template.
+        environment: that will render it.
+        long_values: whether what ``{{ }}`` stands for may be several lines long, too: then there is
+            a ``#line`` after each, but for those in a directive of the preprocessor.
     """
     lines = _NEWLINE.split(text)
     last = len(lines) - (not lines[-1])
@@ -95,6 +105,7 @@ def with_line_marks(text: str, environment: Environment) -> tuple[str, list[int]
             closing = _left_open(survey.visible[number], closing)
             unfinished = unfinished if captured else number in survey.joined
             due = due or number - 1 in survey.joined or sum(found) != 0 or 0 in found
+            due = due or (long_values and number in survey.expressions and line[:1] != "#")
         unfinished = unfinished or number in survey.glued
         stands_alone = not (unfinished or number in survey.joined)
         if due and stands_alone and not (inside_macro or captured or closing):
@@ -124,7 +135,9 @@ def _survey(text: str, environment: Environment) -> _Survey:
         # What is stripped beside a tag is in no token.
         after = tokens[i + 1][0] if i + 1 < len(tokens) else line + breaks
         found.joined.update(range(line + breaks, after))
-        if kind in ("block_begin", "raw_begin", "raw_end"):
+        if kind == "variable_begin":
+            found.expressions.add(line)
+        elif kind in ("block_begin", "raw_begin", "raw_end"):
             found.begins.add(line)
             block = []
         elif kind == "block_end" and block:

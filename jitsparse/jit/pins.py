@@ -41,6 +41,8 @@ _BLOCK = re.compile(r"[a-z]\d+(x\d+)*")
 
 _ops: set[str] = set()
 _dtypes: set[str] = set()
+_knobs: dict[str, str] = {}
+"""Letters by operation, of those that have said which they have."""
 _values: dict[tuple[str, str], tuple[str, ...]] = {}
 """By operation and knob."""
 _pinned: list[Sequence[Pin]] = []
@@ -81,7 +83,7 @@ class Pin:
         return None
 
 
-def declare_ops(*ops: str, dtypes: Sequence[str] = ()) -> None:
+def declare_ops(*ops: str, dtypes: Sequence[str] = (), knobs: str = "") -> None:
     """Name the operations that pins may name, when a package that has them is imported.
 
     Any other in a pin of the program is then an error; one in ``JITSPARSE_PIN``, which all programs
@@ -90,9 +92,12 @@ def declare_ops(*ops: str, dtypes: Sequence[str] = ()) -> None:
     Args:
         ops: names of operations.
         dtypes: of theirs, that pins may name as filters beside those that there are already.
+        knobs: letters of all their knobs; a filter by another one is then an error.
     """
     _ops.update(ops)
     _dtypes.update(dtypes)
+    if knobs:
+        _knobs.update(dict.fromkeys(ops, knobs))
 
 
 def declare_values(knob: str, values: Sequence[str], ops: Sequence[str]) -> None:
@@ -176,7 +181,8 @@ def parse_pins(text: str, origin: str = "") -> tuple[Pin, ...]:
             if kind is None:
                 raise PinError(
                     f"{origin}{each!r} in pin {part!r} is not a filter: use a dtype "
-                    f"({', '.join(DTYPES)}), a target (sm90a, avx512) or a block (b32, b32x64)."
+                    f"({', '.join([*DTYPES, *sorted(_dtypes)])}), a target (sm90a, avx512) or a "
+                    "knob whose value is numbers (b32, b32x64)."
                 )
             if _spelt_out(kinds.setdefault(kind, each)) != _spelt_out(each):
                 raise PinError(
@@ -206,7 +212,19 @@ def _spelt_out(word: str) -> str:
 def is_of_others(op: str) -> bool:
     """Whether pins name an operation that nothing here has, and that is no misspelt one of ours: in
     the environment it may be of another program, or of a package that is imported later."""
-    return op not in _ops and not difflib.get_close_matches(op.lower(), _ops, 1)
+    return op not in _ops and _near(op) is None
+
+
+def _near(op: str) -> str | None:
+    """The operation of which a name is a misspelling: one letter is another, or nearly all are the
+    same. difflib's own limit takes ``sddmm``, which others have, for ``sdd``."""
+    word = op.lower()
+    for near in difflib.get_close_matches(word, _ops, 1):
+        changed = sum(a != b for a, b in zip(word, near, strict=False))
+        alike = difflib.SequenceMatcher(None, word, near).ratio()
+        if (len(word) == len(near) and changed == 1) or alike > 0.75:
+            return near
+    return None
 
 
 def check_pin(pinned: Pin, origin: str) -> None:
@@ -216,14 +234,22 @@ def check_pin(pinned: Pin, origin: str) -> None:
         PinError: there is no operation of that name, or a filter names a value that no kernel has.
     """
     if pinned.op not in _ops:
-        near = difflib.get_close_matches(pinned.op, _ops, 1)
+        near = _near(pinned.op)
         raise PinError(
             f"{origin}: {pinned.text!r} pins the operation {pinned.op!r}, which does not exist. "
-            f"Operations: {', '.join(sorted(_ops))}."
-            + (f" Did you mean {near[0]}?" if near else "")
+            f"Operations: {', '.join(sorted(_ops))}." + (f" Did you mean {near}?" if near else "")
         )
     for filtered in pinned.filters:
-        legal = _values.get((pinned.op, filtered[0])) if _BLOCK.fullmatch(filtered) else None
+        kind = _kind(filtered)
+        if kind in ("dtype", "target", None):
+            continue
+        letters = _knobs.get(pinned.op)
+        if letters is not None and filtered[0] not in letters:
+            raise PinError(
+                f"{origin}: {pinned.text!r} would never apply: {filtered!r} is no dtype and no "
+                f"target, and {pinned.op} has no knob {filtered[0]!r}. Knobs: {', '.join(letters)}."
+            )
+        legal = _values.get((pinned.op, filtered[0]))
         if legal is not None and filtered[1:] not in legal:
             raise PinError(
                 f"{origin}: {pinned.text!r} would never apply, since no {filtered[0]} is "
@@ -232,7 +258,12 @@ def check_pin(pinned: Pin, origin: str) -> None:
 
 
 def _passes(variant: Variant, word: str) -> bool:
-    return word in (variant.dtype, variant.target) or has_knob(variant, word)
+    kind = _kind(word)
+    if kind == "dtype":  # and not a knob of the same spelling
+        return variant.dtype == word
+    if kind == "target":
+        return variant.target == word
+    return has_knob(variant, word)
 
 
 def has_knob(variant: Variant, word: str) -> bool:

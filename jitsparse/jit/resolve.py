@@ -10,7 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jitsparse.errors import CacheMiss, CompileError, ToolchainError, UnwritableCache
+from jitsparse.errors import (
+    ArgumentError,
+    CacheMiss,
+    CompileError,
+    ToolchainError,
+    UnwritableCache,
+)
 from jitsparse.jit import cache as caches
 from jitsparse.jit import config, forks, key, progress, toolchain
 from jitsparse.jit.cache import Cache
@@ -58,6 +64,10 @@ class Request:
     """
 
     def __init__(self, template: Template, variant: Variant) -> None:
+        if not isinstance(variant, Variant):
+            raise ArgumentError(
+                f"a kernel is asked for by a Variant, got {variant!r}: Variant.parse reads a name"
+            )
         self.template = template
         self.variant = variant
         self.tools: toolchain.Toolchain | None = None

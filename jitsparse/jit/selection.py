@@ -98,6 +98,10 @@ def choose(
     op = everything[0].variant.op
     declare_ops(op)
     if explicit is not None:
+        if not isinstance(explicit, str):
+            raise PinError(
+                f"explicit is the right side of a pin or a variant's name, got {explicit!r}"
+            )
         wanted = Pin(explicit, op, (), tuple(explicit.strip().split(".")))
         candidate = _obey(wanted, everything, "the argument")
         return Choice(candidate, "argument", f"asked for as {explicit!r}", everything)

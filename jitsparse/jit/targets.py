@@ -47,6 +47,11 @@ _CPU_FEATURES: dict[str, frozenset[str]] = {
 # are compared with a reference by norm. Reassociation stays off, results must be repeatable.
 _MATH = ("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
 _CUDA_TARGET = re.compile(r"sm(\d+)(\d)([af]?)")
+# Which torch takes away, for its own types' sake.
+_HALF_OPERATORS = tuple(
+    f"-U__CUDA_NO_{name}__"
+    for name in ("HALF_OPERATORS", "HALF_CONVERSIONS", "HALF2_OPERATORS", "BFLOAT16_CONVERSIONS")
+)
 
 
 def compile_flags(language: Literal["c++", "cuda"], target: str) -> tuple[str, ...]:
@@ -64,7 +69,7 @@ def compile_flags(language: Literal["c++", "cuda"], target: str) -> tuple[str, .
         arch = "".join(match.groups())
         gencode = f"-gencode=arch=compute_{arch},code=sm_{arch}"
         # torch adds architectures of its own unless one of these flags contains "arch".
-        return ("-std=c++17", "-O3", gencode, "-Xcompiler=-fvisibility=hidden")
+        return ("-std=c++17", "-O3", gencode, "-Xcompiler=-fvisibility=hidden", *_HALF_OPERATORS)
     if target not in _CPU_FLAGS:
         raise UnsupportedProblem(
             f"{target!r} is not a CPU target; there are {', '.join(_CPU_FLAGS)}."

@@ -11,10 +11,10 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple, NoReturn
 
 from jitsparse.errors import CompileError, ConfigError
 from jitsparse.jit.variant import Variant
@@ -36,6 +36,8 @@ extern "C" __attribute__((visibility("default"))) const char* jitsparse_error(in
 _INCLUDE = re.compile(
     r'^[ \t]*#[ \t]*(include|include_next|import)\b[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)?', re.MULTILINE
 )
+_ASKED = re.compile(r'\b__has_include(?:_next)?\s*\(\s*(?:"([^"\n]+)"|<([^>\n]+)>)')
+_OF_HEADERS = ("-I", "-isystem", "-iquote", "-idirafter", "-include", "-imacros", "--include-path")
 _COMMENT = re.compile(r"\{#.*?#\}|/\*.*?\*/", re.DOTALL)
 _PLACEHOLDER = re.compile(r"\{\{-?\s*(\w+)\s*-?\}\}")
 
@@ -54,6 +56,11 @@ class Template:
             not, is part of the cache key.
         arguments: how many 64-bit words the launcher reads.
         context: the names that the file may use, for a variant.
+        libraries: directories of headers of others (CUTLASS, Eigen), each with the version that
+            stands for them in the cache key: they are not read.
+        flags: for the compiler, behind those that all templates have (``-lineinfo``), not for
+            directories of headers.
+        link_flags: for the linker (``-lcublas``).
     """
 
     name: str
@@ -62,6 +69,9 @@ class Template:
     include_dirs: tuple[Path, ...]
     arguments: int
     context: Callable[[Variant], Context]
+    libraries: tuple[tuple[Path, str], ...] = ()
+    flags: tuple[str, ...] = ()
+    link_flags: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.language not in ("c++", "cuda"):
@@ -77,6 +87,24 @@ class Template:
             raise ConfigError(
                 f"template {self.name!r}: arguments is how many words the launcher reads, got "
                 f"{self.arguments!r}."
+            )
+        for name in ("flags", "link_flags"):
+            flags = getattr(self, name)
+            if type(flags) is not tuple or not all(isinstance(each, str) for each in flags):
+                raise ConfigError(
+                    f"template {self.name!r}: {name} is a tuple of texts, got {flags!r}."
+                )
+        hidden = next((each for each in self.flags if each.startswith(_OF_HEADERS)), None)
+        if hidden is not None:
+            raise ConfigError(
+                f"template {self.name!r}: flag {hidden!r} names headers of which the cache key "
+                "would not know: their directory belongs to include_dirs or libraries."
+            )
+        if type(self.libraries) is not tuple or not all(map(_is_library, self.libraries)):
+            raise ConfigError(
+                f"template {self.name!r}: libraries is a tuple of pairs, a directory and the "
+                f"version of what is there, as ((Path('cutlass/include'), '4.2.0'),), got "
+                f"{self.libraries!r}."
             )
         if type(self.include_dirs) is not tuple or not all(
             isinstance(path, Path) for path in (self.source, *self.include_dirs)
@@ -103,6 +131,15 @@ class Template:
             ) from error
 
 
+def _is_library(pair: object) -> bool:
+    return (
+        isinstance(pair, tuple)
+        and len(pair) == 2
+        and isinstance(pair[0], Path)
+        and isinstance(pair[1], str)
+    )
+
+
 def render(template: Template, context: Context) -> str:
     """Source text of a template for one context.
 
@@ -118,8 +155,12 @@ def render(template: Template, context: Context) -> str:
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
         autoescape=False,
+        finalize=_in_cpp,
+        loader=jinja2.FunctionLoader(_refuse_template),
     )
-    text, lines = with_line_marks(template.text(), environment)
+    written = template.text()
+    long_values = "macro" in written or any("\n" in str(value) for value in context.values())
+    text, lines = with_line_marks(written, environment, long_values=long_values)
     try:
         code = environment.compile(text, filename=str(template.source))
         compiled = jinja2.Template.from_code(environment, code, environment.make_globals(None))
@@ -134,12 +175,25 @@ def render(template: Template, context: Context) -> str:
     return PROLOGUE.format(source=_quoted(template.source)) + body
 
 
+def _in_cpp(value: object) -> object:
+    """What ``{{ name }}`` stands for."""
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def _refuse_template(name: str) -> NoReturn:
+    raise ValueError(
+        f"a template cannot include or extend {name!r}, of which the cache key would not know: put "
+        "it into a header and write #include"
+    )
+
+
 def headers(template: Template, context: Context) -> dict[str, str]:
     """Own headers that a template includes, directly or through other headers.
 
     An include names an own header if it is found beside the including file, beside the template or
-    in one of its ``include_dirs``; all others belong to the compiler and are identified by its
-    version. Includes under a false ``#if`` count too: a superset is safe, a subset is not.
+    in one of its ``include_dirs``; all others belong to its libraries or to the compiler, and are
+    identified by their versions. Includes under a false ``#if`` count too, and what
+    ``__has_include`` asks for: a superset is safe, a subset is not.
 
     Returns:
         Name of each header relative to its include directory (or as included), to its text, in
@@ -170,20 +224,19 @@ def own_headers(template: Template, context: Context) -> dict[str, tuple[str, st
     while queue:
         including, text = queue.pop()
         is_template = including == source
-        for match in _includes(text):
-            name = match[2] or match[3] or ""
+        for directive, quoted, name, at in _includes(text):
             if is_template:
                 name = _PLACEHOLDER.sub(lambda m: str(context.get(m[1], m[0])), name)
             if not name or (is_template and ("{{" in name or "{%" in name)):
-                line = text.count("\n", 0, match.start()) + 1
-                raise _unknown_include(template, including, line, match[1], name)
+                line = text.count("\n", 0, at) + 1
+                raise _unknown_include(template, including, line, directive, name)
             if is_template and name == f"kernel{template.suffix}":
                 raise CompileError(
                     f"template {template.name!r} includes {name!r}, which is what its rendered "
                     "source is called: call the header something else",
                     source_path=including,
                 )
-            beside = (os.path.dirname(including),) if match[2] else ()
+            beside = (os.path.dirname(including),) if quoted else ()
             for directory in (*beside, *roots):
                 path = _as_opened(directory, name, plain)
                 if path not in seen and os.path.isfile(path):
@@ -196,12 +249,28 @@ def own_headers(template: Template, context: Context) -> dict[str, tuple[str, st
                     queue.append((path, content))
                     seen.add(path)
                 # The next one of the name lies further on.
-                if path in seen and match[1] != "include_next":
+                if path in seen and directive != "include_next":
                     break
     return found
 
 
-def _includes(text: str) -> Iterable[re.Match[str]]:
+class _Include(NamedTuple):
+    """What a text includes, or asks for.
+
+    Attributes:
+        directive: ``include`` or another one.
+        quoted: whether the name stands in ``""``.
+        name: of the file; empty if it is not there.
+        at: where the directive begins.
+    """
+
+    directive: str
+    quoted: bool
+    name: str
+    at: int
+
+
+def _includes(text: str) -> Iterator[_Include]:
     """Directives that include something: of those that name no file, none that is in a comment.
     With a name they all count, since what looks like a comment may stand in a string."""
     matches = list(_INCLUDE.finditer(text))
@@ -209,7 +278,10 @@ def _includes(text: str) -> Iterable[re.Match[str]]:
     if len(found) < len(matches):
         bare = _COMMENT.sub(lambda comment: re.sub(r"[^\n]", " ", comment[0]), text)
         found |= {match.start(): match for match in _INCLUDE.finditer(bare)}
-    return found.values()
+    for at, match in found.items():
+        yield _Include(match[1], bool(match[2]), match[2] or match[3] or "", at)
+    for match in _ASKED.finditer(text):
+        yield _Include("__has_include", bool(match[1]), match[1] or match[2], match.start())
 
 
 def _as_opened(directory: str, name: str, plain: dict[str, bool]) -> str:

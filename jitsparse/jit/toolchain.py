@@ -8,6 +8,7 @@ change.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -89,6 +90,10 @@ class Compiler:
         resolved = Path(os.path.realpath(self.path))
         if resolved.name in _WRAPPERS:
             return self.ask()
+        script = _script(resolved)
+        if script is not None:
+            # It may add flags, or start another compiler than yesterday.
+            return f"{self.ask()}\nscript {hashlib.sha256(script).hexdigest()}"
         stat = resolved.stat()
         identity = f"{resolved} {stat.st_size} {stat.st_mtime_ns}"
         version = memo.read(identity)
@@ -128,6 +133,12 @@ class Compiler:
         # gcc begins with the name it was called by: "c++ (Debian 12.2.0-14) 12.2.0".
         text = re.sub(r"^\S+ (?=\()", "", answer.stdout.strip())
         return "\n".join(line for line in text.splitlines() if not line.startswith("InstalledDir"))
+
+
+def _script(program: Path) -> bytes | None:
+    """The text of a program that another one interprets."""
+    with program.open("rb") as file:
+        return file.read() if file.read(2) == b"#!" else None
 
 
 @dataclass(frozen=True)

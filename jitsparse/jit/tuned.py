@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jitsparse.errors import ArgumentError
 from jitsparse.jit import cache as caches
 from jitsparse.jit import config, files, progress
 from jitsparse.jit.lookup import Lookup
@@ -81,8 +82,17 @@ def record(
         version: of the program that the variants belong to.
 
     Raises:
+        ArgumentError: a name is no text, or a time is no finite number of seconds.
         OSError: the entry cannot be written.
     """
+    for name in (problem, machine, variant, *seconds):
+        if not isinstance(name, str):
+            raise ArgumentError(
+                f"problem, machine and variants are given by their names, got {name!r}"
+            )
+    for name, taken in seconds.items():
+        if not _is_time(taken):
+            raise ArgumentError(f"{name} cannot have taken {taken!r} seconds")
     cache = caches.current()
     if not cache.writable():
         cache = caches.private_instead(cache)
@@ -221,7 +231,7 @@ def _record(content: Mapping[str, Any], path: Path) -> Record:
         _are_texts((problem, variant))
         and isinstance(driver, str | None)
         and isinstance(seconds, dict)
-        and all(type(value) in (int, float) and 0 <= value < math.inf for value in seconds.values())
+        and all(map(_is_time, seconds.values()))
     ):
         raise ValueError("it is not an entry of the tuned table")
     return Record(str(problem), str(variant), path, False, seconds, driver)
@@ -273,6 +283,10 @@ def _parse(data: bytes) -> dict[str, Any]:
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"it is not of format {FORMAT}")
     return content
+
+
+def _is_time(value: object) -> bool:
+    return type(value) in (int, float) and 0 <= value < math.inf  # type: ignore[operator]
 
 
 def _are_texts(values: Iterable[object]) -> bool:

@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 OPS = ("dsd", "dds", "sdd")
-declare_ops(*OPS)
+declare_ops(*OPS, knobs="bcgklorstvw")
 declare_values(
     "b",
     [

@@ -264,6 +264,45 @@ def test_lines_after_what_jinja_reads(text: str, tmp_path: Path) -> None:
     assert (expected, "x") in compiler_lines(rendered), rendered
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("{{ v }}\nx\n", "a\nb\nc"),
+        ("a {{ v }} b\n\nx\n", "c\nd"),
+        ("{% for i in [1, 2] %}\n{{ v }}\n{% endfor %}\nx\n", "a\nb"),
+        ("#define A {{ v }}\nint a;\n{{ v }}\nx\n", "1 \\\n + 2"),
+        ("{% macro m(a) %}\na {{ a }}\nb\n{% endmacro %}\n{{ m(1) }}\n{{ m(v) }}\nx\n", "c"),
+    ],
+)
+def test_lines_after_values_of_several_lines(text: str, value: str, tmp_path: Path) -> None:
+    rendered = render(written(tmp_path, text), {"v": value})
+    assert (text.split("\n").index("x") + 1, "x") in compiler_lines(rendered), rendered
+
+
+def test_a_truth_value_is_that_of_cpp(tmp_path: Path) -> None:
+    text = "{{ yes }} {{ not yes }} {{ n }} {% if yes %}{{ 'True' }}{% endif %}\n"
+    assert render(written(tmp_path, text), {"yes": True, "n": 1}).endswith("\ntrue false 1 True\n")
+
+
+def test_a_template_includes_no_other(tmp_path: Path) -> None:
+    """Of which the key would not know."""
+    for directive in ("include", "extends", "import"):
+        text = f"a\n{{% {directive} 'b.h' {'as b' if directive == 'import' else ''} %}}\n"
+        with pytest.raises(CompileError, match=r"t\.jinja:2: .*'b\.h'.*write #include"):
+            render(written(tmp_path, text), {})
+
+
+def test_what_is_asked_for_is_a_header_of_its_own(tmp_path: Path) -> None:
+    template = written(
+        tmp_path, '#if __has_include("opt.h") || __has_include ( <opt2.h> )\n#endif\n'
+    )
+    assert headers(template, {}) == {}
+    (tmp_path / "opt.h").write_text("1")
+    (tmp_path / "inc").mkdir()
+    (tmp_path / "inc" / "opt2.h").write_text("2")
+    assert headers(template, {}) == {"opt.h": "1", "opt2.h": "2"}
+
+
 def test_what_is_rendered_is_the_authors_text(tmp_path: Path) -> None:
     text = "// a form\x0cfeed, \x85 and \u2028\n{% raw %}\n{% if %}\n{% endraw %}\n"
     text += 'R"(\n{% if yes %}\nin\n{% endif %}\n)"\n'

@@ -41,6 +41,12 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands for compilers here is a script, and shall count as a program of its own."""
+    monkeypatch.setattr(toolchain, "_script", lambda program: None)
+
+
 def found_home(**settings: object) -> Path | None:
     with config.override(**{"cuda_home": (), "cxx": None, "cc": None, **settings}):
         return toolchain.find("cuda").cuda_home
@@ -89,6 +95,7 @@ def test_other_names_are_tried(bare: Path) -> None:
         assert toolchain.find("c++").cxx.path == bare / "bin" / "clang++"
 
 
+@pytest.mark.usefixtures("compiled")
 def test_the_host_compiler_of_nvcc_is_part_of_the_version(bare: Path) -> None:
     home = toolkit(bare / "cuda")
     cc = program(bare / "bin" / "my-cc", 'echo "my-cc (Host) 7.7"')
@@ -117,6 +124,7 @@ def test_what_the_environment_tells_nvcc_is_part_of_the_version(bare: Path) -> N
     assert len(found) == 6
 
 
+@pytest.mark.usefixtures("compiled")
 def test_a_version_is_asked_for_once(tmp_path: Path) -> None:
     compiler = program(tmp_path / "cc", f'echo asked >> {tmp_path}/asked; echo "cc (A) 1"')
     memo = Memo((tmp_path / "cache" / "v1" / "compilers.json",))
@@ -127,6 +135,7 @@ def test_a_version_is_asked_for_once(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "cache").stat().st_mode) == 0o700
 
 
+@pytest.mark.usefixtures("compiled")
 def test_a_compiler_replaced_by_one_of_its_size_is_asked_again(tmp_path: Path) -> None:
     """As by an update of the distribution, at the same path."""
     memo = Memo((tmp_path / "v1" / "compilers.json",))
@@ -175,6 +184,20 @@ def test_a_version_behind_a_wrapper_is_never_remembered(tmp_path: Path) -> None:
     assert Compiler(tmp_path / "c++").version(memo) == "(A) 2"
 
 
+def test_a_script_is_part_of_the_version_and_asked_each_time(tmp_path: Path) -> None:
+    """It may add flags, and start what it says of itself is another compiler by now."""
+    memo = Memo((tmp_path / "v1" / "compilers.json",))
+    (tmp_path / "number").write_text("1")
+    compiler = program(tmp_path / "c++", f'echo "g++ (A) $(cat {tmp_path}/number)"')
+    before = Compiler(compiler).version(memo)
+    assert Compiler(compiler).version(memo) == before
+    (tmp_path / "number").write_text("2")
+    behind = Compiler(compiler).version(memo)
+    program(compiler, f'echo "g++ (A) $(cat {tmp_path}/number)" # -DFAST')
+    assert len({before, behind, Compiler(compiler).version(memo)}) == 3
+
+
+@pytest.mark.usefixtures("compiled")
 def test_a_damaged_memo_is_ignored(tmp_path: Path) -> None:
     compiler = program(tmp_path / "cc", 'echo "cc (A) 1"')
     file = tmp_path / "cache" / "v1" / "compilers.json"
@@ -187,6 +210,7 @@ def test_a_damaged_memo_is_ignored(tmp_path: Path) -> None:
     assert Compiler(compiler).version(Memo((file,))) == "(A) 1"
 
 
+@pytest.mark.usefixtures("compiled")
 def test_a_version_may_have_bytes_that_are_no_text(tmp_path: Path) -> None:
     """clang says where it lies."""
     clang = program(tmp_path / "clang", "printf 'clang 9\\nInstalled: /opt/\\377\\n'")
