@@ -266,6 +266,22 @@ def test_training_goes_on_from_a_checkpoint(grow: Any) -> None:
         assert torch.equal(mine, theirs)
 
 
+def test_a_gradient_penalty_says_that_it_is_not_seen() -> None:
+    model, adam = make()
+    moving = js.nn.DropAndGrow(model, adam, every=1, until=100)
+    x = torch.randn(5, 40, requires_grad=True)
+    with pytest.raises(js.ArgumentError, match="create_graph=True"), moving.watching():
+        torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    assert moving.due
+
+
+def test_sharded_values_are_refused_at_once() -> None:
+    model, adam = make()
+    model.first.values.data = torch.zeros(400)
+    with pytest.raises(js.ArgumentError, match="before the model is sharded"):
+        js.nn.DropAndGrow(model, adam, every=1, until=100)
+
+
 def test_a_checkpoint_that_was_loaded_to_a_gpu() -> None:
     """Along with the state of what is random, which belongs to the host."""
     model, adam = make()

@@ -220,3 +220,17 @@ def test_models_that_do_not_match_are_refused_and_left_alone() -> None:
         with pytest.raises(js.ArgumentError, match=said):
             js.nn.match_patterns_(model, like)
         assert model[0].pattern == before
+
+
+def test_where_one_layer_cannot_follow_none_moves() -> None:
+    """That it cannot is found before any does."""
+    model = nn.Sequential(*(js.nn.BlockSparseLinear(64, 64, 16, density=0.5) for _ in range(3)))
+    nn.utils.prune.l1_unstructured(model[2], "values", 0.3)
+    before = [layer.pattern for layer in model]
+    with pytest.raises(js.ArgumentError, match=r"layer '2': .*pruning"):
+        js.nn.prune_(model, 0.25)
+    assert [layer.pattern for layer in model] == before
+    other = nn.Sequential(*(js.nn.BlockSparseLinear(64, 64, 16, density=0.5) for _ in range(3)))
+    with pytest.raises(js.ArgumentError, match=r"layer '2': .*pruning"):
+        js.nn.match_patterns_(model, other)
+    assert [layer.pattern for layer in model] == before

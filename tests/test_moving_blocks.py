@@ -482,6 +482,77 @@ def test_state_stays_where_it_is_if_it_fits() -> None:
         assert kept is before[name]
 
 
+def test_new_blocks_begin_with_adagrads_own_sum() -> None:
+    """Of zero their first step would be the whole learning rate."""
+    layer, x = js.nn.BlockSparseLinear(64, 64, 16, density=0.25), torch.randn(9, 64)
+    optimizer = torch.optim.Adagrad(layer.parameters(), initial_accumulator_value=0.5)
+    train(layer, optimizer, [x])
+    old = layer.pattern.to_mask().flatten()
+    sums = optimizer.state[layer.values]["sum"].clone()
+    layer.set_pattern(js.Pattern.from_mask(torch.ones(4, 4, dtype=torch.bool), 16), optimizer)
+    moved = optimizer.state[layer.values]["sum"]
+    assert torch.equal(moved[old], sums)
+    assert (moved[~old] == 0.5).all()
+
+
+class Wrapper(torch.optim.Optimizer):
+    """Keeps something itself, and has another optimizer do the rest, as SAM does."""
+
+    def __init__(self, base: torch.optim.Optimizer) -> None:
+        super().__init__(base.param_groups, {})
+        self.base_optimizer = base
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["old"] = parameter.detach().clone()
+        self.base_optimizer.step()
+
+
+@pytest.mark.parametrize("density", [0.5, 0.25])
+def test_the_state_of_a_wrapped_optimizer_moves(density: float) -> None:
+    layer = js.nn.BlockSparseLinear(64, 64, 16, density=0.5)
+    base = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+    wrapper = Wrapper(base)
+    train(layer, wrapper, [torch.randn(2, 64)])
+    states = (base.state, "momentum_buffer"), (wrapper.state, "old")
+    before = [
+        js.BlockSparse(state[layer.values][key].clone(), layer.pattern) for state, key in states
+    ]
+    after = js.Pattern.random((64, 64), 16, density)
+    layer.set_pattern(after, wrapper)
+    for (state, key), old in zip(states, before, strict=True):
+        assert torch.equal(state[layer.values][key], old.with_pattern(after).values)
+    train(layer, wrapper, [torch.randn(2, 64)])
+
+
+class Packed(torch.Tensor):
+    """What keeps 8 bits of each element, say."""
+
+
+def test_state_of_a_subclass_is_refused() -> None:
+    """Nobody knows how it is indexed."""
+    layer = js.nn.BlockSparseLinear(64, 64, 16, density=0.5)
+    adam = torch.optim.Adam(layer.parameters())
+    train(layer, adam, [torch.randn(2, 64)])
+    state = adam.state[layer.values]
+    state["exp_avg"] = state["exp_avg"].as_subclass(Packed)
+    with pytest.raises(
+        js.ArgumentError, match=r"'exp_avg' of the layer's values, a Packed of shap"
+    ):
+        layer.set_pattern(js.Pattern.random((64, 64), 16, 0.5), adam)
+
+
+def test_values_in_a_bucket_keep_their_number() -> None:
+    """As ZeroRedundancyOptimizer has them: it would go on with those in the bucket."""
+    layer = js.nn.BlockSparseLinear(64, 64, 16, density=0.5)
+    adam = torch.optim.Adam(layer.parameters())
+    adam.parameters_as_bucket_view = True  # type: ignore[attr-defined]
+    layer.set_pattern(js.Pattern.random((64, 64), 16, 0.5), adam)
+    with pytest.raises(js.ArgumentError, match="parameters_as_bucket_view"):
+        layer.set_pattern(js.Pattern.random((64, 64), 16, 0.25), adam)
+
+
 @pytest.mark.parametrize("fused", [True, False])
 def test_an_optimizer_that_was_not_named_refuses_its_next_step(fused: bool) -> None:
     """Fused ones would write past the end of their state."""

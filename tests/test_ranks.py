@@ -62,6 +62,54 @@ for mine, whole in zip(ranked.parameters(), alone.parameters(), strict=True):
 js.nn.require_same_patterns(ranked)
 """
 
+RESIZED = """\
+# A wrapper that does not know the gradients of a layer would leave them to each rank.
+import sys, torch, jitsparse as js
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
+
+store, rank = sys.argv[1:]
+rank = int(rank)
+distributed.init_process_group(
+    "gloo", rank=rank, world_size=2, store=distributed.FileStore(store, 2)
+)
+torch.manual_seed(0)
+model = torch.nn.Sequential(
+    js.nn.BlockSparseLinear(64, 64, 16, density=0.5), torch.nn.Linear(64, 8)
+)
+sgd = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+generator = torch.Generator().manual_seed(rank)
+
+def step(wrapper):
+    sgd.zero_grad()
+    wrapper(torch.randn(8, 64, generator=generator)).square().mean().backward()
+    sgd.step()
+
+old = DistributedDataParallel(model, find_unused_parameters=True)
+step(old)
+as_many = js.Pattern.random((64, 64), 16, 0.5, generator=torch.Generator().manual_seed(2))
+model[0].set_pattern(as_many, sgd)
+step(old)
+js.nn.prune_(model, 0.25, sgd)
+try:
+    step(old)
+except js.ArgumentError as error:
+    assert "wrap the model anew" in str(error), error
+else:
+    raise SystemExit("it ran")
+new = DistributedDataParallel(model, find_unused_parameters=True)
+for _ in range(3):
+    step(new)
+values = [torch.empty_like(model[0].values) for _ in range(2)]
+distributed.all_gather(values, model[0].values.detach())
+assert torch.equal(*values)
+"""
+
+
+def test_a_wrapper_of_other_numbers_of_blocks_refuses_to_run(tmp_path: Path) -> None:
+    run_two_ranks(RESIZED, where=tmp_path)
+
+
 TWO_GPUS = [
     pytest.mark.gpu,
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),

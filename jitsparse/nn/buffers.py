@@ -17,7 +17,7 @@ when it looks:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -32,7 +32,13 @@ from jitsparse.blocks import block_positions, gather_blocks, require_like
 from jitsparse.checks import check_indices, is_readable
 from jitsparse.errors import ArgumentError
 from jitsparse.jit import progress
-from jitsparse.nn.moving import guard, moves_of, require_trained
+from jitsparse.nn.moving import (
+    guard,
+    moves_of,
+    refuse_wrappers,
+    require_movable,
+    require_trained,
+)
 from jitsparse.pattern import Pattern
 from jitsparse.transforms import outside_of_transforms
 
@@ -102,6 +108,20 @@ class PatternBuffers(nn.Module):
             >>> layer.pattern.nnz_blocks
             28
         """
+        blocks = len(self.values)
+        self._require_movable(pattern, optimizers)
+        self._move(pattern, optimizers)
+        if len(self.values) != blocks:
+            refuse_wrappers(self.values)
+
+    def _require_movable(
+        self, pattern: Pattern, optimizers: Sequence[torch.optim.Optimizer]
+    ) -> None:
+        """Check what :meth:`set_pattern` raises.
+
+        Raises:
+            ArgumentError: see there.
+        """
         old, values = self.pattern, self.values
         if old.device.type == "meta":
             raise ArgumentError(
@@ -117,6 +137,11 @@ class PatternBuffers(nn.Module):
                 f"{tuple(values.shape)} on {values.device}: {advice_on(values, 'move')}"
             )
         require_trained(values, optimizers)
+        require_movable(values, optimizers, pattern.nnz_blocks)
+
+    def _move(self, pattern: Pattern, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """:meth:`set_pattern` after its checks."""
+        old, values = self.pattern, self.values
         # A layer that was made in inference mode can be written there alone.
         with torch.inference_mode(values.is_inference()), torch.no_grad():
             places = block_positions(pattern, old)

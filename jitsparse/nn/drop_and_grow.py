@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from jitsparse.errors import ArgumentError
-from jitsparse.nn.patterns import assigned, layers_of, match_patterns_, pairs_of
+from jitsparse.nn.patterns import assigned, layers_of, match_patterns_, move_all, pairs_of
 from jitsparse.nn.replacing import Where
 from jitsparse.nn.watching import Watcher
 from jitsparse.pattern import Pattern
@@ -127,6 +127,7 @@ class DropAndGrow:
                     f"DropAndGrow: none of the optimizers trains the values of layer {name!r}: "
                     "give the one that does, or leave the layer out (where=...)"
                 )
+            self._layers[name]._require_movable(self._layers[name].pattern, those)
         return trained
 
     @property
@@ -173,10 +174,9 @@ class DropAndGrow:
             trained = self._check()
             fraction = self.fraction * (1 + math.cos(math.pi * number / self.until)) / 2
             moves = self._moves(fraction)
+            move_all(self._layers, {name: move.pattern for name, move in moves.items()}, trained)
         self._steps = number
         self._watcher.forget()
-        for name, move in moves.items():
-            self._layers[name].set_pattern(move.pattern, *trained[name])
         if moves:
             for follower in self._followers:
                 match_patterns_(follower, self._model)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import numbers
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +17,10 @@ from jitsparse.errors import ArgumentError
 
 __all__ = [
     "Moves",
-    "entries_of",
     "guard",
     "moves_of",
+    "refuse_wrappers",
+    "require_movable",
     "require_optimizer",
     "require_trained",
     "trains",
@@ -76,6 +78,30 @@ def guard(values: nn.Parameter) -> None:
     _resized[values] = True
 
 
+def refuse_wrappers(*resized: nn.Parameter) -> None:
+    """Have each DistributedDataParallel that knows values refuse to run, now that their number of
+    blocks is another. Its hook is on a gradient that there will be no more, so it would reduce the
+    others' alone; where it looks for unused parameters, without an error.
+
+    All objects of the process are looked through, which takes some tens of milliseconds.
+    """
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return
+    numbers_of = set(map(id, resized))
+    for each in gc.get_objects():
+        if issubclass(type(each), nn.parallel.DistributedDataParallel):
+            if not numbers_of.isdisjoint(map(id, each.module.parameters())):
+                each.register_forward_pre_hook(_refuse_to_run)
+
+
+def _refuse_to_run(wrapper: nn.Module, _: Any) -> None:
+    raise ArgumentError(
+        f"this {type(wrapper).__name__} does not know the gradients of a layer whose number of "
+        "blocks has changed since it was made: wrap the model anew"
+    )
+
+
 def _refuse_old_state(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     if not _resized:
         return
@@ -97,8 +123,8 @@ def moves_of(
     values: nn.Parameter, optimizers: Sequence[torch.optim.Optimizer], places: Tensor
 ) -> Moves:
     """What becomes of all state that has an entry for each block: momentum, running averages, also
-    of rows and columns of blocks. New blocks begin with zeros, steps of Rprop with the learning
-    rate, as those of a new parameter do. Nothing is changed yet, so what fails changes nothing.
+    of rows and columns of blocks. New blocks begin as those of a new parameter do, most of it with
+    zeros. Nothing is changed yet, so what fails changes nothing.
 
     Args:
         values: whose state it is.
@@ -111,44 +137,89 @@ def moves_of(
     moves: Moves = []
     seen: dict[int, Tensor] = {}  # an optimizer beside one that wraps it has the same tensors
     for optimizer in optimizers:
-        for state, key, kept in entries_of(values, optimizer):
-            if id(kept) not in seen:
-                moved = gather_blocks(kept, places)
-                if isinstance(_inner(optimizer), torch.optim.Rprop) and key == "step_size":
-                    new = (places == values.shape[0]).view(-1, 1, 1)
-                    moved = moved.masked_fill(new, _groups(values, optimizer)[0]["lr"])
-                seen[id(kept)] = moved
-            moves.append((state, key, seen[id(kept)]))
+        for entry in _entries(values, optimizer):
+            if id(entry.kept) not in seen:
+                moved, start = gather_blocks(entry.kept, places), _start(values, entry)
+                if start:
+                    moved = moved.masked_fill((places == values.shape[0]).view(-1, 1, 1), start)
+                seen[id(entry.kept)] = moved
+            moves.append((entry.state, entry.key, seen[id(entry.kept)]))
     return moves
 
 
-def entries_of(values: nn.Parameter, optimizer: torch.optim.Optimizer) -> Moves:
-    """What an optimizer keeps of each block of values.
+def require_movable(
+    values: nn.Parameter, optimizers: Sequence[torch.optim.Optimizer], blocks: int
+) -> None:
+    """Check that what optimizers keep of values can follow them to so many blocks.
+
+    Raises:
+        ArgumentError: an optimizer keeps something in which no block has a place of its own, or
+            values in a memory that they would leave.
+    """
+    for optimizer in optimizers:
+        for _ in _entries(values, optimizer):
+            pass
+        for each in _with_inner(optimizer):
+            if blocks != len(values) and getattr(each, "parameters_as_bucket_view", False):
+                raise ArgumentError(
+                    f"this {type(each).__name__} keeps its parameters in buckets, which values of "
+                    "another number of blocks would leave without its knowledge: make it without "
+                    "parameters_as_bucket_view=True"
+                )
+
+
+class _Entry(NamedTuple):
+    """Something that an optimizer keeps of each block of values."""
+
+    optimizer: torch.optim.Optimizer
+    state: dict[str, Any]
+    key: str
+    kept: Tensor
+
+
+def _entries(values: nn.Parameter, optimizer: torch.optim.Optimizer) -> Iterator[_Entry]:
+    """What an optimizer keeps of each block of values, and those that it wraps.
 
     Raises:
         ArgumentError: it keeps something else, in which no block has a place of its own.
     """
-    entries: Moves = []
-    inner = _inner(optimizer)
-    state = inner.state.get(_holder(values, inner), {})
-    for key, kept in state.items():
-        if isinstance(kept, Tensor) and kept.dim() > 1 and kept.shape[0] == values.shape[0]:
-            entries.append((state, key, kept))
-        elif not _is_of_no_block(kept):
-            kind = type(kept).__name__
-            what = f"of shape {tuple(kept.shape)}" if isinstance(kept, Tensor) else f"a {kind}"
-            raise ArgumentError(
-                f"set_pattern(pattern, *optimizers): an optimizer keeps {key!r} of the layer's "
-                f"values, {what}, in which no block has a place of its own; move the layer "
-                "without that optimizer, and drop its state of values"
-            )
-    return entries
+    for each in _with_inner(optimizer):
+        state = each.state.get(_holder(values, each), {})
+        for key, kept in state.items():
+            if type(kept) is Tensor and kept.dim() > 1 and kept.shape[0] == values.shape[0]:
+                yield _Entry(each, state, key, kept)
+            elif not _is_of_no_block(kept):
+                kind = type(kept).__name__
+                what = f"a {kind}"
+                if isinstance(kept, Tensor):
+                    what = f"{'' if kind == 'Tensor' else f'a {kind} '}of shape {tuple(kept.shape)}"
+                raise ArgumentError(
+                    f"set_pattern(pattern, *optimizers): an optimizer keeps {key!r} of the layer's "
+                    f"values, {what}, in which no block has a place of its own; move the layer "
+                    "without that optimizer, and drop its state of values"
+                )
 
 
-def _inner(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The one that keeps the state: ZeroRedundancyOptimizer keeps none itself."""
-    inner: torch.optim.Optimizer = getattr(optimizer, "optim", optimizer)
-    return inner
+def _start(values: nn.Parameter, entry: _Entry) -> float:
+    """With what an optimizer's entry of a new parameter begins."""
+    optimizer = entry.optimizer
+    if isinstance(optimizer, torch.optim.Rprop) and entry.key == "step_size":
+        option = "lr"
+    elif isinstance(optimizer, torch.optim.Adagrad) and entry.key == "sum":
+        option = "initial_accumulator_value"
+    else:
+        return 0.0
+    return float(_groups(values, optimizer)[0][option])
+
+
+def _with_inner(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+    """An optimizer and those that it has as attributes, which keep the state, or some of it:
+    ZeroRedundancyOptimizer has one, and so have SAM and the wrappers of trainers."""
+    found = [optimizer]
+    for each in found:
+        inner = (value for value in vars(each).values() if isinstance(value, torch.optim.Optimizer))
+        found += [other for other in inner if not any(other is known for known in found)]
+    return found
 
 
 def _is_of_no_block(kept: object) -> bool:

@@ -11,10 +11,11 @@ from torch import nn
 from jitsparse.checks import as_count
 from jitsparse.errors import ArgumentError
 from jitsparse.nn.linear import BlockSparseLinear, require_a_block
-from jitsparse.nn.moving import entries_of, require_optimizer, trains
+from jitsparse.nn.moving import refuse_wrappers, require_movable, require_optimizer, trains
 from jitsparse.nn.replacing import Where, named, require_module, require_unwrapped
+from jitsparse.pattern import Pattern
 
-__all__ = ["assigned", "layers_of", "match_patterns_", "pairs_of", "prune_"]
+__all__ = ["assigned", "layers_of", "match_patterns_", "move_all", "pairs_of", "prune_"]
 
 
 def match_patterns_(model: nn.Module, like: nn.Module, *optimizers: torch.optim.Optimizer) -> None:
@@ -44,9 +45,15 @@ def match_patterns_(model: nn.Module, like: nn.Module, *optimizers: torch.optim.
     pairs = pairs_of(model, like, "match_patterns_")
     mine = {name: layer for name, (layer, _) in pairs.items()}
     trained = assigned(mine, optimizers, "match_patterns_")
-    for name, (layer, other) in pairs.items():
-        if layer.pattern != other.pattern:
-            layer.set_pattern(other.pattern, *trained[name])
+    move_all(
+        mine,
+        {
+            name: other.pattern
+            for name, (layer, other) in pairs.items()
+            if layer.pattern != other.pattern
+        },
+        trained,
+    )
 
 
 def prune_(
@@ -60,7 +67,9 @@ def prune_(
     To prune gradually, begin with ``sparsify_(model, block_size, density=1.0)``, make the
     optimizer, and lower the density while the model trains: parameters and optimizers stay. Hooks
     on gradients do not survive another number of blocks, so what is wrapped for several devices is
-    refused: prune the model itself, the same on all ranks, and wrap it anew.
+    refused: prune the model itself, the same on all ranks, and wrap it anew. A compiled model is
+    compiled anew for each density, ``torch._dynamo.config.recompile_limit`` times (8): raise that,
+    or compile when the pruning is done.
 
     Args:
         model: changed in place, as by :meth:`BlockSparseLinear.set_pattern`, after a step and
@@ -102,9 +111,38 @@ def prune_(
             if count < pattern.nnz_blocks:
                 kept = layer.weight.detach().block_norms().topk(count).indices
                 patterns[name] = require_a_block(pattern.take(kept), wanted)
-    for name, pattern in patterns.items():
-        layers[name].set_pattern(pattern, *trained[name])
+    move_all(layers, patterns, trained)
     return tuple(patterns)
+
+
+def move_all(
+    layers: Mapping[str, BlockSparseLinear],
+    patterns: Mapping[str, Pattern],
+    trained: Mapping[str, Sequence[torch.optim.Optimizer]],
+) -> None:
+    """:meth:`BlockSparseLinear.set_pattern` of several layers, of all or of none.
+
+    Args:
+        layers: by name.
+        patterns: of those that move.
+        trained: of each layer the optimizers that train it.
+
+    Raises:
+        ArgumentError: one of them cannot be moved. Nothing is changed then.
+    """
+    for name, pattern in patterns.items():
+        try:
+            layers[name]._require_movable(pattern, trained[name])
+        except ArgumentError as error:
+            raise ArgumentError(f"layer {name!r}: {error}") from error
+    resized = []
+    for name, pattern in patterns.items():
+        layer = layers[name]
+        if pattern.nnz_blocks != layer.pattern.nnz_blocks:
+            resized.append(layer.values)
+        layer._move(pattern, trained[name])
+    if resized:
+        refuse_wrappers(*resized)
 
 
 def pairs_of(
@@ -190,7 +228,7 @@ def assigned(
                 "layer here: it was made before they were, or for another model"
             )
         for values in trained:
-            entries_of(values, each)
+            require_movable(values, [each], len(values))
     return {
         name: [each for each in optimizers if trains(each, layer.values)]
         for name, layer in layers.items()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from jitsparse import functional
 from jitsparse.blocks import frobenius_norms
+from jitsparse.errors import ArgumentError
 from jitsparse.nn.linear import BlockSparseLinear
 from jitsparse.pattern import Pattern
 
@@ -68,6 +69,13 @@ class Watcher:
         x = _rows(inputs[0] if inputs else keywords["x"]).to(out.dtype)
 
         def keep(grad: Tensor) -> None:
+            if torch.is_grad_enabled():
+                raise ArgumentError(
+                    f"DropAndGrow: a backward pass through layer {name!r} is differentiated itself "
+                    "(create_graph=True, as for a gradient penalty), and the gradient of such a "
+                    "loss in blocks that are not stored is not known: use grow='random', or run "
+                    "that part outside of watching()"
+                )
             # Until here autograd sees to it that nobody writes to x. Its memory becomes free where
             # nobody else has it.
             self._pairs.setdefault(name, []).append((x.clone(), _rows(grad).clone()))
