@@ -144,7 +144,7 @@ def check_coordinates(row: Tensor, col: Tensor, grid: tuple[int, int]) -> None:
                 f"{name} is 1-d and int32 or int64, got shape {tuple(indices.shape)} and "
                 f"{indices.dtype}"
             )
-        if not is_readable(indices):
+        if indices.is_meta or is_fake(indices):
             raise PatternError(
                 f"{name} has no data that says where blocks are; make the pattern of indices that "
                 "have, and move it: Pattern.from_indices(...).to('meta')"

@@ -411,6 +411,7 @@ class Pattern:
             >>> a.with_pattern(strongest).values.shape
             torch.Size([3, 32, 32])
         """
+        self._require_data("take")
         some = as_blocks(blocks, self.nnz_blocks)
         rows, cols = self.row_indices[some], self.col_indices[some]
         return Pattern.from_indices(rows, cols, self.block_size, self.shape)
@@ -430,8 +431,17 @@ class Pattern:
                 f"a {operator} b takes operands of one shape, block size and device, got {self!r} "
                 f"and {other!r}"
             )
+        self._require_data(operator)
         positions = combine(self._positions(), other._positions())
         return Pattern._trusted(self.shape, self.block_size, *_compressed(positions, self.grid))
+
+    def _require_data(self, function: str) -> None:
+        """PatternError on the meta device, where a pattern has no places."""
+        if self.device.type == "meta":
+            raise PatternError(
+                f"{function} needs to know where the blocks are, and {self!r} does not: do it to "
+                "patterns with data, and move the result with .to('meta')"
+            )
 
     def _positions(self) -> Tensor:
         """``(nnz_blocks,)`` int64: the row-major number of each block in the grid, in order."""

@@ -36,8 +36,8 @@ class BlockSparse:
     Args:
         values: ``(nnz_blocks, block_rows, block_cols)``, the blocks in the pattern's order. Kept,
             not copied, if contiguous. Elements past the edge of the matrix are padding: they must
-            be finite, and zero if you read blocks directly (their norms, say); all conversions and
-            operations write zeros there.
+            be finite, also in the dtype of autocast, and zero if you read blocks directly (their
+            norms, say). What is computed has zeros there.
         pattern: where the blocks are.
 
     ``a.T`` is the transposed matrix on the same values: nothing is copied. ``values`` and
@@ -147,7 +147,8 @@ class BlockSparse:
         that only the other one stores; differentiable.
 
         Args:
-            pattern: of the same shape, block size and device.
+            pattern: of the matrix as it is stored, as :attr:`pattern` is, of the same shape, block
+                size and device.
 
         Raises:
             ArgumentError: if it is no such pattern.
@@ -159,10 +160,27 @@ class BlockSparse:
             >>> torch.equal(a.with_pattern(everywhere).to_dense(), a.to_dense())
             True
         """
-        stored = self.pattern
-        require_like("with_pattern(pattern)", pattern, self.shape, self.block_size, stored.device)
-        wanted = pattern.T if self.transposed else pattern
-        return self._with(clear_edge(self._values_on(wanted), wanted), wanted)
+        mine = self.pattern
+        require_like("with_pattern(pattern)", pattern, mine.shape, mine.block_size, mine.device)
+        return self._with(clear_edge(self._values_on(pattern), pattern), pattern)
+
+    def with_values(self, values: Tensor) -> BlockSparse:
+        """Other values on the same blocks, read as these are, also if they are transposed.
+
+        Args:
+            values: of the shape of :attr:`values`, in their order.
+
+        Raises:
+            ArgumentError: if they are none of the pattern.
+
+        Example:
+            >>> import jitsparse as js
+            >>> a = js.random((128, 64), 32, 0.5).T
+            >>> positive = a.with_values(a.values.relu())
+            >>> (positive.to_dense() == a.to_dense().relu()).all().item()
+            True
+        """
+        return self._with(values, self.pattern)
 
     @classmethod
     def from_bsr(cls, tensor: Tensor) -> BlockSparse:
@@ -310,7 +328,10 @@ class BlockSparse:
         values = self.values.to(*args, **kwargs)
         if values is self.values:
             return self
-        return self._with(values, self.pattern.to(values.device))
+        pattern = self.pattern.to(values.device)
+        if values.dtype is not self.values.dtype:  # in which padding may be infinite
+            values = clear_edge(values, pattern)
+        return self._with(values, pattern)
 
     def _with(self, values: Tensor, pattern: Pattern) -> BlockSparse:
         matrix = BlockSparse(values, pattern)
@@ -389,13 +410,19 @@ class BlockSparse:
         if func in _OPERATOR and torch.compiler.is_dynamo_compiling():
             return NotImplemented
         if ours is not None:
+            unknown = (kwargs or {}).keys() - _KEYWORDS
+            if unknown:
+                raise TypeError(
+                    f"{torch.overrides.resolve_name(func)} takes no {', '.join(sorted(unknown))} "
+                    "beside a BlockSparse"
+                )
             return ours(*args, **(kwargs or {}))
         if not all(issubclass(each, BlockSparse) for each in types):
             return NotImplemented
         raise TypeError(
             f"{torch.overrides.resolve_name(func) or func} takes no BlockSparse; torch.matmul, "
             "torch.mm and torch.nn.functional.linear do. What leaves zeros zero can be done to the "
-            "values, BlockSparse(f(a.values), a.pattern); anything else to a.to_dense()"
+            "values, a.with_values(f(a.values)); anything else to a.to_dense()"
         )
 
     # -- display --------------------------------------------------------------------------------
@@ -426,18 +453,25 @@ def _matmul(input: BlockSparse | Tensor, other: BlockSparse | Tensor) -> Tensor:
     return functional.dds(input, other)  # type: ignore[arg-type]
 
 
+def _mm(input: BlockSparse | Tensor, mat2: BlockSparse | Tensor) -> Tensor:
+    return _matmul(input, mat2)
+
+
 def _linear(input: Tensor, weight: BlockSparse | Tensor, bias: Tensor | None = None) -> Tensor:
     return jitsparse.functional.linear(input, weight, bias)  # type: ignore[arg-type]
 
 
 _TORCH_FUNCTIONS: dict[Callable[..., Any], Callable[..., Tensor]] = {
     torch.matmul: _matmul,
-    torch.mm: _matmul,
+    torch.linalg.matmul: _matmul,
+    torch.mm: _mm,
     Tensor.matmul: _matmul,
-    Tensor.mm: _matmul,
+    Tensor.mm: _mm,
     Tensor.__matmul__: _matmul,
     torch.nn.functional.linear: _linear,
 }
+
+_KEYWORDS = {"input", "other", "mat2", "weight", "bias"}
 
 _OPERATOR = (Tensor.matmul, Tensor.__matmul__)
 """What Dynamo (torch 2.13) takes ``@`` for. Where a matrix is its left operand it has the two

@@ -37,7 +37,7 @@ def test_a_matrix_on_another_pattern(before: Tensor, after: Tensor, transposed: 
     shape, block = (20, 50), (8, 16)
     a = js.BlockSparse.from_dense(torch.randn(shape), block, before)
     pattern = js.Pattern.from_mask(after, block, shape)
-    moved = a.T.with_pattern(pattern.T).T if transposed else a.with_pattern(pattern)
+    moved = a.T.with_pattern(pattern).T if transposed else a.with_pattern(pattern)
     assert moved.pattern == pattern
     expected = torch.where(expand(after, block, shape), a.to_dense(), 0)
     assert torch.equal(moved.to_dense(), expected)

@@ -446,3 +446,25 @@ def test_some_of_the_blocks() -> None:
 def test_what_names_no_blocks(blocks: Any, said: str) -> None:
     with pytest.raises(PatternError, match=said):
         js.Pattern.random((64, 64), 8, 0.5).take(blocks)
+
+
+def test_what_needs_to_know_the_places_says_so_on_the_meta_device() -> None:
+    a, b = (js.Pattern.random((64, 64), 16, 0.5, device="meta") for _ in range(2))
+    for combine in (lambda: a | b, lambda: a & b, lambda: a - b, lambda: a.take(torch.tensor([0]))):
+        with pytest.raises(js.PatternError, match="needs to know where the blocks are"):
+            combine()
+
+
+def test_coordinates_of_any_class_of_tensor() -> None:
+    here = torch.nn.Parameter(torch.tensor([0, 1]), requires_grad=False)
+    assert js.Pattern.from_indices(here, here, 16, (32, 32)).nnz_blocks == 2
+
+
+def test_some_of_the_blocks_in_a_compiled_function() -> None:
+    """Outside of its graph."""
+    a = js.random((64, 64), 16, 0.5)
+
+    def mask(a: js.BlockSparse) -> torch.Tensor:
+        return a.pattern.take(a.block_norms().topk(2).indices).to_mask()
+
+    assert torch.equal(torch.compile(mask, backend="eager")(a), mask(a))

@@ -242,6 +242,27 @@ def test_a_block_may_be_named_twice_in_two_ways() -> None:
     assert len(pins.parse_pins("mul:b32:b32x32:s4:bf16=simt")) == 1
 
 
+def test_the_name_of_a_variant_is_a_pin() -> None:
+    """As explain prints it."""
+    assert chosen(FAST) == chosen(f"mul={FAST}") == (FAST, "environment")
+    assert "mul.mma.sm90a.bf16.b32x32.t1x1.s1" in refusal("mul.mma.sm90a.bf16.b32x32.t1x1.s1")
+
+
+def test_a_pin_without_a_block_says_that_it_pins_nothing() -> None:
+    with pytest.warns(RuntimeWarning, match=r"pin\('mul=simt'\) pins nothing without a block"):
+        pin("mul=simt")
+    with pytest.raises(PinError, match="is not a pin"):
+        pin("nonsense")
+
+
+def test_a_pin_for_a_function() -> None:
+    @pin("mul=simt")
+    def source() -> str:
+        return choose(candidates()).source
+
+    assert [source(), choose(candidates()).source, source()] == ["context", "heuristic", "context"]
+
+
 def test_a_filter_that_nothing_could_pass_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """A misspelt block would pin nothing, in silence."""
     monkeypatch.setattr(pins, "_values", {})

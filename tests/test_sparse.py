@@ -570,3 +570,36 @@ def test_another_class_may_have_functions_of_a_matrix() -> None:
             return func
 
     assert torch.add(js.random((16, 16), 8, 0.5), Other()) is torch.add
+
+
+def test_other_values_are_read_alike() -> None:
+    """And so are other blocks: both are as stored, whichever way the matrix is read."""
+    a = js.random((128, 128), 32, 0.5, generator=torch.Generator().manual_seed(1))
+    for each in (a, a.T):
+        assert torch.equal(each.with_values(each.values.relu()).to_dense(), each.to_dense().relu())
+        assert torch.equal(each.with_pattern(each.pattern).to_dense(), each.to_dense())
+        strongest = each.pattern.take(each.block_norms().topk(3).indices)
+        norms = each.with_pattern(strongest).block_norms()
+        assert torch.equal(norms.sort().values, each.block_norms().topk(3).values.flip(0))
+    with pytest.raises(js.ArgumentError, match="has 8 blocks"):
+        a.with_values(a.values[:3])
+
+
+def test_padding_stays_none_in_another_dtype() -> None:
+    """Where it may be infinite."""
+    pattern = js.Pattern.from_mask(torch.ones(1, 1, dtype=torch.bool), 16, (10, 10))
+    values = torch.full((1, 16, 16), 1e6)
+    values[:, :10, :10] = 1
+    half = js.BlockSparse(values, pattern).to(torch.float16)
+    assert torch.equal(
+        half @ torch.ones(10, 3, dtype=torch.float16), torch.full((10, 3), 10.0).half()
+    )
+
+
+def test_keywords_of_torchs_functions() -> None:
+    a, x = js.random((32, 16), 8, 0.5), torch.randn(16, 3)
+    assert torch.equal(torch.mm(a, mat2=x), a @ x)
+    assert torch.equal(x.T.mm(mat2=a.T), x.T @ a.T)
+    assert torch.equal(torch.linalg.matmul(a, x), a @ x)
+    with pytest.raises(TypeError, match=r"torch\.matmul takes no out beside a BlockSparse"):
+        torch.matmul(a, x, out=torch.empty(32, 3))

@@ -3,7 +3,7 @@
 A pin is ``op[:filter]*=[family.]knob[.knob]*``, several of them separated by ``;``. Before the
 ``=`` stands what it applies to: an operation, then filters (a dtype ``bf16``, a knob ``b32`` or
 ``b32x64``, a target ``sm90a``). After it stands what the variant must be: a family, knobs, or both,
-or a whole variant name. Example::
+or a whole variant name, which may also stand alone. Example::
 
     JITSPARSE_PIN="dsd=t64x256x64.s2; sdd:bf16:b16=mma"
 """
@@ -13,11 +13,11 @@ from __future__ import annotations
 import contextlib
 import difflib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jitsparse.errors import PinError
-from jitsparse.jit import config
+from jitsparse.jit import config, progress
 from jitsparse.jit.environment import CPU_TARGETS
 from jitsparse.jit.variant import Variant
 
@@ -106,8 +106,7 @@ def declare_values(knob: str, values: Sequence[str], ops: Sequence[str]) -> None
     _values.update({(op, knob): tuple(values) for op in ops})
 
 
-@contextlib.contextmanager
-def pin(text: str) -> Iterator[None]:
+def pin(text: str) -> contextlib.AbstractContextManager[None]:
     """Pin variants, for the whole process, inside a ``with`` block.
 
     Args:
@@ -122,20 +121,46 @@ def pin(text: str) -> Iterator[None]:
 
     Raises:
         PinError: the text is not a pin.
+
+    Warns:
+        RuntimeWarning: no block is entered with what is returned, so nothing is pinned.
     """
     if not isinstance(text, str):
         raise PinError(f"a pin is a text as in JITSPARSE_PIN, got {type(text).__name__}")
-    # A list of its own: blocks of several threads may end in another order than they began.
-    mine = [*parse_pins(text)]
-    with config.lock:
-        _pinned.append(mine)
-        config.bump()
-    try:
-        yield
-    finally:
+    return _Block(text)
+
+
+class _Block(contextlib.ContextDecorator, contextlib.AbstractContextManager[None]):
+    """What :func:`pin` returns."""
+
+    def __init__(self, text: str) -> None:
+        self._entered = True  # so far there is nothing to warn of
+        self._text, self._pins = text, parse_pins(text)
+        self._entered = False
+        self._mine: list[list[Pin]] = []
+
+    def __enter__(self) -> None:
+        self._entered = True
+        # A list of its own: blocks of several threads may end in another order than they began.
+        mine = [*self._pins]
+        self._mine.append(mine)
+        with config.lock:
+            _pinned.append(mine)
+            config.bump()
+
+    def __exit__(self, *_: object) -> None:
+        mine = self._mine.pop()
         with config.lock:
             del _pinned[next(n for n, each in enumerate(_pinned) if each is mine)]
             config.bump()
+
+    def __del__(self) -> None:
+        if not self._entered:
+            progress.warn(
+                f"jitsparse: pin({self._text!r}) pins nothing without a block: write "
+                f"with pin({self._text!r}):, or set JITSPARSE_PIN",
+                always=True,
+            )
 
 
 def in_force() -> list[tuple[str, str, Sequence[Pin]]]:
@@ -165,6 +190,9 @@ def parse_pins(text: str, origin: str = "") -> tuple[Pin, ...]:
     """
     pins = []
     for part in filter(None, (part.strip() for part in text.split(";"))):
+        if "=" not in part and _is_name(part):
+            pins.append(Pin(part, part.partition(".")[0], (), tuple(part.split("."))))
+            continue
         left, separator, right = (piece.strip() for piece in part.partition("="))
         op, *filters = left.split(":")
         wanted = right.split(".")
@@ -191,6 +219,15 @@ def parse_pins(text: str, origin: str = "") -> tuple[Pin, ...]:
                 )
         pins.append(Pin(part, op, tuple(filters), tuple(wanted)))
     return tuple(pins)
+
+
+def _is_name(text: str) -> bool:
+    """Whether a text is the name of a variant, such as explain prints."""
+    try:
+        Variant.parse(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _kind(text: str) -> str | None:
