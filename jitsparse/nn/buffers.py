@@ -17,7 +17,10 @@ when it looks:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -48,12 +51,26 @@ INDICES = ("crow_indices", "col_indices")
 _Self = TypeVar("_Self", bound="PatternBuffers")
 
 
+_changes = threading.RLock()
+"""Held while a layer becomes another one, and while one finds that it has."""
+
+
+def _after_fork() -> None:
+    """A thread of the parent may have held it, and is not here."""
+    global _changes
+    _changes = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 class PatternBuffers(nn.Module):
     """The base of a layer that stores ``values`` at the blocks of a pattern."""
 
     values: nn.Parameter
     crow_indices: Tensor
     col_indices: Tensor
+    _marks: list[tuple[int, int]]
     _emptied: list[tuple[int, int]] | None = None  # marks of buffers off the meta device, unwritten
 
     @property
@@ -150,11 +167,21 @@ class PatternBuffers(nn.Module):
             for state, name, new in moves:
                 # Where it is if it fits: a captured graph of the step may know the place.
                 state[name] = state[name].copy_(new) if as_many else new
-            if not as_many:
-                self._resize_values(moved.shape)
-            values.copy_(moved)
+            with self._changing():
+                if as_many:
+                    values.copy_(moved)
+                else:
+                    self._resize_values(moved)
+                # DistributedDataParallel knows the buffers.
+                self._take_over(pattern, in_place=as_many)
             values.grad = None
-            self._take_over(pattern, in_place=as_many)  # DistributedDataParallel knows the buffers
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Calls in other threads that begin meanwhile wait, and see all of a change."""
+        with _changes:
+            self._marks = []  # of no buffers: whoever looks at them looks closer, and waits there
+            yield
 
     def _take_over(self, pattern: Pattern, *, in_place: bool = False) -> None:
         """Make copies of a pattern's indices the buffers; ``in_place`` writes into the present ones
@@ -167,9 +194,17 @@ class PatternBuffers(nn.Module):
             if in_place and _may_write(getattr(self, name), wanted.dtype):
                 getattr(self, name).copy_(wanted)
             else:
-                with outside_of_transforms(wanted):
+                with torch.inference_mode(False), outside_of_transforms(wanted):
                     self.register_buffer(name, wanted.clone())
         self._note(pattern, self.crow_indices, self.col_indices)
+
+    def _leave_inference_mode(self) -> None:
+        """Have buffers that are no tensors of inference mode, in which they may have been moved or
+        copied: those count no versions, by which writes to them are seen."""
+        with torch.inference_mode(False):
+            for name in INDICES:
+                if getattr(self, name).is_inference():
+                    self.register_buffer(name, getattr(self, name).clone())
 
     def _note(self, pattern: Pattern, crow: Tensor, col: Tensor) -> None:
         """The pattern is what these buffers say, as they are now."""
@@ -235,9 +270,11 @@ class PatternBuffers(nn.Module):
         # what is put in its place, as functional_call does, is written to.
         hollow = old.device.type == "meta" and self._emptied == _marks(crow, col)
         if (others or self._marks != _marks(crow, col)) and not hollow:
-            with outside_of_transforms(crow, col):
+            with _changes, outside_of_transforms(crow, col):
+                if self._pattern is not old:  # another thread was first
+                    return self._follow(self.crow_indices, self.col_indices)
                 pattern = self._pattern_of(crow, col, replaced=others)
-            self._note(pattern, crow, col)
+                self._note(pattern, crow, col)
 
     def _pattern_of(self, crow: Tensor, col: Tensor, *, replaced: bool) -> Pattern:
         """The pattern of what was written to the buffers, or put in their place: the present one if
@@ -262,6 +299,7 @@ class PatternBuffers(nn.Module):
         self._follow_buffers()
         old = self._pattern
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._leave_inference_mode()
         if old.device.type == "meta":
             if not self.crow_indices.is_meta:
                 self._emptied = _marks(self.crow_indices, self.col_indices)
@@ -273,22 +311,24 @@ class PatternBuffers(nn.Module):
             self._take_over(pattern, in_place=True)  # in memory that may be shared by now
         return self
 
-    def _resize_values(self, shape: tuple[int, ...]) -> None:
-        """Give the values another shape, without data; they stay the same Parameter, which an
-        optimizer may hold already."""
+    def _resize_values(self, wanted: Tensor) -> None:
+        """Give the values another shape, and what they are to be; they stay the same Parameter,
+        which an optimizer may hold already."""
         values = self.values
         # A graph that is still alive would have the next ones go on with the shape that it knows.
         # Autograd begins anew where the dtype changes, and not where the shape does.
         another = torch.float32 if values.dtype is torch.float64 else torch.float64
         with torch.inference_mode(False):  # whose tensors could not be trained
             _refuse_earlier_gradients(values)
-            for data in (values.new_empty(0, dtype=another), values.new_empty(shape)):
+            filled = values.new_empty(wanted.shape).copy_(wanted.detach())
+            for data in (values.new_empty(0, dtype=another), filled):
                 values.data = data
         values.grad = None
         guard(values)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._leave_inference_mode()
         if self._emptied is not None:
             self._emptied = _marks(self.crow_indices, self.col_indices)
         # After a copy or a load the buffers are new tensors, maybe on another device, or inside of

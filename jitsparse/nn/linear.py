@@ -149,7 +149,20 @@ class BlockSparseLinear(PatternStateDict):
                 self.bias.uniform_(-bound, bound)
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
+        weight = self.weight
+        if not (torch.is_grad_enabled() or torch.compiler.is_compiling()):
+            weight = self._kept(weight)
+        return linear(x, weight, self.bias)
+
+    def _kept(self, weight: BlockSparse) -> BlockSparse:
+        """The weight as it is now, for one call without gradients: a server may load a state dict,
+        or move blocks, while other threads answer requests. Its values are a view, which keeps
+        their size and their memory."""
+        while True:
+            kept = self.values.view_as(self.values)
+            if self._pattern is weight.pattern and self._marks:
+                return BlockSparse(kept, weight.pattern)
+            weight = self.weight  # another one, which waits until that is whole
 
     # -- from and to nn.Linear ------------------------------------------------------------------
 

@@ -56,20 +56,22 @@ class PatternStateDict(PatternBuffers):
             for hook in hooks.values():
                 hook(state_dict, prefix, *arguments)
             loaded = all(state_dict.get(prefix + name) is not None for name in INDICES)
-            if loaded:
-                error = self._load_pattern(state_dict, prefix, local_metadata)
-                if error is not None:
-                    error_msgs.append(f"the pattern of {prefix or 'the layer'!r}{error}")
-                    return
-            # Values, bias and the reports of what is missing. The indices are there already, equal.
-            there = {
-                prefix + name: getattr(self, name)
-                for name in INDICES
-                if prefix + name in state_dict
-            }
-            super()._load_from_state_dict({**state_dict, **there}, prefix, *arguments)
-            if loaded:
-                self._note(self._pattern, self.crow_indices, self.col_indices)
+            with self._changing():
+                if loaded:
+                    error = self._load_pattern(state_dict, prefix, local_metadata)
+                    if error is not None:
+                        error_msgs.append(f"the pattern of {prefix or 'the layer'!r}{error}")
+                        return
+                # Values, bias and the reports of what is missing. The indices are there already,
+                # equal.
+                there = {
+                    prefix + name: getattr(self, name)
+                    for name in INDICES
+                    if prefix + name in state_dict
+                }
+                super()._load_from_state_dict({**state_dict, **there}, prefix, *arguments)
+                if loaded:
+                    self._note(self._pattern, self.crow_indices, self.col_indices)
         finally:
             self._load_state_dict_pre_hooks = hooks
 
@@ -101,12 +103,12 @@ class PatternStateDict(PatternBuffers):
         except (ValueError, AttributeError, RuntimeError) as error:  # also of what is no tensor
             return f": {error}"
         wanted = pattern.values_shape
-        loaded = state_dict.get(prefix + "values")
-        if not (loaded is None or isinstance(loaded, Tensor)):
+        loaded = state_dict.get(prefix + "values", self.values)
+        if not isinstance(loaded, Tensor):
             return f" comes with values that are a {type(loaded).__name__} and no tensor"
-        shape = tuple((self.values if loaded is None else loaded).shape)
+        shape = tuple(loaded.shape)
         if shape != wanted:
-            has = "none" if loaded is None else shape
+            has = "none" if loaded is self.values else shape
             return (
                 f" stores {wanted[0]} blocks, so its values need shape {wanted}; "
                 f"the state dict has {has}"
@@ -118,7 +120,7 @@ class PatternStateDict(PatternBuffers):
                     f"values are a {type(self.values).__name__} by now: "
                     f"{advice_on(self.values, 'load')}"
                 )
-            self._resize_values(wanted)
+            self._resize_values(self.values.new_empty(wanted) if loaded.is_meta else loaded)
         self._take_over(pattern)
         return None
 
