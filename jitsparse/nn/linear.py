@@ -159,8 +159,14 @@ class BlockSparseLinear(PatternStateDict):
         or move blocks, while other threads answer requests. Its values are a view, which keeps
         their size and their memory."""
         while True:
-            kept = self.values.view_as(self.values)
+            values, failed = weight.values, None
+            try:
+                kept = values.view_as(values)
+            except RuntimeError as error:  # its size changes this very moment
+                failed = error
             if self._pattern is weight.pattern and self._marks:
+                if failed is not None:
+                    raise failed
                 return BlockSparse(kept, weight.pattern)
             weight = self.weight  # another one, which waits until that is whole
 

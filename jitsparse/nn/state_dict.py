@@ -103,7 +103,8 @@ class PatternStateDict(PatternBuffers):
         except (ValueError, AttributeError, RuntimeError) as error:  # also of what is no tensor
             return f": {error}"
         wanted = pattern.values_shape
-        loaded = state_dict.get(prefix + "values", self.values)
+        loaded = state_dict.get(prefix + "values")
+        loaded = self.values if loaded is None else loaded
         if not isinstance(loaded, Tensor):
             return f" comes with values that are a {type(loaded).__name__} and no tensor"
         shape = tuple(loaded.shape)
