@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ __all__ = [
     "check_form",
     "check_generator",
     "check_indices",
+    "check_places",
     "check_range",
     "grid_of",
     "is_dense",
@@ -135,8 +136,23 @@ def check_dtype(dtype: torch.dtype | None) -> None:
 
 
 def check_coordinates(row: Tensor, col: Tensor, grid: tuple[int, int]) -> None:
-    """PatternError unless these are coordinates of different blocks of a grid. Reads them once."""
-    for name, indices in (("row_indices", row), ("col_indices", col)):
+    """PatternError unless these are coordinates of blocks of a grid. Reads them once."""
+    check_places({"row_indices": row, "col_indices": col}, grid, "block", "Pattern.from_indices")
+    check_range(*grid, col.numel())
+
+
+def check_places(
+    places: Mapping[str, Tensor], extents: tuple[int, int], kind: str, maker: str
+) -> None:
+    """PatternError unless two tensors are rows and columns of so many. Reads them once.
+
+    Args:
+        places: the two, by their names in errors.
+        extents: number of rows, of columns.
+        kind: what is in such a place, ``"block"`` or ``"element"``.
+        maker: the function that was called.
+    """
+    for name, indices in places.items():
         if not is_dense(indices):
             raise PatternError(f"{name} is a tensor, got {kind_of(indices)}")
         if indices.dtype not in (torch.int32, torch.int64) or indices.dim() != 1:
@@ -146,21 +162,22 @@ def check_coordinates(row: Tensor, col: Tensor, grid: tuple[int, int]) -> None:
             )
         if indices.is_meta or is_fake(indices):
             raise PatternError(
-                f"{name} has no data that says where blocks are; make the pattern of indices that "
-                "have, and move it: Pattern.from_indices(...).to('meta')"
+                f"{name} has no data that says where {kind}s are (meta and fake tensors have none, "
+                f"nor those that torch.compile traces); call {maker} with indices that have, "
+                f"outside, and move what it makes: {maker}(...).to('meta')"
             )
+    row, col = places.values()
     if row.shape != col.shape or row.device != col.device:
         raise PatternError(
-            f"row_indices and col_indices have an entry a block on one device, got {row.numel()} "
-            f"on {row.device} and {col.numel()} on {col.device}"
+            f"{' and '.join(places)} have one entry for each {kind}, on one device; got "
+            f"{row.numel()} on {row.device} and {col.numel()} on {col.device}"
         )
-    check_range(*grid, col.numel())
-    outside = (row < 0) | (row >= grid[0]) | (col < 0) | (col >= grid[1])
+    outside = (row < 0) | (row >= extents[0]) | (col < 0) | (col >= extents[1])
     if outside.any():
         at = int(outside.nonzero()[0])
         raise PatternError(
-            f"block {at} is at ({int(row[at])}, {int(col[at])}), and the matrix has {grid[0]} x "
-            f"{grid[1]} blocks"
+            f"{kind} {at} is at ({int(row[at])}, {int(col[at])}), and the matrix has {extents[0]} "
+            f"x {extents[1]} {kind}s"
         )
 
 

@@ -1,20 +1,28 @@
-"""BSR matrices of torch and of SciPy: what they hold as values on a pattern, and the way back."""
+"""BSR matrices of torch and of SciPy: what they hold as values on a pattern, and the way back.
+
+SciPy's matrices in other formats have no blocks: :mod:`jitsparse.entries` makes them of their
+elements.
+"""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from jitsparse.errors import ArgumentError
+from jitsparse.checks import as_block_size
+from jitsparse.entries import from_coo
+from jitsparse.errors import ArgumentError, PatternError
 from jitsparse.pattern import Pattern
 
 if TYPE_CHECKING:
     import numpy as np
     from scipy.sparse import bsr_array
 
-__all__ = ["from_bsr", "from_scipy", "to_bsr", "to_scipy"]
+__all__ = ["from_bsr", "from_numpy", "from_scipy", "refuse_array", "to_bsr", "to_scipy"]
 
 
 def from_bsr(tensor: Tensor) -> tuple[Tensor, Pattern]:
@@ -46,22 +54,65 @@ def to_bsr(crow: Tensor, col: Tensor, values: Tensor, shape: tuple[int, int]) ->
         return torch.sparse_bsr_tensor(crow, col, values, size=shape, device=values.device)
 
 
-def from_scipy(matrix: Any) -> tuple[Tensor, Pattern]:
+def from_scipy(
+    matrix: Any, block_size: int | Sequence[int] | None = None
+) -> tuple[Tensor, Pattern]:
     """What :meth:`BlockSparse.from_scipy <jitsparse.BlockSparse.from_scipy>` makes a matrix of."""
-    if getattr(matrix, "format", None) != "bsr":
+    block = None if block_size is None else as_block_size(block_size)
+    _check_scipy(matrix, block)
+    if matrix.format == "bsr" and block in (None, tuple(matrix.blocksize)):
+        return _from_scipys_blocks(matrix)
+    return from_coo(*_elements(matrix), matrix.shape, block)  # type: ignore[arg-type]  # checked
+
+
+def _check_scipy(matrix: Any, block: tuple[int, int] | None) -> None:
+    name, form = type(matrix).__name__, getattr(matrix, "format", None)
+    if not isinstance(form, str) or not hasattr(matrix, "tocoo"):
         raise ArgumentError(
-            f"from_scipy takes a scipy.sparse bsr_array or bsr_matrix, got "
-            f"{type(matrix).__name__}; convert with matrix.tobsr(blocksize=(32, 32))"
+            f"from_scipy takes an array or a matrix of scipy.sparse, got {name}; of what NumPy "
+            "has, from_dense(torch.from_numpy(x), block_size=32)"
         )
+    if len(matrix.shape) != 2:
+        raise ArgumentError(f"from_scipy takes a matrix, got {name} of shape {matrix.shape}")
+    if matrix.dtype.kind in "iub":
+        raise ArgumentError(
+            f"values must be floating-point, got {name} of {matrix.dtype}; convert with "
+            "matrix.astype('float32')"
+        )
+    if block is None and form != "bsr":
+        raise ArgumentError(
+            f"from_scipy takes the blocks of a bsr_array as they are, and a {name} has none; say "
+            "which: from_scipy(matrix, block_size=32)"
+        )
+
+
+def _elements(matrix: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows, columns and values of what a SciPy matrix stores."""
+    if hasattr(matrix, "indptr") and len(matrix.indices) != matrix.indptr[-1]:
+        # Room at the end, of which tocoo would make elements.
+        matrix = matrix.copy()
+        matrix.prune()
+    entries = matrix.tocoo()
+    rows, cols, values = (from_numpy(each) for each in (entries.row, entries.col, entries.data))
+    return rows, cols, values
+
+
+def _from_scipys_blocks(matrix: Any) -> tuple[Tensor, Pattern]:
+    try:
+        as_block_size(matrix.blocksize)
+    except PatternError as error:
+        raise PatternError(
+            f"{error}. from_scipy(matrix, block_size=32) puts its elements into other blocks"
+        ) from None
     if not matrix.has_sorted_indices:
         matrix = matrix.sorted_indices()
     # SciPy allows for room at the end. It edits its indices in place (eliminate_zeros, say), and a
     # pattern never changes.
     stored = slice(matrix.indptr[-1])
-    crow, col = (_from_numpy(each).clone() for each in (matrix.indptr, matrix.indices[stored]))
+    crow, col = (from_numpy(each).clone() for each in (matrix.indptr, matrix.indices[stored]))
     if crow.dtype != col.dtype:
         crow, col = crow.long(), col.long()
-    return _from_numpy(matrix.data[stored]), Pattern(matrix.shape, matrix.blocksize, crow, col)
+    return from_numpy(matrix.data[stored]), Pattern(matrix.shape, matrix.blocksize, crow, col)
 
 
 def to_scipy(crow: Tensor, col: Tensor, values: Tensor, shape: tuple[int, int]) -> bsr_array:
@@ -88,7 +139,24 @@ def to_scipy(crow: Tensor, col: Tensor, values: Tensor, shape: tuple[int, int]) 
     return bsr_array((data, indices, indptr), shape=shape, copy=False)
 
 
-def _from_numpy(array: np.ndarray) -> Tensor:
+def refuse_array(call: str, operand: object) -> None:
+    """TypeError that says what to do if it is an array of NumPy or a matrix of SciPy.
+
+    They would answer for us otherwise, about ufuncs and the dtype object.
+    """
+    # Whoever has one has imported them.
+    numpy, sparse = sys.modules.get("numpy"), sys.modules.get("scipy.sparse")
+    name = type(operand).__name__
+    if sparse is not None and sparse.issparse(operand):
+        raise TypeError(
+            f"{call} takes a Tensor, got {name}; convert with torch.from_numpy(x.toarray()), or "
+            "multiply in SciPy, with a.to_scipy()"
+        )
+    if numpy is not None and isinstance(operand, numpy.ndarray):
+        raise TypeError(f"{call} takes a Tensor, got {name}; convert with torch.from_numpy(x)")
+
+
+def from_numpy(array: np.ndarray) -> Tensor:
     """An array as a tensor: in its memory, or in a copy where torch cannot have it so."""
     import numpy as np
 

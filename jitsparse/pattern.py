@@ -47,7 +47,7 @@ from jitsparse.transforms import outside_of_transforms
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Pattern"]
+__all__ = ["Pattern", "compressed"]
 
 
 class Pattern:
@@ -216,7 +216,7 @@ class Pattern:
                 "a block mask on the meta device has no data that says where blocks are; make the "
                 "pattern of a mask that has, and move it: Pattern.from_mask(...).to('meta')"
             )
-        return cls._trusted(size, block, *_compressed(mask.flatten().nonzero()[:, 0], grid))
+        return cls._trusted(size, block, *compressed(mask.flatten().nonzero()[:, 0], grid))
 
     @classmethod
     def from_indices(
@@ -248,7 +248,7 @@ class Pattern:
         grid = grid_of(size, block)
         check_coordinates(row_indices, col_indices, grid)
         positions = (row_indices.long() * grid[1] + col_indices).sort().values
-        crow, col = _compressed(positions, grid)
+        crow, col = compressed(positions, grid)
         return cls(size, block, crow, col)
 
     @classmethod
@@ -282,7 +282,7 @@ class Pattern:
         check_range(*grid, count)
         where = torch.get_default_device() if device is None else torch.device(device)
         drawn = draw(total, count, generator, where if generator is None else generator.device)
-        return cls._trusted(size, block, *_compressed(drawn.to(where), grid))
+        return cls._trusted(size, block, *compressed(drawn.to(where), grid))
 
     # -- facts ----------------------------------------------------------------------------------
 
@@ -433,7 +433,7 @@ class Pattern:
             )
         self._require_data(operator)
         positions = combine(self._positions(), other._positions())
-        return Pattern._trusted(self.shape, self.block_size, *_compressed(positions, self.grid))
+        return Pattern._trusted(self.shape, self.block_size, *compressed(positions, self.grid))
 
     def _require_data(self, function: str) -> None:
         """PatternError on the meta device, where a pattern has no places."""
@@ -531,7 +531,7 @@ class Pattern:
         return restoring.restore_pattern, state
 
 
-def _compressed(positions: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
+def compressed(positions: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """crow and col of blocks at row-major positions in a grid, which are in order."""
     rows = torch.arange(grid[0] + 1, device=positions.device) * grid[1]
     return torch.searchsorted(positions, rows), positions % max(grid[1], 1)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import jitsparse  # for jitsparse.functional, which imports this module
-from jitsparse import interop, reference, restoring
+from jitsparse import entries, interop, linear_operator, reference, restoring
 from jitsparse.blocks import (
     block_positions,
     clear_edge,
@@ -26,6 +26,7 @@ from jitsparse.pattern import Pattern
 
 if TYPE_CHECKING:
     from scipy.sparse import bsr_array
+    from scipy.sparse.linalg import LinearOperator
 
 __all__ = ["BlockSparse", "random"]
 
@@ -183,6 +184,62 @@ class BlockSparse:
         return self._with(values, self.pattern)
 
     @classmethod
+    def from_coo(
+        cls,
+        rows: Tensor,
+        cols: Tensor,
+        values: Tensor,
+        shape: Sequence[int],
+        block_size: int | Sequence[int],
+    ) -> BlockSparse:
+        """From single elements, in any order: a graph, or what finite elements are assembled from.
+
+        Every block in which an element lies is stored, also if that is zero. No dense matrix is
+        made; the same elements give the same bits, on a GPU, too. Indices are read.
+
+        Args:
+            rows, cols: ``(n,)`` int32 or int64 on one device: where each element is.
+            values: ``(n,)`` float64, float32, float16 or bfloat16 on that device. Elements in one
+                place are summed, at least in float32. Differentiable.
+            shape: ``(rows, cols)`` of the matrix; need not be a multiple of the block.
+            block_size: an int or a pair.
+
+        Raises:
+            PatternError: if rows and cols are no such tensors or lie outside of the matrix, or
+                shape or block size is illegal.
+            ArgumentError: if the values are no such tensor.
+
+        Example:
+            >>> import torch, jitsparse as js
+            >>> rows, cols = torch.tensor([0, 99, 99]), torch.tensor([0, 49, 49])
+            >>> a = js.BlockSparse.from_coo(rows, cols, torch.ones(3), (100, 50), 32)
+            >>> a.nnz_blocks, a.to_dense()[99, 49].item()
+            (2, 2.0)
+        """
+        return cls(*entries.from_coo(rows, cols, values, shape, block_size))
+
+    @classmethod
+    def from_sparse(cls, tensor: Tensor, block_size: int | Sequence[int]) -> BlockSparse:
+        """From the elements of a sparse torch tensor of any layout, as :meth:`from_coo` takes them;
+        copied, and differentiable, though torch (2.13) keeps no gradient in a leaf that is CSC, BSR
+        or BSC. :meth:`from_bsr` shares the blocks of a BSR tensor.
+
+        Args:
+            tensor: ``(rows, cols)``, a sparse matrix; COO ones need not be coalesced.
+            block_size: an int or a pair.
+
+        Raises:
+            ArgumentError: if it is no sparse matrix, or its dtype is none that a matrix can have.
+            PatternError: if the block size is not supported.
+
+        Example:
+            >>> import torch, jitsparse as js
+            >>> js.BlockSparse.from_sparse(torch.eye(100).to_sparse_csr(), 32).nnz_blocks
+            4
+        """
+        return cls(*entries.from_sparse(tensor, block_size))
+
+    @classmethod
     def from_bsr(cls, tensor: Tensor) -> BlockSparse:
         """From torch's BSR layout. Values are shared; so are indices if they are int32.
 
@@ -201,27 +258,66 @@ class BlockSparse:
         return interop.to_bsr(*self._row_major("torch's BSR layout"), self.shape)
 
     @classmethod
-    def from_scipy(cls, matrix: Any) -> BlockSparse:
-        """From a ``scipy.sparse`` ``bsr_array`` or ``bsr_matrix``, sharing its values.
+    def from_scipy(cls, matrix: Any, block_size: int | Sequence[int] | None = None) -> BlockSparse:
+        """From an array or a matrix of ``scipy.sparse``.
 
+        A ``bsr_array`` or ``bsr_matrix`` is taken over with its blocks, sharing its values.
         SciPy's own conversions leave the blocks of a row in any order; such a matrix is copied in
         the right one. So is an array that torch cannot hold as it lies in memory, because it is
-        read-only, say.
+        read-only, say. SciPy's in-place methods (``eliminate_zeros``, ``sum_duplicates``,
+        ``prune``, ``sort_indices``) move blocks in the shared memory under the indices of this
+        matrix: give them a copy, ``matrix.copy()``.
+
+        Of other formats, and for other blocks, the elements are copied as :meth:`from_coo` takes
+        them; the shape need not be a multiple of the block then.
+
+        Args:
+            matrix: of float64 or float32.
+            block_size: an int or a pair; by default that of the BSR matrix.
 
         Raises:
-            ArgumentError: if the matrix is in another format, or torch lacks the dtype.
-            PatternError: if its block size is not supported, or a block is there twice.
+            ArgumentError: if it is no such matrix, has integers or a dtype that torch lacks, or has
+                no blocks and no ``block_size`` is given.
+            PatternError: if the block size is not supported, or a block is there twice.
+
+        Example:
+            >>> import numpy as np, scipy.sparse, jitsparse as js
+            >>> js.BlockSparse.from_scipy(scipy.sparse.csr_array(np.eye(100)), 32).nnz_blocks
+            4
         """
-        return cls(*interop.from_scipy(matrix))
+        return cls(*interop.from_scipy(matrix, block_size))
 
     def to_scipy(self) -> bsr_array:
         """As a ``scipy.sparse.bsr_array``, sharing values if this matrix is on the CPU.
+
+        SciPy's in-place methods (``eliminate_zeros``, ``sum_duplicates``, ``prune``,
+        ``sort_indices``) move blocks in the shared memory under the indices of this matrix: call
+        them on a copy, ``a.to_scipy().copy()``.
 
         Raises:
             ArgumentError: if the shape is not a multiple of the block size, or NumPy lacks the
                 dtype.
         """
         return interop.to_scipy(*self._row_major("SciPy's BSR format"), self.shape)
+
+    def to_linear_operator(self) -> LinearOperator:
+        """As a ``scipy.sparse.linalg.LinearOperator``, for ``cg``, ``gmres``, ``eigsh``, ``svds``.
+
+        It multiplies with the values that the matrix has now, shared, in any shape, and records no
+        gradients. Products are computed and returned in the dtype of the matrix whatever that of
+        the operand is: for a solver in float64, ``a.to(torch.float64).to_linear_operator()``.
+
+        Raises:
+            ArgumentError: if the matrix is neither float64 nor float32, or not on the CPU.
+            ImportError: SciPy is not installed.
+
+        Example:
+            >>> import numpy as np, torch, jitsparse as js
+            >>> a = js.BlockSparse.from_dense(2 * torch.eye(100), 32)
+            >>> a.to_linear_operator().matvec(np.ones(100)).sum().item()
+            200.0
+        """
+        return linear_operator.linear_operator(self)
 
     def _row_major(self, destination: str) -> tuple[Tensor, Tensor, Tensor]:
         """crow, col and values of the matrix as it is read."""
@@ -388,11 +484,13 @@ class BlockSparse:
 
     def __matmul__(self, other: Tensor) -> Tensor:
         if not isinstance(other, Tensor):
+            interop.refuse_array("a @ x", other)
             return NotImplemented
         return jitsparse.functional.dsd(self, other)
 
     def __rmatmul__(self, other: Tensor) -> Tensor:
         if not isinstance(other, Tensor):
+            interop.refuse_array("x @ a", other)
             return NotImplemented
         return jitsparse.functional.dds(other, self)
 

@@ -274,11 +274,39 @@ def test_what_is_no_tensor(wrong: Callable[[], object], says: str) -> None:
 
 
 def test_arrays_are_no_operands() -> None:
-    """NumPy would take a matrix for a scalar of type object."""
+    """NumPy would take a matrix for a scalar of type object, and say so."""
     a = js.random((24, 32), 8, 0.5)
-    for product in (lambda: a @ X.numpy(), lambda: X.T.numpy() @ a.T):
-        with pytest.raises(TypeError):
+    remedy = re.escape("takes a Tensor, got ndarray; convert with torch.from_numpy(x)")
+    for product, call in ((lambda: a @ X.numpy(), "a @ x"), (lambda: X.T.numpy() @ a.T, "x @ a")):
+        with pytest.raises(TypeError, match=f"^{call} {remedy}"):
             product()
+
+
+def test_matrices_of_scipy_are_no_operands() -> None:
+    """SciPy would make an array of objects of a matrix, and say so."""
+    scipy = pytest.importorskip("scipy.sparse")
+    a = js.random((32, 32), 8, 0.5)
+    for kind in (scipy.csr_array, scipy.csc_matrix, scipy.lil_array):
+        x = kind((32, 32))
+        remedy = re.escape(f"takes a Tensor, got {kind.__name__}; convert with torch.from_numpy(x.")
+        for product, call in ((lambda x=x: a @ x, "a @ x"), (lambda x=x: x @ a, "x @ a")):
+            with pytest.raises(TypeError, match=f"^{call} {remedy}"):
+                product()
+
+
+def test_an_operand_of_another_class_may_know_what_to_do() -> None:
+    class Other:
+        def __matmul__(self, a: object) -> str:
+            return "right"
+
+        def __rmatmul__(self, a: object) -> str:
+            return "left"
+
+    a = js.random((24, 32), 8, 0.5)
+    assert (a @ Other(), Other() @ a) == ("left", "right")
+    for wrong in ([[1.0]], 2.0, None):
+        with pytest.raises(TypeError, match="unsupported operand type"):
+            a @ wrong
 
 
 def test_vectors_are_named_with_their_own_shape() -> None:
