@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-HEAVY = ("jinja2", "rich", "typer", "scipy", "matplotlib", "torch.utils.cpp_extension", "triton")
+HEAVY = (
+    *("jinja2", "rich", "typer", "scipy", "matplotlib", "triton"),
+    *("torch.utils.cpp_extension", "torch.utils.flop_counter"),
+)
 
 
 def python(code: str, tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
