@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 PICTURES = sorted((ROOT / "docs" / "pictures").glob("*.svg"))
 
 VARIANT = r"[a-z0-9]+(?:\.[a-z0-9]+){4,}"
@@ -35,8 +35,9 @@ def line_of(name: str, word: str) -> str:
     return next(line for line in lines(ROOT / "docs" / "pictures" / f"{name}.svg") if word in line)
 
 
-def test_the_readme_shows_each() -> None:
-    shown = re.findall(r"!\[[^\]]+\]\(docs/pictures/(\S+\.svg)\)", README)
+def test_each_is_shown() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    shown = re.findall(r"!\[[^\]]+\]\((?:docs/)?pictures/(\S+\.svg)\)", text)
     assert sorted(shown) == [path.name for path in PICTURES]
 
 

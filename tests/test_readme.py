@@ -1,4 +1,5 @@
-"""What the README tells people to type works, and what it lists exists."""
+"""What the README and the pages that it leads to tell people to type works, and what they list
+exists."""
 
 from __future__ import annotations
 
@@ -18,24 +19,42 @@ from jitsparse.kernels.problem import Problem
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+COMPILING, TEMPLATES = (
+    (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    for page in ("compiling", "templates")
+)
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+def blocks(language: str, page: str = README) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
 
 
 COMMANDS = [
-    line for block in blocks("bash") for line in block.splitlines() if line.startswith("jitsparse ")
+    line
+    for page in (README, COMPILING)
+    for block in blocks("bash", page)
+    for line in block.splitlines()
+    if line.startswith("jitsparse ")
 ]
 
 
+def run(*pages: str) -> str:
+    """What the Python of pages prints, one after the other, in a process of its own, as a reader
+    would have it: what a block needs must stand above it."""
+    program = "\n".join(block for page in pages for block in blocks("python", page))
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
 def test_python_blocks_run_in_order() -> None:
-    # In a process of its own, as a reader would: what a block needs must stand above it.
-    program = "\n".join(blocks("python"))
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    assert "Pattern(shape=(256, 256)" in run.stdout
-    assert "variant" in run.stdout
+    printed = run(README, COMPILING)
+    assert "Pattern(shape=(256, 256)" in printed
+    assert "variant" in printed
+
+
+def test_the_template_of_a_readers_own_runs() -> None:
+    run(TEMPLATES)
 
 
 def test_there_are_commands() -> None:
@@ -62,8 +81,8 @@ def test_lists_the_families_that_there_are() -> None:
 
 
 def test_the_pin_is_one_that_can_be_satisfied() -> None:
-    (name,) = re.findall(r"`(\w+\.\w+\.sm80\.\S+)`", README)
-    (text,) = re.findall(r'JITSPARSE_PIN="(.+?)"', README)
+    (name,) = re.findall(r"`(\w+\.\w+\.sm80\.\S+)`", COMPILING)
+    (text,) = {*re.findall(r'JITSPARSE_PIN="(.+?)"', README + COMPILING)}
     dsd = Problem("dsd", "cuda", "bf16", (64, 64), "nn", True, 4096, 4096, 1024, 4096, 1)
     sdd = Problem("sdd", "cuda", "f16", (32, 32), "nn", True, 4096, 4096, 4096, 4096, 1)
     assert name in {each.variant.name for each in registry.candidates(dsd, "sm80")}
