@@ -230,7 +230,15 @@ def recorded(path: str | os.PathLike[str]) -> list[Variant]:
     ours = [variant for variant in variants if variant.op in ops]
     others = [variant.name for variant in variants if variant.op not in ops]
     if not ours:
-        raise ArgumentError(f"{path} names no kernel of jitsparse's operations")
+        raise ArgumentError(
+            f"{path} names no kernel of jitsparse's operations"
+            + (
+                f", but of other templates, which only their own program can compile: "
+                f"{', '.join(others)}"
+                if others
+                else ""
+            )
+        )
     if others:
         progress.warn(
             f"jitsparse: {path} names kernels of other templates, which only their own program can "

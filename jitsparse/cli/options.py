@@ -108,12 +108,23 @@ def variant_filter(
     """Whether a variant is among what these options name; an option that is not given admits all.
 
     Raises:
-        typer.BadParameter: an operation, dtype, block size or target that there cannot be.
+        typer.BadParameter: an operation or a dtype that neither jitsparse nor a cached kernel of
+            another template has; a block size or target that there cannot be.
     """
+    from jitsparse.jit import Variant, cache
     from jitsparse.kernels import registry
 
-    ops = set(split(op, one_of(registry.OPS), "--op"))
-    dtypes = set(split(dtype, one_of(registry.DTYPES), "--dtype"))
+    cached: list[Variant] = []
+    if op or dtype:
+        cached = [Variant.parse(entry.variant) for entry in cache.current().entries()]
+    others = {each.op for each in cached}, {each.dtype for each in cached}
+    ops, dtypes = (
+        set(split(asked, one_of(list(dict.fromkeys([*ours, *sorted(theirs)]))), option))
+        for asked, ours, theirs, option in (
+            (op, registry.OPS, others[0], "--op"),
+            (dtype, registry.DTYPES, others[1], "--dtype"),
+        )
+    )
     sides = split(block_size, registry.parse_block_size, "--block-size")
     blocks = {f"{rows}x{cols}" for rows, cols in sides}
     targets = {name for names in split(arch, read_arch, "--arch") for name in names}

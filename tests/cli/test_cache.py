@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import toykernel
+import typer
 
 import jitsparse as js
 from jitsparse import jit
@@ -117,6 +118,16 @@ def warm(tmp_path: Path, cache_dir: Path) -> list[Path]:
     """Two toy kernels in the cache of the test."""
     template = toykernel.write(tmp_path)
     return [jit.compile_only(template, toykernel.variant(scale)).path for scale in (2, 3)]
+
+
+@pytest.mark.usefixtures("warm")
+def test_a_filter_knows_the_kernels_of_others() -> None:
+    """By what the cache has of them."""
+    keep = variant_filter(["axpy"], [], [], [])
+    assert keep(toykernel.variant())
+    assert not keep(jit.Variant.parse("dsd.vec.avx2.f32.b32x64.lnn"))
+    with pytest.raises(typer.BadParameter, match="not one of dsd, dds, sdd, axpy"):
+        variant_filter(["axpi"], [], [], [])
 
 
 def test_ls(warm: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
