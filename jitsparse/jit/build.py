@@ -229,7 +229,7 @@ def _load(
     flags = [*compile_flags(template.language, variant.target), *template.flags]
     cuda = template.language == "cuda"
     said: list[str] = []
-    with extensions.prepared(tools, said) as cpp_extension:
+    with extensions.prepared(tools, said, staging) as cpp_extension:
         # The versioner would call a second build of one name "<name>_v1".
         cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)
         try:

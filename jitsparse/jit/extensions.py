@@ -2,8 +2,8 @@
 
 While a build lasts, the environment has what torch reads from it, what torch logs goes into the
 build's log, and the module has others in the place of ``subprocess`` (during whose starts of
-programs no fork happens), ``sys`` (whose streams can always be flushed) and ``CUDA_HOME``.
-Afterwards all is as it was.
+programs no fork happens), ``sys`` (whose streams can always be flushed), ``CUDA_HOME``, and of the
+``FileLock`` that it has from torch 2.14 on. Afterwards all is as it was.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, TextIO
 
 from jitsparse.errors import ToolchainError
@@ -38,18 +40,19 @@ def ready() -> None:
 
 
 @contextlib.contextmanager
-def prepared(tools: toolchain.Toolchain, said: list[str]) -> Iterator[Any]:
+def prepared(tools: toolchain.Toolchain, said: list[str], directory: Path) -> Iterator[Any]:
     """The module, ready for a build.
 
     Args:
         tools: which torch has to find.
         said: gets what torch logs meanwhile.
+        directory: to build in, which no other process knows.
 
     Raises:
         ToolchainError: the module cannot be imported.
     """
     module = _module()
-    with _changed(module, tools), _captured_logger(_NAME, said):
+    with _changed(module, tools, directory), _captured_logger(_NAME, said):
         yield module
 
 
@@ -100,6 +103,7 @@ class _Shared:
     def reset(self) -> None:
         self.guard = threading.Lock()
         self.users = 0
+        self.directories: set[str] = set()
         self.variables: dict[str, str | None] = {}
         self.names: dict[str, tuple[Any, Any]] = {}  # the module, what the name was
 
@@ -121,6 +125,7 @@ class _Shared:
             setattr(module, name, value)
         self.variables.clear()
         self.names.clear()
+        self.directories.clear()
 
 
 _shared = _Shared()
@@ -136,7 +141,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 @contextlib.contextmanager
-def _changed(module: Any, tools: toolchain.Toolchain) -> Iterator[None]:
+def _changed(module: Any, tools: toolchain.Toolchain, directory: Path) -> Iterator[None]:
     """What torch reads from the process's environment and from its module, set for the length of a
     build.
 
@@ -150,6 +155,9 @@ def _changed(module: Any, tools: toolchain.Toolchain) -> Iterator[None]:
             _shared.set_variable(variable, value)
         _shared.set_name(module, "subprocess", forks.programs())
         _shared.set_name(module, "sys", _Sys())
+        _shared.directories.add(str(directory))
+        if hasattr(module, "FileLock") and "FileLock" not in _shared.names:
+            _shared.set_name(module, "FileLock", _lock_of_others(module.FileLock))
         if tools.cuda_home is not None:
             # Fixed when the module was imported, and wrong if nvcc on PATH is a wrapper script.
             _shared.set_name(module, "CUDA_HOME", str(tools.cuda_home))
@@ -161,6 +169,18 @@ def _changed(module: Any, tools: toolchain.Toolchain) -> Iterator[None]:
             _shared.users -= 1
             if _shared.users == 0:
                 _shared.restore()
+
+
+def _lock_of_others(lock: Callable[..., AbstractContextManager[Any]]) -> Callable[..., Any]:
+    """torch's lock of a build directory, but where only one process builds: the file system may
+    have no locks, and there is no need for one."""
+
+    def lock_unless_private(path: str, *arguments: Any, **options: Any) -> Any:
+        if os.path.dirname(path) in _shared.directories:
+            return contextlib.nullcontext()
+        return lock(path, *arguments, **options)
+
+    return lock_unless_private
 
 
 def _missing(tools: toolchain.Toolchain) -> dict[str, str]:

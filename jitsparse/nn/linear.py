@@ -150,7 +150,8 @@ class BlockSparseLinear(PatternStateDict):
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight
-        if not (torch.is_grad_enabled() or torch.compiler.is_compiling()):
+        graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        if not (graph or torch.is_grad_enabled()):
             weight = self._kept(weight)
         return linear(x, weight, self.bias)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import os
@@ -9,7 +10,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -90,6 +91,25 @@ def test_torchs_module_is_as_before(template: Template) -> None:
     assert {name: value for name, value in vars(cpp_extension).items() if name in before} == before
 
 
+def test_a_private_directory_has_no_lock_of_torchs(tmp_path: Path) -> None:
+    """Which the file system may not have; from torch 2.14 on a build takes one."""
+    locked: list[str] = []
+
+    @contextlib.contextmanager
+    def real(path: str) -> Iterator[None]:
+        locked.append(path)
+        yield
+
+    module = SimpleNamespace(subprocess=subprocess, sys=sys, FileLock=real)
+    tools = toolchain.Toolchain(toolchain.Compiler(Path("/bin/c++")))
+    with extensions._changed(module, tools, tmp_path):
+        for folder in (tmp_path, tmp_path / "others"):
+            with module.FileLock(str(folder / "lock")):
+                pass
+    assert locked == [str(tmp_path / "others" / "lock")]
+    assert module.FileLock is real
+
+
 def test_ninja_off_path_and_a_compiler_of_another_name(
     template: Template, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,7 +165,7 @@ def test_the_environment_stays_until_the_last_of_overlapping_builds_is_done(
     """Also if the first ends while the second looks for what it needs."""
     monkeypatch.setenv("PATH", "/bin")
     tools = toolchain.Toolchain(toolchain.Compiler(Path("/bin/c++")))
-    first, second = (extensions._changed(cpp_extension, tools) for _ in range(2))
+    first, second = (extensions._changed(cpp_extension, tools, Path("/private")) for _ in range(2))
     leaving = threading.Thread(target=first.__exit__, args=(None, None, None))
     looking: list[str] = []
 
@@ -173,7 +193,7 @@ def test_a_child_forked_during_a_build_has_the_environment_of_before(
     monkeypatch.setattr(toolchain, "ninja_directory", lambda: "/ninja")
     programs = cpp_extension.subprocess
     tools = toolchain.Toolchain(toolchain.Compiler(Path("/bin/c++")))
-    with extensions._changed(cpp_extension, tools):
+    with extensions._changed(cpp_extension, tools, Path("/private")):
         child = os.fork()
         if child == 0:
             os._exit(os.environ["PATH"] != "/bin" or cpp_extension.subprocess is not programs)
