@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from jitsparse.autograd import traced
 from jitsparse.blocks import clear_edge, extract_blocks, frobenius_norms
 from jitsparse.checks import as_block_size, as_count, as_shape, check_dtype
 from jitsparse.errors import ArgumentError, PatternError
@@ -150,8 +151,7 @@ class BlockSparseLinear(PatternStateDict):
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight
-        graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
-        if not (graph or torch.is_grad_enabled()):
+        if not (torch.is_grad_enabled() or torch.compiler.is_compiling() or traced()):
             weight = self._kept(weight)
         return linear(x, weight, self.bias)
 
