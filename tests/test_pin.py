@@ -245,7 +245,9 @@ def test_a_block_may_be_named_twice_in_two_ways() -> None:
 def test_the_name_of_a_variant_is_a_pin() -> None:
     """As explain prints it."""
     assert chosen(FAST) == chosen(f"mul={FAST}") == (FAST, "environment")
-    assert "mul.mma.sm90a.bf16.b32x32.t1x1.s1" in refusal("mul.mma.sm90a.bf16.b32x32.t1x1.s1")
+    other = FAST.replace("32x32", "64x64")
+    assert f"as in 'mul:sm90a:bf16:b64x64={other}'" in refusal(other)
+    assert chosen(f"mul:sm90a:bf16:b64x64={other}") == (FAST, "heuristic")
 
 
 def test_a_pin_without_a_block_says_that_it_pins_nothing() -> None:

@@ -29,6 +29,7 @@ __all__ = [
     "declare_values",
     "has_knob",
     "in_force",
+    "is_name",
     "is_of_others",
     "parse_pins",
     "pin",
@@ -190,7 +191,7 @@ def parse_pins(text: str, origin: str = "") -> tuple[Pin, ...]:
     """
     pins = []
     for part in filter(None, (part.strip() for part in text.split(";"))):
-        if "=" not in part and _is_name(part):
+        if "=" not in part and is_name(part):
             pins.append(Pin(part, part.partition(".")[0], (), tuple(part.split("."))))
             continue
         left, separator, right = (piece.strip() for piece in part.partition("="))
@@ -221,7 +222,7 @@ def parse_pins(text: str, origin: str = "") -> tuple[Pin, ...]:
     return tuple(pins)
 
 
-def _is_name(text: str) -> bool:
+def is_name(text: str) -> bool:
     """Whether a text is the name of a variant, such as explain prints."""
     try:
         Variant.parse(text)

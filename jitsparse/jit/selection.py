@@ -22,6 +22,7 @@ from jitsparse.jit.pins import (
     declare_ops,
     has_knob,
     in_force,
+    is_name,
     is_of_others,
 )
 from jitsparse.jit.targets import cpu_name
@@ -195,8 +196,14 @@ def _suspicion(wanted: Pin, candidates: tuple[Candidate, ...]) -> str:
     families = {each.variant.family for each in candidates}
     knobs = {letter + value for each in candidates for letter, value in each.variant.knobs}
     known = families | knobs
-    if ".".join(wanted.wanted) in {each.variant.name for each in candidates}:
+    name = ".".join(wanted.wanted)
+    if name in {each.variant.name for each in candidates}:
         return ""
+    if is_name(name):
+        return (
+            "It names one variant, which is none of this problem's: have the pin apply to problems "
+            f"like its own alone, as in {_restricted(name)!r}. "
+        )
     for word in wanted.wanted:
         if word in families or any(has_knob(each.variant, word) for each in candidates):
             continue
@@ -209,6 +216,13 @@ def _suspicion(wanted: Pin, candidates: tuple[Candidate, ...]) -> str:
             remark += f"one of the knobs {', '.join(letters)} with a value. "
         return remark + (f"Did you mean {near[0]}? " if near else "")
     return ""
+
+
+def _restricted(name: str) -> str:
+    """A pin of a variant with what it applies to."""
+    variant = Variant.parse(name)
+    blocks = [f"b{variant.knob('b')}"] if "b" in dict(variant.knobs) else []
+    return f"{':'.join([variant.op, variant.target, variant.dtype, *blocks])}={name}"
 
 
 def _listing(candidates: tuple[Candidate, ...], wanted: Pin | None) -> str:

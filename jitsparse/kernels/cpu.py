@@ -18,7 +18,7 @@ from pathlib import Path
 from jitsparse.jit import Candidate, Template, Variant
 from jitsparse.jit.template import Context
 from jitsparse.kernels import abi
-from jitsparse.kernels.problem import Priority, Problem, typical_problem
+from jitsparse.kernels.problem import TYPICAL_BLOCKS, Priority, Problem, typical_problem
 from jitsparse.kernels.roles import LAYOUTS, op_block, operand_names
 
 __all__ = ["candidates", "default_variants", "priority", "template"]
@@ -52,8 +52,6 @@ and nothing else."""
 
 _ELEMENTS = {"f64": "double", "f32": "float", "f16": "Float16", "bf16": "BFloat16"}
 """The C++ element type of each dtype (``csrc/cpu/vec.h``)."""
-
-_BLOCKS = (16, 32, 64, 128)
 
 
 def priority(problem: Problem) -> Priority:
@@ -147,7 +145,7 @@ def default_variants(target: str) -> Iterator[Variant]:
     """The first choice for every dtype, operation, square block and layout."""
     for dtype in _ELEMENTS:
         for op in ("dsd", "dds", "sdd"):
-            for block in _BLOCKS:
+            for block in TYPICAL_BLOCKS:
                 for layout in LAYOUTS:
                     problem = typical_problem(op, "cpu", dtype, block, layout)
                     yield next(c.variant for c in candidates(problem, target) if not c.refused)

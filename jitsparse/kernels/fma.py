@@ -36,12 +36,11 @@ from jitsparse.kernels.legality import (
     too_many_tiles,
     too_much_shared_memory,
 )
-from jitsparse.kernels.problem import Priority, Problem
+from jitsparse.kernels.problem import TYPICAL_BLOCKS, Priority, Problem
 from jitsparse.kernels.roles import is_k_contiguous, op_block
 
 __all__ = ["candidates", "default_variants", "priority", "template"]
 
-_BLOCKS = (16, 32, 64, 128)
 
 # By the height of a block as the kernel sees it, widest tile first. On an H200 threads that have
 # 8 x 8 of the output, three CTAs an SM, were faster than 16 x 8 and two (docs/performance.md): more
@@ -181,11 +180,11 @@ def default_variants(target: str) -> Iterator[Variant]:
     """What calls choose for square blocks, with many columns or a long k and with few or a short
     one; and for the gradient of a small weight."""
     problems = (
-        *typical_problems(("f32",), _BLOCKS),
-        *typical_problems(("f32",), _BLOCKS, extent=16),
+        *typical_problems(("f32",), TYPICAL_BLOCKS),
+        *typical_problems(("f32",), TYPICAL_BLOCKS, extent=16),
         *(
             replace(each, rows=1024, cols=1024, nnz=each.nnz // 16)
-            for each in typical_problems(("f32",), _BLOCKS)
+            for each in typical_problems(("f32",), TYPICAL_BLOCKS)
             if each.op == "sdd"
         ),
     )

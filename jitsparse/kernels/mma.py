@@ -40,13 +40,12 @@ from jitsparse.kernels.legality import (
     too_many_tiles,
     too_much_shared_memory,
 )
-from jitsparse.kernels.problem import Priority, Problem
+from jitsparse.kernels.problem import TYPICAL_BLOCKS, Priority, Problem
 from jitsparse.kernels.roles import is_k_contiguous, op_block
 
 __all__ = ["candidates", "default_variants", "priority", "template"]
 
 _BYTES = {"bf16": 2, "f16": 2, "tf32": 4}
-_BLOCKS = (16, 32, 64, 128)
 
 # Products by the height of a block as the kernel sees it, widest tile first.
 _SPMM_16_BIT = {
@@ -231,10 +230,14 @@ def default_variants(target: str) -> Iterator[Variant]:
     """What calls choose before Hopper for square blocks; with few columns too, and for bf16 with a
     short k."""
     problems = (
-        *typical_problems(("bf16",), _BLOCKS),
+        *typical_problems(("bf16",), TYPICAL_BLOCKS),
         *typical_problems(("bf16", "tf32"), (32, 128), extent=16),
         *typical_problems(("bf16",), (32, 128), extent=64),
-        *(each for each in typical_problems(("bf16",), _BLOCKS, extent=512) if each.op == "sdd"),
+        *(
+            each
+            for each in typical_problems(("bf16",), TYPICAL_BLOCKS, extent=512)
+            if each.op == "sdd"
+        ),
         *typical_problems(("f16", "tf32"), (32, 128)),
     )
     yield from first_legal(candidates, problems, target)

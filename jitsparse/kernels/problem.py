@@ -9,7 +9,7 @@ from typing import NamedTuple
 from jitsparse.layout import div_up
 from jitsparse.traits import describe, of_class, of_side, side_class, size_class
 
-__all__ = ["Priority", "Problem", "octave", "product_problem", "typical_problem"]
+__all__ = ["TYPICAL_BLOCKS", "Priority", "Problem", "octave", "product_problem", "typical_problem"]
 
 _NAME = re.compile(
     r"(dsd|dds|sdd)\.(f64|f32|tf32|f16|bf16)\.b(8|16|32|64|128)x(8|16|32|64|128)\.l([nt]{2})\.a([01])"
@@ -148,6 +148,10 @@ def product_problem(
     grid = div_up(rows, block[0]) * div_up(cols, block[1])
     nnz, extent = max(1, round(density * grid)), {"dsd": n, "dds": m, "sdd": k}[op]
     return Problem(op, device, dtype, block, layout, aligned, rows, cols, nnz, extent, batch=1)
+
+
+TYPICAL_BLOCKS = (16, 32, 64, 128)
+"""Of the square blocks in the default table. Those of 8 are compiled when they are needed."""
 
 
 def typical_problem(

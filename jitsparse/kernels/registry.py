@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DTYPES",
     "INDEX",
+    "KNOBS",
     "OPS",
     "candidates",
     "check_target",
@@ -41,7 +42,10 @@ __all__ = [
 ]
 
 OPS = ("dsd", "dds", "sdd")
-declare_ops(*OPS, knobs="bcgklorstvw")
+KNOBS = "bcgklorstvw"
+"""Letters of all families."""
+
+declare_ops(*OPS, knobs=KNOBS)
 declare_values(
     "b",
     [

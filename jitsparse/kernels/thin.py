@@ -18,7 +18,7 @@ from jitsparse.kernels.legality import (
     misaligned,
     too_large,
 )
-from jitsparse.kernels.problem import Priority, Problem
+from jitsparse.kernels.problem import TYPICAL_BLOCKS, Priority, Problem
 from jitsparse.kernels.roles import is_flipped, is_k_contiguous
 
 __all__ = ["candidates", "default_variants", "priority", "template"]
@@ -90,7 +90,7 @@ def default_variants(target: str) -> Iterator[Variant]:
     problems = (
         problem
         for extent in (8, 16, _FEW)
-        for problem in typical_problems(("bf16",), (16, 32, 64, 128), extent=extent)
+        for problem in typical_problems(("bf16",), TYPICAL_BLOCKS, extent=extent)
     )
 
     # Low blocks have one tile for 16 and for 32 columns.

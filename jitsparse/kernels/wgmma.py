@@ -33,7 +33,7 @@ from jitsparse.kernels.legality import (
     too_large,
     too_much_stored,
 )
-from jitsparse.kernels.problem import Priority, Problem
+from jitsparse.kernels.problem import TYPICAL_BLOCKS, Priority, Problem
 from jitsparse.kernels.roles import cpp_bool, is_flipped, is_k_contiguous, op_block
 from jitsparse.panels import PANEL, SLAB, TALL_PANEL, has_condensed, has_tall
 from jitsparse.traits import side_of
@@ -41,7 +41,6 @@ from jitsparse.traits import side_of
 __all__ = ["candidates", "default_variants", "priority", "template"]
 
 _DTYPES = ("bf16", "f16", "tf32")
-_BLOCKS = (16, 32, 64, 128)
 _WIDTHS = {"bf16": (256, 128, 64), "f16": (256, 128, 64), "tf32": (256, 128)}
 """Of a tile, in columns, by dtype."""
 
@@ -197,9 +196,9 @@ def default_variants(target: str) -> Iterator[Variant]:
     """What calls choose for square blocks and many columns; for bf16 and TF32 with 256 too, and for
     blocks of 16 where few are stored."""
     problems = (
-        *typical_problems(("bf16", "f16"), _BLOCKS),
+        *typical_problems(("bf16", "f16"), TYPICAL_BLOCKS),
         *(replace(p, nnz=p.nnz // 5) for p in typical_problems(("bf16", "f16"), (16,))),
-        *typical_problems(("bf16",), _BLOCKS, extent=256),
+        *typical_problems(("bf16",), TYPICAL_BLOCKS, extent=256),
         *typical_problems(("tf32",), (32, 64, 128)),
         *typical_problems(("tf32",), (32, 64, 128), extent=256),
     )

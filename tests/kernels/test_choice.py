@@ -215,3 +215,15 @@ def test_tiles_of_amx_lie_inside_a_block_as_the_kernel_reads_it(
     assert tall == {height == 64}
     rows = {each.refused is None for each in amx if ("v", "2x2") in each.variant.knobs}
     assert rows == ({layout == "nn"} if op == "dds" else set())
+
+
+def test_pins_know_the_knobs_of_all_variants() -> None:
+    targets = ("amx", "avx512bf16", "avx2", "generic", "sm80", "sm90a")
+    letters = {
+        letter
+        for target in targets
+        for variant in registry.default_variants(target)
+        if variant.op in registry.OPS
+        for letter, _ in variant.knobs
+    }
+    assert letters <= set(registry.KNOBS)
