@@ -160,14 +160,14 @@ class BlockSparseLinear(PatternStateDict):
         or move blocks, while other threads answer requests. Its values are a view, which keeps
         their size and their memory."""
         while True:
-            values, failed = weight.values, None
+            values = weight.values
             try:
                 kept = values.view_as(values)
-            except RuntimeError as error:  # its size changes this very moment
-                failed = error
+            except RuntimeError:
+                # Their size changes this very moment; or they are of inference mode, and this is
+                # not, where they have no views.
+                kept = values
             if self._pattern is weight.pattern and self._marks:
-                if failed is not None:
-                    raise failed
                 return BlockSparse(kept, weight.pattern)
             weight = self.weight  # another one, which waits until that is whole
 
