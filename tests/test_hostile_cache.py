@@ -131,7 +131,10 @@ def swap_entry(prey: Prey) -> None:
     """A whole and consistent entry of another variant or key, under this one's name."""
     meta = prey.meta()
     label = prey.chance.choice(sorted(meta["fields"]))
-    fields = {**meta["fields"], label: prey.chance.choice(["axpy.omp.generic.f32.s9", 7, "", []])}
+    others = [
+        each for each in ("axpy.omp.generic.f32.s9", 7, "", []) if each != meta["fields"][label]
+    ]
+    fields = {**meta["fields"], label: prey.chance.choice(others)}
     prey.forge(fields=fields, key=key.digest(fields))
 
 
