@@ -117,14 +117,10 @@ def variant_filter(
     cached: list[Variant] = []
     if op or dtype:
         cached = [Variant.parse(entry.variant) for entry in cache.current().entries()]
-    others = {each.op for each in cached}, {each.dtype for each in cached}
-    ops, dtypes = (
-        set(split(asked, one_of(list(dict.fromkeys([*ours, *sorted(theirs)]))), option))
-        for asked, ours, theirs, option in (
-            (op, registry.OPS, others[0], "--op"),
-            (dtype, registry.DTYPES, others[1], "--dtype"),
-        )
-    )
+    known_ops = [*registry.OPS, *sorted({each.op for each in cached} - {*registry.OPS})]
+    known_dtypes = [*registry.DTYPES, *sorted({each.dtype for each in cached} - {*registry.DTYPES})]
+    ops = set(split(op, one_of(known_ops), "--op"))
+    dtypes = set(split(dtype, one_of(known_dtypes), "--dtype"))
     sides = split(block_size, registry.parse_block_size, "--block-size")
     blocks = {f"{rows}x{cols}" for rows, cols in sides}
     targets = {name for names in split(arch, read_arch, "--arch") for name in names}

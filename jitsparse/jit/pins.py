@@ -128,15 +128,14 @@ def pin(text: str) -> contextlib.AbstractContextManager[None]:
     """
     if not isinstance(text, str):
         raise PinError(f"a pin is a text as in JITSPARSE_PIN, got {type(text).__name__}")
-    return _Block(text)
+    return _Block(text, parse_pins(text))
 
 
 class _Block(contextlib.ContextDecorator, contextlib.AbstractContextManager[None]):
     """What :func:`pin` returns."""
 
-    def __init__(self, text: str) -> None:
-        self._entered = True  # so far there is nothing to warn of
-        self._text, self._pins = text, parse_pins(text)
+    def __init__(self, text: str, pins: Sequence[Pin]) -> None:
+        self._text, self._pins = text, pins
         self._entered = False
         self._mine: list[list[Pin]] = []
 

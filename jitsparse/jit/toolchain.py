@@ -90,15 +90,14 @@ class Compiler:
         resolved = Path(os.path.realpath(self.path))
         if resolved.name in _WRAPPERS:
             return self.ask()
-        script = _script(resolved)
-        if script is not None:
-            # It may add flags, or start another compiler than yesterday.
-            return f"{self.ask()}\nscript {hashlib.sha256(script).hexdigest()}"
         stat = resolved.stat()
         identity = f"{resolved} {stat.st_size} {stat.st_mtime_ns}"
         version = memo.read(identity)
         if version is None:
-            version = self.ask()
+            version, script = self.ask(), _script(resolved)
+            if script is not None:
+                # Never remembered: it may start another compiler than yesterday, and add flags.
+                return f"{version}\nscript {hashlib.sha256(script).hexdigest()}"
             memo.write(identity, version)
         return version
 

@@ -123,13 +123,17 @@ class BlockSparseLinear(PatternStateDict):
         Raises:
             ArgumentError: the layer left the meta device without a pattern.
         """
+        return BlockSparse(self.values, self._known_pattern())
+
+    def _known_pattern(self) -> Pattern:
+        """The pattern; an ArgumentError if there is none."""
         pattern = self.pattern
         if self._hollow:
             raise ArgumentError(
                 "this BlockSparseLinear was built on the meta device, where a pattern has no "
                 "data; load a state dict, which brings one"
             )
-        return BlockSparse(self.values, pattern)
+        return pattern
 
     @property
     def _hollow(self) -> bool:
@@ -150,26 +154,24 @@ class BlockSparseLinear(PatternStateDict):
                 self.bias.uniform_(-bound, bound)
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = self.weight
-        if not (torch.is_grad_enabled() or torch.compiler.is_compiling() or traced()):
-            weight = self._kept(weight)
-        return linear(x, weight, self.bias)
+        plain = torch.is_grad_enabled() or torch.compiler.is_compiling() or traced()
+        return linear(x, self.weight if plain else self._weight_as_it_is(), self.bias)
 
-    def _kept(self, weight: BlockSparse) -> BlockSparse:
-        """The weight as it is now, for one call without gradients: a server may load a state dict,
-        or move blocks, while other threads answer requests. Its values are a view, which keeps
-        their size and their memory."""
+    def _weight_as_it_is(self) -> BlockSparse:
+        """The weight for one call without gradients: a server may load a state dict, or move
+        blocks, while other threads answer requests. Its values are a view, which keeps their size
+        and their memory."""
         while True:
-            values = weight.values
+            pattern = self._known_pattern()  # waits until a change is whole
+            values = self.values
             try:
                 kept = values.view_as(values)
             except RuntimeError:
                 # Their size changes this very moment; or they are of inference mode, and this is
                 # not, where they have no views.
                 kept = values
-            if self._pattern is weight.pattern and self._marks:
-                return BlockSparse(kept, weight.pattern)
-            weight = self.weight  # another one, which waits until that is whole
+            if self._pattern is pattern and self._marks:
+                return BlockSparse(kept, pattern)
 
     # -- from and to nn.Linear ------------------------------------------------------------------
 
