@@ -18,6 +18,7 @@ from jitsparse.errors import ArgumentError
 __all__ = [
     "Moves",
     "guard",
+    "has_process_group",
     "moves_of",
     "refuse_wrappers",
     "require_movable",
@@ -78,6 +79,11 @@ def guard(values: nn.Parameter) -> None:
     _resized[values] = True
 
 
+def has_process_group() -> bool:
+    """Whether this process is one of several that know each other."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
 def refuse_wrappers(*resized: nn.Parameter) -> None:
     """Have each DistributedDataParallel that knows values refuse to run, now that their number of
     blocks is another. Its hook is on a gradient that there will be no more, so it would reduce the
@@ -85,8 +91,7 @@ def refuse_wrappers(*resized: nn.Parameter) -> None:
 
     All objects of the process are looked through, which takes some tens of milliseconds.
     """
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()):
+    if not has_process_group():
         return
     numbers_of = set(map(id, resized))
     for each in gc.get_objects():

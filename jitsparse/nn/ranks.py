@@ -10,6 +10,7 @@ from torch import nn
 
 from jitsparse.errors import ArgumentError
 from jitsparse.nn.buffers import PatternBuffers
+from jitsparse.nn.moving import has_process_group
 
 __all__ = ["require_same_patterns"]
 
@@ -37,12 +38,12 @@ def require_same_patterns(model: nn.Module, group: Any = None) -> None:
         >>> js.nn.require_same_patterns(js.nn.BlockSparseLinear(64, 64, 32, density=0.5))
         >>> torch.distributed.destroy_process_group()
     """
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()):
+    if not has_process_group():
         raise ArgumentError(
             "require_same_patterns compares the ranks of torch.distributed, which is not "
             "initialised: call init_process_group before"
         )
+    distributed = torch.distributed
     mine = {
         name: _digest(layer)
         for name, layer in model.named_modules()

@@ -14,6 +14,7 @@ from jitsparse import functional
 from jitsparse.blocks import frobenius_norms
 from jitsparse.errors import ArgumentError
 from jitsparse.nn.linear import BlockSparseLinear
+from jitsparse.nn.moving import has_process_group
 from jitsparse.pattern import Pattern
 
 __all__ = ["Watcher"]
@@ -117,9 +118,8 @@ class Watcher:
 
     def _added_up(self, tensor: Tensor) -> Tensor:
         """Over all processes, if there are several."""
-        distributed = torch.distributed
-        if distributed.is_available() and distributed.is_initialized():
-            distributed.all_reduce(tensor, group=self._group)
+        if has_process_group():
+            torch.distributed.all_reduce(tensor, group=self._group)
         return tensor
 
 
