@@ -45,9 +45,10 @@ from jitsparse.nn.moving import (
 from jitsparse.pattern import Pattern
 from jitsparse.transforms import outside_of_transforms
 
-__all__ = ["INDICES", "PatternBuffers", "advice_on", "unwrapped"]
+__all__ = ["BUFFERS", "INDICES", "PatternBuffers", "advice_on", "unwrapped"]
 
 INDICES = ("crow_indices", "col_indices")
+BUFFERS = (*INDICES, "shape")
 _Self = TypeVar("_Self", bound="PatternBuffers")
 
 
@@ -70,6 +71,7 @@ class PatternBuffers(nn.Module):
     values: nn.Parameter
     crow_indices: Tensor
     col_indices: Tensor
+    shape: Tensor
     _marks: list[tuple[int, int]]
     _emptied: list[tuple[int, int]] | None = None  # marks of buffers off the meta device, unwritten
 
@@ -202,7 +204,7 @@ class PatternBuffers(nn.Module):
         """Have buffers that are no tensors of inference mode, in which they may have been moved or
         copied: those count no versions, by which writes to them are seen."""
         with torch.inference_mode(False):
-            for name in INDICES:
+            for name in BUFFERS:
                 if getattr(self, name).is_inference():
                     self.register_buffer(name, getattr(self, name).clone())
 
@@ -303,13 +305,19 @@ class PatternBuffers(nn.Module):
         if old.device.type == "meta":
             if not self.crow_indices.is_meta:
                 self._emptied = _marks(self.crow_indices, self.col_indices)
+                self._write_shape()
             self._follow_buffers()
         elif self._marks != _marks(self.crow_indices, self.col_indices):
             # A move to another device is one of the pattern. Anything else is not for indices:
             # bfloat16 would round them, `to_empty` would leave whatever the memory held.
             pattern = old.to(self.crow_indices.device)
             self._take_over(pattern, in_place=True)  # in memory that may be shared by now
+            self._write_shape()
         return self
+
+    def _write_shape(self) -> None:
+        """Into the buffer that tells a state dict, after what ``to_empty`` may have left there."""
+        self.shape.copy_(torch.tensor(self._pattern.shape))
 
     def _resize_values(self, wanted: Tensor) -> None:
         """Give the values another shape, and what they are to be; they stay the same Parameter,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from jitsparse.checks import as_block_size, as_count
 from jitsparse.errors import ArgumentError
-from jitsparse.nn.buffers import INDICES
+from jitsparse.nn.buffers import BUFFERS
 from jitsparse.nn.linear import BlockSparseLinear
 from jitsparse.nn.replacing import Kind, named, replace, require_model
 
@@ -172,5 +172,5 @@ def _sparse() -> Kind:
         base=BlockSparseLinear,
         own=frozenset(vars(BlockSparseLinear(8, 8, 8, density=1.0, device="meta"))) | {"_emptied"},
         parameters=frozenset({"values", "bias"}),
-        buffers=frozenset(INDICES),
+        buffers=frozenset(BUFFERS),
     )

@@ -44,6 +44,8 @@ class BlockSparseLinear(PatternStateDict):
             another pattern can be loaded: the layer takes that pattern over. If its number of
             blocks differs, ``values`` stays the same Parameter and has another shape: load before
             an optimizer has state of it, and before the model is wrapped for several devices.
+        shape: ``(out_features, in_features)``, an int64 buffer by which a state dict says of which
+            layer it is.
 
     Values are drawn as :class:`torch.nn.Linear` draws its weight, scaled to the density, so that
     outputs have the same variance. :meth:`set_pattern` moves blocks while a layer is trained.
@@ -107,6 +109,7 @@ class BlockSparseLinear(PatternStateDict):
         self.in_features = in_features
         self.out_features = out_features
         self._take_over(pattern)
+        self.register_buffer("shape", torch.tensor(shape, device=pattern.device))
         check_dtype(dtype)
         factory = {"device": pattern.device, "dtype": dtype}
         self.values = nn.Parameter(torch.empty(pattern.values_shape, **factory))  # type: ignore[arg-type]

@@ -1,15 +1,17 @@
 """State dicts of a layer whose buffers are a pattern: they bring a pattern of their own, maybe with
-another number of blocks, and say of which matrix it is."""
+another number of blocks. Its indices do not say how many columns the matrix has, so the shape is an
+entry, too: files of safetensors keep no more than entries, and what renames these renames it."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from jitsparse.layout import div_up
-from jitsparse.nn.buffers import INDICES, PatternBuffers, advice_on, unwrapped
+from jitsparse.checks import is_readable
+from jitsparse.nn.buffers import BUFFERS, INDICES, PatternBuffers, advice_on, unwrapped
 from jitsparse.pattern import Pattern
 from jitsparse.transforms import outside_of_transforms
 
@@ -18,26 +20,6 @@ __all__ = ["PatternStateDict"]
 
 class PatternStateDict(PatternBuffers):
     """The base of a layer that can be loaded whatever pattern it has had."""
-
-    @property
-    def _facts(self) -> dict[str, Any]:
-        """What the indices of a state dict do not say, how many columns the matrix has for one; and
-        something by which to know these indices."""
-        pattern = self._pattern
-        return {
-            "shape": pattern.shape,
-            "block_size": pattern.block_size,
-            "nnz_blocks": pattern.nnz_blocks,
-        }
-
-    def _save_to_state_dict(
-        self, destination: dict[str, Any], prefix: str, keep_vars: bool
-    ) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        # Beside the version of a module, where torch.save keeps it, too; safetensors does not.
-        metadata = getattr(destination, "_metadata", None)
-        if metadata is not None:
-            metadata.setdefault(prefix[:-1], {}).update(self._facts)
 
     def _load_from_state_dict(
         self,
@@ -62,11 +44,11 @@ class PatternStateDict(PatternBuffers):
                     if error is not None:
                         error_msgs.append(f"the pattern of {prefix or 'the layer'!r}{error}")
                         return
-                # Values, bias and the reports of what is missing. The indices are there already,
+                # Values, bias and the reports of what is missing. The buffers are there already,
                 # equal.
                 there = {
                     prefix + name: getattr(self, name)
-                    for name in INDICES
+                    for name in BUFFERS
                     if prefix + name in state_dict
                 }
                 super()._load_from_state_dict({**state_dict, **there}, prefix, *arguments)
@@ -82,17 +64,9 @@ class PatternStateDict(PatternBuffers):
         it, or None."""
         crow, col = (state_dict[prefix + name] for name in INDICES)
         old = self._pattern
-        own = self._facts
-        facts = {name: local_metadata.get(name, mine) for name, mine in own.items()}
-        # Where entries were renamed, the metadata are those of others.
-        if _describes(facts, crow, col):
-            for name in ("shape", "block_size"):
-                theirs, mine = tuple(facts[name]), own[name]
-                if theirs != mine:
-                    return (
-                        f" has {name} {theirs} in the state dict, and {mine} here (if its entries "
-                        "were renamed: del state_dict._metadata)"
-                    )
+        theirs = _shape_in(state_dict, prefix)
+        if theirs not in (None, old.shape):
+            return f" is one of shape {theirs}, and the layer's of shape {old.shape}"
         try:
             assign = local_metadata.get("assign_to_params_buffers", False)
             device = crow.device if assign else self.values.device
@@ -126,12 +100,10 @@ class PatternStateDict(PatternBuffers):
         return None
 
 
-def _describes(facts: dict[str, Any], crow: Any, col: Any) -> bool:
-    """Whether metadata may be of these indices."""
-    rows, block_rows = facts["shape"][0], facts["block_size"][0]
-    return (
-        isinstance(crow, Tensor)
-        and isinstance(col, Tensor)
-        and crow.numel() == div_up(rows, block_rows) + 1
-        and col.numel() == facts["nnz_blocks"]
-    )
+def _shape_in(state_dict: dict[str, Any], prefix: str) -> tuple[int, ...] | None:
+    """The shape that a state dict names; None if it names none, or one that cannot be read."""
+    named = state_dict.get(prefix + "shape")
+    if not isinstance(named, Tensor) or not is_readable(named):
+        return None
+    with torch.no_grad():
+        return tuple(named.flatten().tolist())
