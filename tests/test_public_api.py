@@ -58,7 +58,7 @@ def test_everything_public_is_documented() -> None:
     "module",
     [
         *("", ".pattern", ".sparse", ".functional", ".nn.linear", ".nn.convert", ".explain"),
-        *(".nn.buffers", ".nn.patterns", ".nn.drop_and_grow", ".nn.ranks"),
+        *(".nn.moving", ".nn.patterns", ".nn.drop_and_grow", ".nn.ranks"),
         *(".tune", ".warmup", ".compilation"),
     ],
 )

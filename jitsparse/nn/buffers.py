@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -31,21 +31,13 @@ from torch._C._functorch import (
     is_gradtrackingtensor,
 )
 
-from jitsparse.blocks import block_positions, gather_blocks, require_like
 from jitsparse.checks import check_indices, is_readable
 from jitsparse.errors import ArgumentError
 from jitsparse.jit import progress
-from jitsparse.nn.moving import (
-    guard,
-    moves_of,
-    refuse_wrappers,
-    require_movable,
-    require_trained,
-)
 from jitsparse.pattern import Pattern
 from jitsparse.transforms import outside_of_transforms
 
-__all__ = ["BUFFERS", "INDICES", "PatternBuffers", "advice_on", "unwrapped"]
+__all__ = ["BUFFERS", "INDICES", "PatternBuffers", "unwrapped"]
 
 INDICES = ("crow_indices", "col_indices")
 BUFFERS = (*INDICES, "shape")
@@ -66,9 +58,8 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class PatternBuffers(nn.Module):
-    """The base of a layer that stores ``values`` at the blocks of a pattern."""
+    """The base of a layer that stores blocks at the places of a pattern."""
 
-    values: nn.Parameter
     crow_indices: Tensor
     col_indices: Tensor
     shape: Tensor
@@ -80,103 +71,6 @@ class PatternBuffers(nn.Module):
         """Where the blocks of the weight are."""
         self._follow_buffers()
         return self._pattern
-
-    def set_pattern(self, pattern: Pattern, *optimizers: torch.optim.Optimizer) -> None:
-        """Store other blocks from now on, as training does that prunes blocks and grows others.
-
-        Blocks that both patterns store keep their values, bit for bit; new ones begin with zeros.
-        ``values`` stays the same Parameter, with as many blocks as the pattern has; its gradient is
-        dropped. Nothing waits for the device.
-
-        Args:
-            pattern: of the same shape and block size, on the same device.
-            optimizers: that train ``values``: what they keep of each block, such as momentum and
-                running averages, moves along, and is zero for new blocks; counts of steps stay. The
-                state of an optimizer that is not named stays as it is, of other blocks; where their
-                number changes it refuses its next step. (Adam corrects its averages by the count of
-                steps, which is not that of a new block: under a constant gradient its first dozens
-                of steps are three to seven times the learning rate, with the default betas.)
-
-        Call it after a step and before the next forward pass: a backward pass of an earlier one
-        has gradients for the blocks of that time. It raises where their number has changed, or
-        where the layer's input needs a gradient, too; otherwise they pass for those of the new
-        blocks.
-
-        What else knows the blocks has to follow:
-
-        - a moving average of the model, before it is updated: :func:`match_patterns_`;
-        - a CUDA graph that was captured: capture it anew;
-        - ``DistributedDataParallel``: all ranks move to one pattern, which
-          :func:`require_same_patterns` checks, with as many blocks as before, since hooks on
-          gradients do not survive another number;
-        - a compiled layer follows, and is compiled anew for each number of blocks, up to
-          ``torch._dynamo.config.recompile_limit`` times;
-        - a Parameter that two layers share has one pattern for both: do not move it.
-
-        Raises:
-            ArgumentError: if the pattern does not fit, an optimizer does not train ``values`` or
-                keeps what cannot be moved, or these are no plain Parameter, since the model is
-                sharded.
-
-        Example:
-            >>> import torch, jitsparse as js
-            >>> layer = js.nn.BlockSparseLinear(256, 512, 32, density=0.25)
-            >>> adam = torch.optim.Adam(layer.parameters())
-            >>> kept = layer.weight.block_norms().topk(28).indices  # of 32 blocks
-            >>> layer.set_pattern(layer.pattern.take(kept), adam)
-            >>> layer.pattern.nnz_blocks
-            28
-        """
-        blocks = len(self.values)
-        self._require_movable(pattern, optimizers)
-        self._move(pattern, optimizers)
-        if len(self.values) != blocks:
-            refuse_wrappers(self.values)
-
-    def _require_movable(
-        self, pattern: Pattern, optimizers: Sequence[torch.optim.Optimizer]
-    ) -> None:
-        """Check what :meth:`set_pattern` raises.
-
-        Raises:
-            ArgumentError: see there.
-        """
-        old, values = self.pattern, self.values
-        if old.device.type == "meta":
-            raise ArgumentError(
-                "set_pattern moves values from their places, and a layer that is on the meta "
-                "device, or left it empty, has none: materialize it and load a state dict first"
-            )
-        require_like("set_pattern(pattern)", pattern, old.shape, old.block_size, old.device)
-        plain = type(values) is nn.Parameter and values.shape == old.values_shape
-        if not plain or values.device != old.device:
-            raise ArgumentError(
-                f"set_pattern moves values that are a Parameter of shape {old.values_shape} on "
-                f"{old.device}; these are a {type(values).__name__} of shape "
-                f"{tuple(values.shape)} on {values.device}: {advice_on(values, 'move')}"
-            )
-        require_trained(values, optimizers)
-        require_movable(values, optimizers, pattern.nnz_blocks)
-
-    def _move(self, pattern: Pattern, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """:meth:`set_pattern` after its checks."""
-        old, values = self.pattern, self.values
-        # A layer that was made in inference mode can be written there alone.
-        with torch.inference_mode(values.is_inference()), torch.no_grad():
-            places = block_positions(pattern, old)
-            moved, moves = gather_blocks(values, places), moves_of(values, optimizers, places)
-            as_many = moved.shape == values.shape
-            for state, name, new in moves:
-                # Where it is if it fits: a captured graph of the step may know the place.
-                state[name] = state[name].copy_(new) if as_many else new
-            with self._changing():
-                if as_many:
-                    values.copy_(moved)
-                else:
-                    self._resize_values(moved)
-                # DistributedDataParallel knows the buffers.
-                self._take_over(pattern, in_place=as_many)
-            values.grad = None
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
@@ -319,21 +213,6 @@ class PatternBuffers(nn.Module):
         """Into the buffer that tells a state dict, after what ``to_empty`` may have left there."""
         self.shape.copy_(torch.tensor(self._pattern.shape))
 
-    def _resize_values(self, wanted: Tensor) -> None:
-        """Give the values another shape, and what they are to be; they stay the same Parameter,
-        which an optimizer may hold already."""
-        values = self.values
-        # A graph that is still alive would have the next ones go on with the shape that it knows.
-        # Autograd begins anew where the dtype changes, and not where the shape does.
-        another = torch.float32 if values.dtype is torch.float64 else torch.float64
-        with torch.inference_mode(False):  # whose tensors could not be trained
-            _refuse_earlier_gradients(values)
-            filled = values.new_empty(wanted.shape).copy_(wanted.detach())
-            for data in (values.new_empty(0, dtype=another), filled):
-                values.data = data
-        values.grad = None
-        guard(values)
-
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._leave_inference_mode()
@@ -343,30 +222,6 @@ class PatternBuffers(nn.Module):
         # a transform.
         self._seen = unwrapped(self.crow_indices), unwrapped(self.col_indices)
         self._follow_buffers()
-
-
-def advice_on(values: Tensor, verb: str) -> str:
-    """How to do something before values are no plain Parameter any more."""
-    if type(values) is Tensor:
-        return "take off what computes them, such as pruning or weight_norm"
-    return f"{verb} before the model is sharded"
-
-
-def _refuse_earlier_gradients(values: nn.Parameter) -> None:
-    """Have the backward pass of any graph that is still alive raise where it would accumulate into
-    values that are about to change their shape: torch keeps a gradient of the old shape there
-    without a look, and fused optimizers read past its end. Later graphs accumulate at a node of
-    their own."""
-
-    def refuse(grads: tuple[Tensor, ...]) -> None:
-        raise ArgumentError(
-            "the backward pass of a graph that was made before the layer's number of blocks "
-            f"changed: it has a gradient of shape {tuple(grads[0].shape)} for values of shape "
-            f"{tuple(values.shape)}; run it before set_pattern or load_state_dict"
-        )
-
-    if values.requires_grad and not values.is_inference():
-        torch.autograd.graph.get_gradient_edge(values).node.register_prehook(refuse)
 
 
 def _same_indices(pattern: Pattern, crow: Tensor, col: Tensor) -> bool:

@@ -1,254 +1,164 @@
-"""An optimizer's state of each block follows when the blocks of a layer move."""
+"""A layer whose values can become those of other blocks, in training or by a state dict."""
 
 from __future__ import annotations
 
-import gc
-import numbers
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils.weak import WeakIdKeyDictionary
 
-from jitsparse.blocks import gather_blocks
+from jitsparse.blocks import block_positions, gather_blocks, require_like
 from jitsparse.errors import ArgumentError
+from jitsparse.nn.buffers import PatternBuffers
+from jitsparse.nn.optimizer_state import (
+    guard,
+    moves_of,
+    refuse_wrappers,
+    require_movable,
+    require_trained,
+)
+from jitsparse.pattern import Pattern
 
-__all__ = [
-    "Moves",
-    "guard",
-    "has_process_group",
-    "moves_of",
-    "refuse_wrappers",
-    "require_movable",
-    "require_optimizer",
-    "require_trained",
-    "trains",
-]
-
-Moves = list[tuple[dict[str, Any], str, Tensor]]
-"""Entries of states, and what they are, or will be."""
+__all__ = ["MovableBlocks", "advice_on"]
 
 
-def require_trained(values: nn.Parameter, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Check optimizers that are to follow a layer's values.
+class MovableBlocks(PatternBuffers):
+    """The base of a layer whose ``values`` follow its pattern wherever that goes."""
 
-    Raises:
-        ArgumentError: one is no optimizer, or does not train them.
-    """
-    for optimizer in optimizers:
-        require_optimizer(optimizer, "set_pattern(pattern, *optimizers)")
-        if not trains(optimizer, values):
+    values: nn.Parameter
+
+    def set_pattern(self, pattern: Pattern, *optimizers: torch.optim.Optimizer) -> None:
+        """Store other blocks from now on, as training does that prunes blocks and grows others.
+
+        Blocks that both patterns store keep their values, bit for bit; new ones begin with zeros.
+        ``values`` stays the same Parameter, with as many blocks as the pattern has; its gradient is
+        dropped. Nothing waits for the device.
+
+        Args:
+            pattern: of the same shape and block size, on the same device.
+            optimizers: that train ``values``: what they keep of each block, such as momentum and
+                running averages, moves along, and is zero for new blocks; counts of steps stay. The
+                state of an optimizer that is not named stays as it is, of other blocks; where their
+                number changes it refuses its next step. (Adam corrects its averages by the count of
+                steps, which is not that of a new block: under a constant gradient its first dozens
+                of steps are three to seven times the learning rate, with the default betas.)
+
+        Call it after a step and before the next forward pass: a backward pass of an earlier one
+        has gradients for the blocks of that time. It raises where their number has changed, or
+        where the layer's input needs a gradient, too; otherwise they pass for those of the new
+        blocks.
+
+        What else knows the blocks has to follow:
+
+        - a moving average of the model, before it is updated: :func:`match_patterns_`;
+        - a CUDA graph that was captured: capture it anew;
+        - ``DistributedDataParallel``: all ranks move to one pattern, which
+          :func:`require_same_patterns` checks, with as many blocks as before, since hooks on
+          gradients do not survive another number;
+        - a compiled layer follows, and is compiled anew for each number of blocks, up to
+          ``torch._dynamo.config.recompile_limit`` times;
+        - a Parameter that two layers share has one pattern for both: do not move it.
+
+        Raises:
+            ArgumentError: if the pattern does not fit, an optimizer does not train ``values`` or
+                keeps what cannot be moved, or these are no plain Parameter, since the model is
+                sharded.
+
+        Example:
+            >>> import torch, jitsparse as js
+            >>> layer = js.nn.BlockSparseLinear(256, 512, 32, density=0.25)
+            >>> adam = torch.optim.Adam(layer.parameters())
+            >>> kept = layer.weight.block_norms().topk(28).indices  # of 32 blocks
+            >>> layer.set_pattern(layer.pattern.take(kept), adam)
+            >>> layer.pattern.nnz_blocks
+            28
+        """
+        blocks = len(self.values)
+        self._require_movable(pattern, optimizers)
+        self._move(pattern, optimizers)
+        if len(self.values) != blocks:
+            refuse_wrappers(self.values)
+
+    def _require_movable(
+        self, pattern: Pattern, optimizers: Sequence[torch.optim.Optimizer]
+    ) -> None:
+        """Check what :meth:`set_pattern` raises.
+
+        Raises:
+            ArgumentError: see there.
+        """
+        old, values = self.pattern, self.values
+        if old.device.type == "meta":
             raise ArgumentError(
-                f"set_pattern(pattern, *optimizers): this {type(optimizer).__name__} does not "
-                "train the layer's values"
+                "set_pattern moves values from their places, and a layer that is on the meta "
+                "device, or left it empty, has none: materialize it and load a state dict first"
             )
+        require_like("set_pattern(pattern)", pattern, old.shape, old.block_size, old.device)
+        plain = type(values) is nn.Parameter and values.shape == old.values_shape
+        if not plain or values.device != old.device:
+            raise ArgumentError(
+                f"set_pattern moves values that are a Parameter of shape {old.values_shape} on "
+                f"{old.device}; these are a {type(values).__name__} of shape "
+                f"{tuple(values.shape)} on {values.device}: {advice_on(values, 'move')}"
+            )
+        require_trained(values, optimizers)
+        require_movable(values, optimizers, pattern.nnz_blocks)
+
+    def _move(self, pattern: Pattern, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """:meth:`set_pattern` after its checks."""
+        old, values = self.pattern, self.values
+        # A layer that was made in inference mode can be written there alone.
+        with torch.inference_mode(values.is_inference()), torch.no_grad():
+            places = block_positions(pattern, old)
+            moved, moves = gather_blocks(values, places), moves_of(values, optimizers, places)
+            as_many = moved.shape == values.shape
+            for state, name, new in moves:
+                # Where it is if it fits: a captured graph of the step may know the place.
+                state[name] = state[name].copy_(new) if as_many else new
+            with self._changing():
+                if as_many:
+                    values.copy_(moved)
+                else:
+                    self._resize_values(moved)
+                # DistributedDataParallel knows the buffers.
+                self._take_over(pattern, in_place=as_many)
+            values.grad = None
+
+    def _resize_values(self, wanted: Tensor) -> None:
+        """Give the values another shape, and what they are to be; they stay the same Parameter,
+        which an optimizer may hold already."""
+        values = self.values
+        # A graph that is still alive would have the next ones go on with the shape that it knows.
+        # Autograd begins anew where the dtype changes, and not where the shape does.
+        another = torch.float32 if values.dtype is torch.float64 else torch.float64
+        with torch.inference_mode(False):  # whose tensors could not be trained
+            _refuse_earlier_gradients(values)
+            filled = values.new_empty(wanted.shape).copy_(wanted.detach())
+            for data in (values.new_empty(0, dtype=another), filled):
+                values.data = data
+        values.grad = None
+        guard(values)
 
 
-def require_optimizer(optimizer: object, function: str) -> None:
-    """Check what a function is given as an optimizer.
-
-    Raises:
-        ArgumentError: it is none.
-    """
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise ArgumentError(f"{function} takes optimizers, got {type(optimizer).__name__}")
+def advice_on(values: Tensor, verb: str) -> str:
+    """How to do something before values are no plain Parameter any more."""
+    if type(values) is Tensor:
+        return "take off what computes them, such as pruning or weight_norm"
+    return f"{verb} before the model is sharded"
 
 
-def trains(optimizer: torch.optim.Optimizer, values: nn.Parameter) -> bool:
-    """Whether an optimizer has a parameter."""
-    return bool(_groups(values, optimizer))
+def _refuse_earlier_gradients(values: nn.Parameter) -> None:
+    """Have the backward pass of any graph that is still alive raise where it would accumulate into
+    values that are about to change their shape: torch keeps a gradient of the old shape there
+    without a look, and fused optimizers read past its end. Later graphs accumulate at a node of
+    their own."""
 
+    def refuse(grads: tuple[Tensor, ...]) -> None:
+        raise ArgumentError(
+            "the backward pass of a graph that was made before the layer's number of blocks "
+            f"changed: it has a gradient of shape {tuple(grads[0].shape)} for values of shape "
+            f"{tuple(values.shape)}; run it before set_pattern or load_state_dict"
+        )
 
-_resized = WeakIdKeyDictionary()
-"""Parameters that have had another number of blocks, and true for each."""
-
-_watches_optimizers = False
-
-
-def guard(values: nn.Parameter) -> None:
-    """Have optimizers refuse a step on values that got another number of blocks, with state of the
-    old ones. Fused ones of torch do not compare shapes, and write beyond the end of the state."""
-    global _watches_optimizers
-    if not _watches_optimizers:
-        # For good: whoever takes it away when the last parameter dies may do so while torch goes
-        # through its hooks.
-        register_optimizer_step_pre_hook(_refuse_old_state)
-        _watches_optimizers = True
-    _resized[values] = True
-
-
-def has_process_group() -> bool:
-    """Whether this process is one of several that know each other."""
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
-
-
-def refuse_wrappers(*resized: nn.Parameter) -> None:
-    """Have each DistributedDataParallel that knows values refuse to run, now that their number of
-    blocks is another. Its hook is on a gradient that there will be no more, so it would reduce the
-    others' alone; where it looks for unused parameters, without an error.
-
-    All objects of the process are looked through, which takes some tens of milliseconds.
-    """
-    if not has_process_group():
-        return
-    numbers_of = set(map(id, resized))
-    for each in gc.get_objects():
-        if issubclass(type(each), nn.parallel.DistributedDataParallel):
-            if not numbers_of.isdisjoint(map(id, each.module.parameters())):
-                each.register_forward_pre_hook(_refuse_to_run)
-
-
-def _refuse_to_run(wrapper: nn.Module, _: Any) -> None:
-    raise ArgumentError(
-        f"this {type(wrapper).__name__} does not know the gradients of a layer whose number of "
-        "blocks has changed since it was made: wrap the model anew"
-    )
-
-
-def _refuse_old_state(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    if not _resized:
-        return
-    for group in optimizer.param_groups:
-        for values in group["params"]:
-            if values not in _resized:
-                continue
-            for key, kept in optimizer.state.get(values, {}).items():
-                if isinstance(kept, Tensor) and kept.dim() > 1 and len(kept) != len(values):
-                    raise ArgumentError(
-                        f"this {type(optimizer).__name__} has {key!r} of {len(kept)} blocks for "
-                        f"values that are {len(values)} blocks now: name it where their number "
-                        "changes, as in layer.set_pattern(pattern, optimizer), or make it after a "
-                        "state dict with another number was loaded"
-                    )
-
-
-def moves_of(
-    values: nn.Parameter, optimizers: Sequence[torch.optim.Optimizer], places: Tensor
-) -> Moves:
-    """What becomes of all state that has an entry for each block: momentum, running averages, also
-    of rows and columns of blocks. New blocks begin as those of a new parameter do, most of it with
-    zeros. Nothing is changed yet, so what fails changes nothing.
-
-    Args:
-        values: whose state it is.
-        optimizers: that may have some.
-        places: of each new block among the old ones.
-
-    Raises:
-        ArgumentError: an optimizer keeps something in which no block has a place of its own.
-    """
-    moves: Moves = []
-    seen: dict[int, Tensor] = {}  # an optimizer beside one that wraps it has the same tensors
-    for optimizer in optimizers:
-        for entry in _entries(values, optimizer):
-            if id(entry.kept) not in seen:
-                moved, start = gather_blocks(entry.kept, places), _start(values, entry)
-                if start:
-                    moved = moved.masked_fill((places == values.shape[0]).view(-1, 1, 1), start)
-                seen[id(entry.kept)] = moved
-            moves.append((entry.state, entry.key, seen[id(entry.kept)]))
-    return moves
-
-
-def require_movable(
-    values: nn.Parameter, optimizers: Sequence[torch.optim.Optimizer], blocks: int
-) -> None:
-    """Check that what optimizers keep of values can follow them to so many blocks.
-
-    Raises:
-        ArgumentError: an optimizer keeps something in which no block has a place of its own, or
-            values in a memory that they would leave.
-    """
-    for optimizer in optimizers:
-        for _ in _entries(values, optimizer):
-            pass
-        for each in _with_inner(optimizer):
-            if blocks != len(values) and getattr(each, "parameters_as_bucket_view", False):
-                raise ArgumentError(
-                    f"this {type(each).__name__} keeps its parameters in buckets, which values of "
-                    "another number of blocks would leave without its knowledge: make it without "
-                    "parameters_as_bucket_view=True"
-                )
-
-
-class _Entry(NamedTuple):
-    """Something that an optimizer keeps of each block of values."""
-
-    optimizer: torch.optim.Optimizer
-    state: dict[str, Any]
-    key: str
-    kept: Tensor
-
-
-def _entries(values: nn.Parameter, optimizer: torch.optim.Optimizer) -> Iterator[_Entry]:
-    """What an optimizer keeps of each block of values, and those that it wraps.
-
-    Raises:
-        ArgumentError: it keeps something else, in which no block has a place of its own.
-    """
-    for each in _with_inner(optimizer):
-        state = each.state.get(_holder(values, each), {})
-        for key, kept in state.items():
-            if type(kept) is Tensor and kept.dim() > 1 and kept.shape[0] == values.shape[0]:
-                yield _Entry(each, state, key, kept)
-            elif not _is_of_no_block(kept):
-                kind = type(kept).__name__
-                what = f"a {kind}"
-                if isinstance(kept, Tensor):
-                    what = f"{'' if kind == 'Tensor' else f'a {kind} '}of shape {tuple(kept.shape)}"
-                raise ArgumentError(
-                    f"set_pattern(pattern, *optimizers): an optimizer keeps {key!r} of the layer's "
-                    f"values, {what}, in which no block has a place of its own; move the layer "
-                    "without that optimizer, and drop its state of values"
-                )
-
-
-def _start(values: nn.Parameter, entry: _Entry) -> float:
-    """With what an optimizer's entry of a new parameter begins."""
-    optimizer = entry.optimizer
-    if isinstance(optimizer, torch.optim.Rprop) and entry.key == "step_size":
-        option = "lr"
-    elif isinstance(optimizer, torch.optim.Adagrad) and entry.key == "sum":
-        option = "initial_accumulator_value"
-    else:
-        return 0.0
-    return float(_groups(values, optimizer)[0][option])
-
-
-def _with_inner(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
-    """An optimizer and those that it has as attributes, which keep the state, or some of it:
-    ZeroRedundancyOptimizer has one, and so have SAM and the wrappers of trainers."""
-    found = [optimizer]
-    for each in found:
-        inner = (value for value in vars(each).values() if isinstance(value, torch.optim.Optimizer))
-        found += [other for other in inner if not any(other is known for known in found)]
-    return found
-
-
-def _is_of_no_block(kept: object) -> bool:
-    """Whether an entry of a state is numbers, such as a count of steps, and names alone."""
-    if isinstance(kept, (list, tuple)):
-        return all(map(_is_of_no_block, kept))
-    if isinstance(kept, dict):
-        return all(map(_is_of_no_block, kept.values()))
-    if isinstance(kept, Tensor):
-        return kept.numel() <= 1
-    return kept is None or isinstance(kept, (numbers.Number, str, torch.dtype, torch.device))
-
-
-def _holder(values: nn.Parameter, optimizer: torch.optim.Optimizer) -> Tensor:
-    """Under which parameter an optimizer keeps what it knows of values: LBFGS, which knows
-    something of all together, under its first."""
-    if isinstance(optimizer, torch.optim.LBFGS):
-        first: Tensor = optimizer.param_groups[0]["params"][0]
-        return first
-    return values
-
-
-def _groups(values: nn.Parameter, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """The options that an optimizer has for values; none if it does not train them."""
-    return [
-        group for group in optimizer.param_groups if any(each is values for each in group["params"])
-    ]
+    if values.requires_grad and not values.is_inference():
+        torch.autograd.graph.get_gradient_edge(values).node.register_prehook(refuse)

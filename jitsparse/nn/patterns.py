@@ -11,7 +11,7 @@ from torch import nn
 from jitsparse.checks import as_count
 from jitsparse.errors import ArgumentError
 from jitsparse.nn.linear import BlockSparseLinear, require_a_block
-from jitsparse.nn.moving import refuse_wrappers, require_movable, require_optimizer, trains
+from jitsparse.nn.optimizer_state import refuse_wrappers, require_movable, require_optimizer, trains
 from jitsparse.nn.replacing import Where, named, require_module, require_unwrapped
 from jitsparse.pattern import Pattern
 

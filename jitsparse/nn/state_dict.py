@@ -11,14 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from jitsparse.checks import is_readable
-from jitsparse.nn.buffers import BUFFERS, INDICES, PatternBuffers, advice_on, unwrapped
+from jitsparse.nn.buffers import BUFFERS, INDICES, unwrapped
+from jitsparse.nn.moving import MovableBlocks, advice_on
 from jitsparse.pattern import Pattern
 from jitsparse.transforms import outside_of_transforms
 
 __all__ = ["PatternStateDict"]
 
 
-class PatternStateDict(PatternBuffers):
+class PatternStateDict(MovableBlocks):
     """The base of a layer that can be loaded whatever pattern it has had."""
 
     def _load_from_state_dict(

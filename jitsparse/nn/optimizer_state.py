@@ -1,0 +1,254 @@
+"""An optimizer's state of each block follows when the blocks of a layer move."""
+
+from __future__ import annotations
+
+import gc
+import numbers
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.weak import WeakIdKeyDictionary
+
+from jitsparse.blocks import gather_blocks
+from jitsparse.errors import ArgumentError
+
+__all__ = [
+    "Moves",
+    "guard",
+    "has_process_group",
+    "moves_of",
+    "refuse_wrappers",
+    "require_movable",
+    "require_optimizer",
+    "require_trained",
+    "trains",
+]
+
+Moves = list[tuple[dict[str, Any], str, Tensor]]
+"""Entries of states, and what they are, or will be."""
+
+
+def require_trained(values: nn.Parameter, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Check optimizers that are to follow a layer's values.
+
+    Raises:
+        ArgumentError: one is no optimizer, or does not train them.
+    """
+    for optimizer in optimizers:
+        require_optimizer(optimizer, "set_pattern(pattern, *optimizers)")
+        if not trains(optimizer, values):
+            raise ArgumentError(
+                f"set_pattern(pattern, *optimizers): this {type(optimizer).__name__} does not "
+                "train the layer's values"
+            )
+
+
+def require_optimizer(optimizer: object, function: str) -> None:
+    """Check what a function is given as an optimizer.
+
+    Raises:
+        ArgumentError: it is none.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ArgumentError(f"{function} takes optimizers, got {type(optimizer).__name__}")
+
+
+def trains(optimizer: torch.optim.Optimizer, values: nn.Parameter) -> bool:
+    """Whether an optimizer has a parameter."""
+    return bool(_groups(values, optimizer))
+
+
+_resized = WeakIdKeyDictionary()
+"""Parameters that have had another number of blocks, and true for each."""
+
+_watches_optimizers = False
+
+
+def guard(values: nn.Parameter) -> None:
+    """Have optimizers refuse a step on values that got another number of blocks, with state of the
+    old ones. Fused ones of torch do not compare shapes, and write beyond the end of the state."""
+    global _watches_optimizers
+    if not _watches_optimizers:
+        # For good: whoever takes it away when the last parameter dies may do so while torch goes
+        # through its hooks.
+        register_optimizer_step_pre_hook(_refuse_old_state)
+        _watches_optimizers = True
+    _resized[values] = True
+
+
+def has_process_group() -> bool:
+    """Whether this process is one of several that know each other."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def refuse_wrappers(*resized: nn.Parameter) -> None:
+    """Have each DistributedDataParallel that knows values refuse to run, now that their number of
+    blocks is another. Its hook is on a gradient that there will be no more, so it would reduce the
+    others' alone; where it looks for unused parameters, without an error.
+
+    All objects of the process are looked through, which takes some tens of milliseconds.
+    """
+    if not has_process_group():
+        return
+    numbers_of = set(map(id, resized))
+    for each in gc.get_objects():
+        if issubclass(type(each), nn.parallel.DistributedDataParallel):
+            if not numbers_of.isdisjoint(map(id, each.module.parameters())):
+                each.register_forward_pre_hook(_refuse_to_run)
+
+
+def _refuse_to_run(wrapper: nn.Module, _: Any) -> None:
+    raise ArgumentError(
+        f"this {type(wrapper).__name__} does not know the gradients of a layer whose number of "
+        "blocks has changed since it was made: wrap the model anew"
+    )
+
+
+def _refuse_old_state(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    if not _resized:
+        return
+    for group in optimizer.param_groups:
+        for values in group["params"]:
+            if values not in _resized:
+                continue
+            for key, kept in optimizer.state.get(values, {}).items():
+                if isinstance(kept, Tensor) and kept.dim() > 1 and len(kept) != len(values):
+                    raise ArgumentError(
+                        f"this {type(optimizer).__name__} has {key!r} of {len(kept)} blocks for "
+                        f"values that are {len(values)} blocks now: name it where their number "
+                        "changes, as in layer.set_pattern(pattern, optimizer), or make it after a "
+                        "state dict with another number was loaded"
+                    )
+
+
+def moves_of(
+    values: nn.Parameter, optimizers: Sequence[torch.optim.Optimizer], places: Tensor
+) -> Moves:
+    """What becomes of all state that has an entry for each block: momentum, running averages, also
+    of rows and columns of blocks. New blocks begin as those of a new parameter do, most of it with
+    zeros. Nothing is changed yet, so what fails changes nothing.
+
+    Args:
+        values: whose state it is.
+        optimizers: that may have some.
+        places: of each new block among the old ones.
+
+    Raises:
+        ArgumentError: an optimizer keeps something in which no block has a place of its own.
+    """
+    moves: Moves = []
+    seen: dict[int, Tensor] = {}  # an optimizer beside one that wraps it has the same tensors
+    for optimizer in optimizers:
+        for entry in _entries(values, optimizer):
+            if id(entry.kept) not in seen:
+                moved, start = gather_blocks(entry.kept, places), _start(values, entry)
+                if start:
+                    moved = moved.masked_fill((places == values.shape[0]).view(-1, 1, 1), start)
+                seen[id(entry.kept)] = moved
+            moves.append((entry.state, entry.key, seen[id(entry.kept)]))
+    return moves
+
+
+def require_movable(
+    values: nn.Parameter, optimizers: Sequence[torch.optim.Optimizer], blocks: int
+) -> None:
+    """Check that what optimizers keep of values can follow them to so many blocks.
+
+    Raises:
+        ArgumentError: an optimizer keeps something in which no block has a place of its own, or
+            values in a memory that they would leave.
+    """
+    for optimizer in optimizers:
+        for _ in _entries(values, optimizer):
+            pass
+        for each in _with_inner(optimizer):
+            if blocks != len(values) and getattr(each, "parameters_as_bucket_view", False):
+                raise ArgumentError(
+                    f"this {type(each).__name__} keeps its parameters in buckets, which values of "
+                    "another number of blocks would leave without its knowledge: make it without "
+                    "parameters_as_bucket_view=True"
+                )
+
+
+class _Entry(NamedTuple):
+    """Something that an optimizer keeps of each block of values."""
+
+    optimizer: torch.optim.Optimizer
+    state: dict[str, Any]
+    key: str
+    kept: Tensor
+
+
+def _entries(values: nn.Parameter, optimizer: torch.optim.Optimizer) -> Iterator[_Entry]:
+    """What an optimizer keeps of each block of values, and those that it wraps.
+
+    Raises:
+        ArgumentError: it keeps something else, in which no block has a place of its own.
+    """
+    for each in _with_inner(optimizer):
+        state = each.state.get(_holder(values, each), {})
+        for key, kept in state.items():
+            if type(kept) is Tensor and kept.dim() > 1 and kept.shape[0] == values.shape[0]:
+                yield _Entry(each, state, key, kept)
+            elif not _is_of_no_block(kept):
+                kind = type(kept).__name__
+                what = f"a {kind}"
+                if isinstance(kept, Tensor):
+                    what = f"{'' if kind == 'Tensor' else f'a {kind} '}of shape {tuple(kept.shape)}"
+                raise ArgumentError(
+                    f"set_pattern(pattern, *optimizers): an optimizer keeps {key!r} of the layer's "
+                    f"values, {what}, in which no block has a place of its own; move the layer "
+                    "without that optimizer, and drop its state of values"
+                )
+
+
+def _start(values: nn.Parameter, entry: _Entry) -> float:
+    """With what an optimizer's entry of a new parameter begins."""
+    optimizer = entry.optimizer
+    if isinstance(optimizer, torch.optim.Rprop) and entry.key == "step_size":
+        option = "lr"
+    elif isinstance(optimizer, torch.optim.Adagrad) and entry.key == "sum":
+        option = "initial_accumulator_value"
+    else:
+        return 0.0
+    return float(_groups(values, optimizer)[0][option])
+
+
+def _with_inner(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+    """An optimizer and those that it has as attributes, which keep the state, or some of it:
+    ZeroRedundancyOptimizer has one, and so have SAM and the wrappers of trainers."""
+    found = [optimizer]
+    for each in found:
+        inner = (value for value in vars(each).values() if isinstance(value, torch.optim.Optimizer))
+        found += [other for other in inner if not any(other is known for known in found)]
+    return found
+
+
+def _is_of_no_block(kept: object) -> bool:
+    """Whether an entry of a state is numbers, such as a count of steps, and names alone."""
+    if isinstance(kept, (list, tuple)):
+        return all(map(_is_of_no_block, kept))
+    if isinstance(kept, dict):
+        return all(map(_is_of_no_block, kept.values()))
+    if isinstance(kept, Tensor):
+        return kept.numel() <= 1
+    return kept is None or isinstance(kept, (numbers.Number, str, torch.dtype, torch.device))
+
+
+def _holder(values: nn.Parameter, optimizer: torch.optim.Optimizer) -> Tensor:
+    """Under which parameter an optimizer keeps what it knows of values: LBFGS, which knows
+    something of all together, under its first."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        first: Tensor = optimizer.param_groups[0]["params"][0]
+        return first
+    return values
+
+
+def _groups(values: nn.Parameter, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """The options that an optimizer has for values; none if it does not train them."""
+    return [
+        group for group in optimizer.param_groups if any(each is values for each in group["params"])
+    ]
