@@ -132,7 +132,10 @@ def check_dtype(dtype: torch.dtype | None) -> None:
     """ArgumentError unless values can have it; None stands for torch's default."""
     dtype = torch.get_default_dtype() if dtype is None else dtype
     if dtype not in DTYPES:
-        raise ArgumentError(f"values must be float64, float32, float16 or bfloat16, got {dtype}")
+        remedy = "" if dtype.is_complex else "; convert with .to(torch.float32)"
+        raise ArgumentError(
+            f"values must be float64, float32, float16 or bfloat16, got {dtype}{remedy}"
+        )
 
 
 def check_coordinates(row: Tensor, col: Tensor, grid: tuple[int, int]) -> None:

@@ -62,7 +62,7 @@ def from_sparse(tensor: Tensor, block_size: int | Sequence[int]) -> tuple[Tensor
             f"from_sparse takes a matrix of two sparse dimensions, got shape {tuple(tensor.shape)} "
             f"with {tensor.sparse_dim()} of them; take the matrices of a batch one by one"
         )
-    _check_dtype(tensor.dtype)
+    check_dtype(tensor.dtype)
     at_least = torch.promote_types(tensor.dtype, torch.float32)
     entries = tensor.to_sparse_coo().to(at_least).coalesce()
     rows, cols = entries.indices()
@@ -73,20 +73,12 @@ def from_sparse(tensor: Tensor, block_size: int | Sequence[int]) -> tuple[Tensor
 def _check_values(values: Tensor, rows: Tensor) -> None:
     if not is_dense(values):
         raise ArgumentError(f"values is a tensor, got {kind_of(values)}")
-    _check_dtype(values.dtype)
+    check_dtype(values.dtype)
     if values.shape != rows.shape or values.device != rows.device:
         raise ArgumentError(
             f"values has one entry for each of rows and cols, on their device: shape "
             f"{tuple(rows.shape)} on {rows.device}; got {tuple(values.shape)} on {values.device}"
         )
-
-
-def _check_dtype(dtype: torch.dtype) -> None:
-    if not dtype.is_floating_point and not dtype.is_complex:
-        raise ArgumentError(
-            f"values must be floating-point, got {dtype}; convert with .to(torch.float32)"
-        )
-    check_dtype(dtype)
 
 
 def _blocks_of(
