@@ -269,12 +269,12 @@ WRONG: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "int": (
         lambda: from_coo(ROWS, COLS, ROWS, (20, 30), 8),
         ArgumentError,
-        "values must be float64, float32, float16 or bfloat16, got torch.int64; convert with .to(torch.float32)",
+        "or bfloat16, got torch.int64; convert with .to(torch.float32)",
     ),
     "bool": (
         lambda: from_coo(ROWS, COLS, ROWS > 0, (20, 30), 8),
         ArgumentError,
-        "values must be float64, float32, float16 or bfloat16, got torch.bool; convert with .to(torch.float32)",
+        "or bfloat16, got torch.bool; convert with .to(torch.float32)",
     ),
     "complex": (
         lambda: from_coo(ROWS, COLS, VALUES.to(torch.complex64), (20, 30), 8),
@@ -330,7 +330,7 @@ WRONG: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "sparse int": (
         lambda: js.BlockSparse.from_sparse(torch.eye(8, dtype=torch.int32).to_sparse(), 8),
         ArgumentError,
-        "values must be float64, float32, float16 or bfloat16, got torch.int32; convert with .to(torch.float32)",
+        "or bfloat16, got torch.int32; convert with .to(torch.float32)",
     ),
 }
 
