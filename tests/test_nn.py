@@ -783,6 +783,20 @@ def test_a_loaded_layer_can_be_exported_at_once() -> None:
     torch.testing.assert_close(exported.module()(x), other(x))
 
 
+@pytest.mark.parametrize("assign", [False, True])
+def test_what_a_loader_puts_in_place_by_itself_is_of_the_same_shape(assign: bool) -> None:
+    layer = js.nn.BlockSparseLinear(80, 96, 16, density=0.4)
+    other = js.nn.BlockSparseLinear(64, 96, 16, density=0.5)
+    for name, each in other.state_dict().items():
+        if assign:
+            module = layer._buffers if name in layer._buffers else layer._parameters
+            module[name] = each
+        else:
+            layer.state_dict()[name].copy_(each)
+    with pytest.raises(PatternError, match=r"of shape \(96, 64\), and its own is \(96, 80\)"):
+        layer(torch.randn(3, 80))
+
+
 def test_memory_that_was_emptied_says_its_shape() -> None:
     layer = js.nn.BlockSparseLinear(64, 96, 16, density=0.5)
     with torch.device("meta"):

@@ -32,7 +32,7 @@ from torch._C._functorch import (
 )
 
 from jitsparse.checks import check_indices, is_readable
-from jitsparse.errors import ArgumentError
+from jitsparse.errors import ArgumentError, PatternError
 from jitsparse.jit import progress
 from jitsparse.pattern import Pattern
 from jitsparse.transforms import outside_of_transforms
@@ -177,8 +177,10 @@ class PatternBuffers(nn.Module):
         it is that, as where a moving average copies the same indices at each update."""
         old = self._pattern
         readable = is_readable(crow) and is_readable(col)
-        if readable and _same_indices(old, crow, col):
-            return old
+        if readable:
+            self._refuse_another_shape()
+            if _same_indices(old, crow, col):
+                return old
         given = old.shape, old.block_size, crow.clone(), col.clone()
         if readable:
             pattern = Pattern(*given)
@@ -190,6 +192,16 @@ class PatternBuffers(nn.Module):
             check_indices(*given)
         traits = old.traits if col.shape == old.col_indices.shape else 0
         return Pattern._trusted(*given, traits)
+
+    def _refuse_another_shape(self) -> None:
+        """Of indices that a loader of state dicts has put there by itself, as accelerate does."""
+        shape = unwrapped(self.shape)
+        if is_readable(shape) and tuple(shape.tolist()) != self._pattern.shape:
+            raise PatternError(
+                f"the buffers of a BlockSparseLinear became those of a layer of shape "
+                f"{tuple(shape.tolist())}, and its own is {self._pattern.shape}: load a checkpoint "
+                "into layers of the sizes that it was made with"
+            )
 
     def _apply(self: _Self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Self:
         self._follow_buffers()
