@@ -207,7 +207,7 @@ def test_what_a_processor_makes_of_tf32(capsys: pytest.CaptureFixture[str]) -> N
     """Calls on a CPU are in float32, so this is the problem that they look for."""
     said = []
     for dtype in ("tf32", "f32"):
-        assert run(*SMALL, "--dtype", dtype, "--dry-run", "--json") == 0
+        assert run(*SMALL, "--device", "cpu", "--dtype", dtype, "--dry-run", "--json") == 0
         said.append(capsys.readouterr().out)
     assert said[0] == said[1]
 

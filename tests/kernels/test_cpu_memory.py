@@ -28,9 +28,14 @@ library.last(ctypes.c_void_p(x.data_ptr()), int(sys.argv[2]))
 @pytest.fixture
 def watched(tmp_path: Path) -> dict[str, str]:
     """An environment in which g++ compiles for sanitizers, and Python has theirs of memory."""
-    asked = ["g++", "-print-file-name=libasan.so"]
-    runtime = Path(subprocess.run(asked, capture_output=True, text=True).stdout.strip())
-    if not runtime.is_absolute():
+    # With the library that throws, or the first exception of torch ends the process.
+    runtimes = [
+        subprocess.run(
+            ["g++", f"-print-file-name={name}"], capture_output=True, text=True
+        ).stdout.strip()
+        for name in ("libasan.so", "libstdc++.so")
+    ]
+    if not all(Path(each).is_absolute() for each in runtimes):
         pytest.skip("g++ has no address sanitizer")
     compiler = tmp_path / "g++"
     # -O0 comes last and counts: two thirds of the time that -O1 takes, a third of -O2's.
@@ -40,7 +45,9 @@ def watched(tmp_path: Path) -> dict[str, str]:
     compiler.chmod(0o755)
     # Python and torch leak by design, and what they allocate is not always there.
     asan = "detect_leaks=0:allocator_may_return_null=1"
-    changed = {"CXX": str(compiler), "LD_PRELOAD": str(runtime), "ASAN_OPTIONS": asan}
+    changed = {"CXX": str(compiler), "LD_PRELOAD": ":".join(runtimes), "ASAN_OPTIONS": asan}
+    # The driver of a GPU does not start beside the sanitizer.
+    changed["CUDA_VISIBLE_DEVICES"] = ""
     ours = {"JITSPARSE_TEST_CACHE": str(tmp_path / "cache"), "JITSPARSE_TEST_TIGHT": "1"}
     return {**os.environ, **changed, **ours}
 
