@@ -797,6 +797,44 @@ def test_what_a_loader_puts_in_place_by_itself_is_of_the_same_shape(assign: bool
         layer(torch.randn(3, 80))
 
 
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_loaded_layer_says_its_shape_itself(assign: bool) -> None:
+    """Where it came from the meta device, or a loader has left anything in the buffer."""
+    other = js.nn.BlockSparseLinear(64, 96, 16, density=0.25)
+    with torch.device("meta"):
+        hollow = js.nn.BlockSparseLinear(64, 96, 16, density=0.5)
+    overwritten, rounded = (js.nn.BlockSparseLinear(64, 96, 16, density=0.5) for _ in range(2))
+    overwritten.shape.fill_(7)
+    rounded.shape = rounded.shape.bfloat16()
+    for layer in (overwritten, rounded, *([hollow] if assign else [])):
+        layer.load_state_dict(other.state_dict(), assign=assign)
+        assert layer.shape.device.type == "cpu"
+        assert layer.shape.dtype is torch.int64
+        assert layer.shape.tolist() == [96, 64]
+
+
+def test_a_cast_of_everything_leaves_the_shape() -> None:
+    layer = js.nn.BlockSparseLinear(4100, 64, 64, density=0.1).type(torch.bfloat16)
+    assert layer.shape.tolist() == [64, 4100]
+    layer.load_state_dict(layer.state_dict())
+
+
+def test_a_shape_that_is_no_tensor_is_compared() -> None:
+    layer = js.nn.BlockSparseLinear(64, 96, 16, density=0.5)
+    layer.load_state_dict(layer.state_dict() | {"shape": [96, 64]})
+    with pytest.raises(RuntimeError, match=r"is one of shape \(96, 60\)"):
+        layer.load_state_dict(layer.state_dict() | {"shape": [96, 60]})
+
+
+def test_a_loader_can_spare_what_it_has_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ``from_pretrained`` does where another entry of the layer is missing."""
+    layer = js.nn.BlockSparseLinear(64, 96, 16, density=0.5)
+    before = layer.values.detach().clone()
+    monkeypatch.setattr(nn.init, "uniform_", lambda tensor, *_: tensor)
+    layer.reset_parameters()
+    assert torch.equal(layer.values, before)
+
+
 def test_memory_that_was_emptied_says_its_shape() -> None:
     layer = js.nn.BlockSparseLinear(64, 96, 16, density=0.5)
     with torch.device("meta"):

@@ -222,8 +222,16 @@ class PatternBuffers(nn.Module):
         return self
 
     def _write_shape(self) -> None:
-        """Into the buffer that tells a state dict, after what ``to_empty`` may have left there."""
-        self.shape.copy_(torch.tensor(self._pattern.shape))
+        """Into the buffer that tells a state dict, whatever is there: what ``to_empty`` or a loader
+        has left, another dtype, nothing. In place, where memory may be shared, if possible."""
+        with torch.inference_mode(False):
+            shape = torch.tensor(self._pattern.shape, device=self.crow_indices.device)
+            there = self._buffers.get("shape")
+            fits = there is not None and (there.shape, there.device) == (shape.shape, shape.device)
+            if there is not None and fits and _may_write(there, shape.dtype):
+                there.copy_(shape)
+            else:
+                self.register_buffer("shape", shape)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]

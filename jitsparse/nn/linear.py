@@ -109,7 +109,7 @@ class BlockSparseLinear(PatternStateDict):
         self.in_features = in_features
         self.out_features = out_features
         self._take_over(pattern)
-        self.register_buffer("shape", torch.tensor(shape, device=pattern.device))
+        self._write_shape()
         check_dtype(dtype)
         factory = {"device": pattern.device, "dtype": dtype}
         self.values = nn.Parameter(torch.empty(pattern.values_shape, **factory))  # type: ignore[arg-type]
@@ -150,11 +150,12 @@ class BlockSparseLinear(PatternStateDict):
         density = self._pattern.density
         scale = 1 / math.sqrt(density) if density else 1.0
         with torch.no_grad():
-            self.values.uniform_(-bound * scale, bound * scale)
+            # Of nn.init, which loaders replace to spare what they have loaded.
+            nn.init.uniform_(self.values, -bound * scale, bound * scale)
             if not (self._hollow or self.values.is_meta):
                 self.values.copy_(clear_edge(self.values, self._pattern))
             if self.bias is not None:
-                self.bias.uniform_(-bound, bound)
+                nn.init.uniform_(self.bias, -bound, bound)
 
     def forward(self, x: Tensor) -> Tensor:
         plain = torch.is_grad_enabled() or torch.compiler.is_compiling() or traced()

@@ -45,6 +45,7 @@ class PatternStateDict(MovableBlocks):
                     if error is not None:
                         error_msgs.append(f"the pattern of {prefix or 'the layer'!r}{error}")
                         return
+                    self._write_shape()
                 # Values, bias and the reports of what is missing. The buffers are there already,
                 # equal.
                 there = {
@@ -104,6 +105,8 @@ class PatternStateDict(MovableBlocks):
 def _shape_in(state_dict: dict[str, Any], prefix: str) -> tuple[int, ...] | None:
     """The shape that a state dict names; None if it names none, or one that cannot be read."""
     named = state_dict.get(prefix + "shape")
+    if isinstance(named, (list, tuple)):
+        return tuple(named)
     if not isinstance(named, Tensor) or not is_readable(named):
         return None
     with torch.no_grad():
