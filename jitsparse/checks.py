@@ -132,9 +132,10 @@ def check_dtype(dtype: torch.dtype | None) -> None:
     """ArgumentError unless values can have it; None stands for torch's default."""
     dtype = torch.get_default_dtype() if dtype is None else dtype
     if dtype not in DTYPES:
-        remedy = "" if dtype.is_complex else "; convert with .to(torch.float32)"
+        is_real = isinstance(dtype, torch.dtype) and not dtype.is_complex
+        remedy = "; convert with .to(torch.float32)" if is_real else ""
         raise ArgumentError(
-            f"values must be float64, float32, float16 or bfloat16, got {dtype}{remedy}"
+            f"values must be float64, float32, float16 or bfloat16, got {dtype!r}{remedy}"
         )
 
 

@@ -50,7 +50,8 @@ class BlockSparse:
     ``torch.compile(fullgraph=True)``, which does not trace the operator of a class, write the
     former, or from torch 2.11 on the functions of torch.
     ``a + b`` and ``a - b`` have the blocks of both.
-    ``2 * a``, ``a / 2`` and ``-a`` have the same pattern.
+    ``2 * a``, ``a / 2`` and ``-a`` have the same pattern. ``==`` compares identity, as there is no
+    matrix of truth values; compare patterns and values.
 
     Raises:
         ArgumentError: if the values do not fit the pattern.
@@ -597,7 +598,7 @@ def random(
 
     Raises:
         PatternError: if shape, block size or density is illegal.
-        ArgumentError: if the dtype is none that a matrix can have.
+        ArgumentError: if the dtype is none that a matrix can have, or the generator is none.
 
     Example:
         >>> import torch, jitsparse as js

@@ -331,6 +331,15 @@ def test_values_must_fit_the_pattern() -> None:
             js.BlockSparse(values, pattern)
 
 
+def test_a_dtype_is_none_by_its_name() -> None:
+    for make in (
+        lambda: js.random((32, 32), 8, 0.5, dtype="float32"),
+        lambda: js.nn.BlockSparseLinear(32, 32, 8, density=0.5, dtype="float32"),
+    ):
+        with pytest.raises(ArgumentError, match="or bfloat16, got 'float32'"):
+            make()
+
+
 def test_values_that_are_not_contiguous_are_copied() -> None:
     pattern = js.Pattern.random((32, 32), 8, 0.5)
     values = torch.randn(8, 8, 8).mT

@@ -85,6 +85,10 @@ def record(
         ArgumentError: a name is no text, or a time is no finite number of seconds.
         OSError: the entry cannot be written.
     """
+    if not isinstance(seconds, Mapping):
+        raise ArgumentError(
+            f"seconds has what each variant took, {{{variant!r}: 1e-3}}; got {seconds!r}"
+        )
     for name in (problem, machine, variant, *seconds):
         if not isinstance(name, str):
             raise ArgumentError(

@@ -280,7 +280,8 @@ def unwrapped(indices: Tensor) -> Tensor:
     if is_functorch_wrapped_tensor(indices):
         raise ArgumentError(
             "the indices of a BlockSparseLinear cannot be mapped over by torch.func: all "
-            "models of an ensemble have one pattern; pass functional_call the parameters only"
+            "models of an ensemble have one pattern (compare layer.pattern); pass functional_call "
+            "the parameters only"
         )
     return indices
 

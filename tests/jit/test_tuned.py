@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from jitsparse.errors import ArgumentError
 from jitsparse.jit import cache, config, tuned
 
 GPU = "NVIDIA H200"
@@ -53,6 +55,11 @@ def test_the_file_says_where_it_was_measured(cache_dir: Path) -> None:
         "version": "1.2",
     }
     assert [path.name for path in kept.path.parent.iterdir()] == [kept.path.name]
+
+
+def test_seconds_are_by_variant(cache_dir: Path) -> None:
+    with pytest.raises(ArgumentError, match=re.escape("{'fast': 1e-3}; got 1.0")):
+        tuned.record("p", GPU, "fast", 1.0)
 
 
 def test_recording_makes_choices_stale(cache_dir: Path) -> None:
