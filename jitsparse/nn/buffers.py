@@ -37,7 +37,7 @@ from jitsparse.jit import progress
 from jitsparse.pattern import Pattern
 from jitsparse.transforms import outside_of_transforms
 
-__all__ = ["BUFFERS", "INDICES", "PatternBuffers", "unwrapped"]
+__all__ = ["BUFFERS", "INDICES", "PatternBuffers", "shape_in", "unwrapped"]
 
 INDICES = ("crow_indices", "col_indices")
 BUFFERS = (*INDICES, "shape")
@@ -86,13 +86,23 @@ class PatternBuffers(nn.Module):
         # and differs between devices, so it is no buffer. They are copies: others may write to a
         # layer's buffers, and nobody to a pattern, which other layers and matrices may have too.
         for name in INDICES:
-            wanted: Tensor = getattr(pattern, name)
-            if in_place and _may_write(getattr(self, name), wanted.dtype):
-                getattr(self, name).copy_(wanted)
-            else:
-                with torch.inference_mode(False), outside_of_transforms(wanted):
-                    self.register_buffer(name, wanted.clone())
+            self._put(name, getattr(pattern, name), in_place)
         self._note(pattern, self.crow_indices, self.col_indices)
+
+    def _write_shape(self, *, in_place: bool = False) -> None:
+        """Into the buffer that tells a state dict, whatever is there by now: what ``to_empty`` or a
+        loader has left, another dtype, nothing. Not by ``_take_over``, which is to copy nothing
+        from the host where blocks move."""
+        shape = torch.tensor(self._pattern.shape, device=self.crow_indices.device)
+        self._put("shape", shape, in_place)
+
+    def _put(self, name: str, wanted: Tensor, in_place: bool) -> None:
+        """Make a copy a buffer, or write into the present one, if that is wanted and possible."""
+        if in_place and _may_write(getattr(self, name), wanted.dtype):
+            getattr(self, name).copy_(wanted)
+        else:
+            with torch.inference_mode(False), outside_of_transforms(wanted):
+                self.register_buffer(name, wanted.clone())
 
     def _leave_inference_mode(self) -> None:
         """Have buffers that are no tensors of inference mode, in which they may have been moved or
@@ -195,12 +205,12 @@ class PatternBuffers(nn.Module):
 
     def _refuse_another_shape(self) -> None:
         """Of indices that a loader of state dicts has put there by itself, as accelerate does."""
-        shape = unwrapped(self.shape)
-        if is_readable(shape) and tuple(shape.tolist()) != self._pattern.shape:
+        shape = shape_in(self.shape)
+        if shape not in (None, self._pattern.shape):
             raise PatternError(
-                f"the buffers of a BlockSparseLinear became those of a layer of shape "
-                f"{tuple(shape.tolist())}, and its own is {self._pattern.shape}: load a checkpoint "
-                "into layers of the sizes that it was made with"
+                f"the buffers of a BlockSparseLinear became those of a layer of shape {shape}, and "
+                f"its own is {self._pattern.shape}: load a checkpoint into layers of the sizes "
+                "that it was made with"
             )
 
     def _apply(self: _Self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Self:
@@ -211,27 +221,15 @@ class PatternBuffers(nn.Module):
         if old.device.type == "meta":
             if not self.crow_indices.is_meta:
                 self._emptied = _marks(self.crow_indices, self.col_indices)
-                self._write_shape()
+                self._write_shape(in_place=True)
             self._follow_buffers()
         elif self._marks != _marks(self.crow_indices, self.col_indices):
             # A move to another device is one of the pattern. Anything else is not for indices:
             # bfloat16 would round them, `to_empty` would leave whatever the memory held.
             pattern = old.to(self.crow_indices.device)
             self._take_over(pattern, in_place=True)  # in memory that may be shared by now
-            self._write_shape()
+            self._write_shape(in_place=True)
         return self
-
-    def _write_shape(self) -> None:
-        """Into the buffer that tells a state dict, whatever is there: what ``to_empty`` or a loader
-        has left, another dtype, nothing. In place, where memory may be shared, if possible."""
-        with torch.inference_mode(False):
-            shape = torch.tensor(self._pattern.shape, device=self.crow_indices.device)
-            there = self._buffers.get("shape")
-            fits = there is not None and (there.shape, there.device) == (shape.shape, shape.device)
-            if there is not None and fits and _may_write(there, shape.dtype):
-                there.copy_(shape)
-            else:
-                self.register_buffer("shape", shape)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -284,6 +282,15 @@ def unwrapped(indices: Tensor) -> Tensor:
             "the parameters only"
         )
     return indices
+
+
+def shape_in(named: object) -> tuple[int, ...] | None:
+    """The shape in the place of the buffer of that name, or of its entry in a state dict; None if
+    there is none that can be read."""
+    if not isinstance(named, Tensor):
+        return tuple(named) if isinstance(named, (list, tuple)) else None
+    named = unwrapped(named)
+    return tuple(named.flatten().tolist()) if is_readable(named) else None
 
 
 def _unseen(what: str) -> ArgumentError:

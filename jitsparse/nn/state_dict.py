@@ -7,11 +7,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from jitsparse.checks import is_readable
-from jitsparse.nn.buffers import BUFFERS, INDICES, unwrapped
+from jitsparse.nn.buffers import BUFFERS, INDICES, shape_in, unwrapped
 from jitsparse.nn.moving import MovableBlocks, advice_on
 from jitsparse.pattern import Pattern
 from jitsparse.transforms import outside_of_transforms
@@ -66,7 +64,7 @@ class PatternStateDict(MovableBlocks):
         it, or None."""
         crow, col = (state_dict[prefix + name] for name in INDICES)
         old = self._pattern
-        theirs = _shape_in(state_dict, prefix)
+        theirs = shape_in(state_dict.get(prefix + "shape"))
         if theirs not in (None, old.shape):
             return f" is one of shape {theirs}, and the layer's of shape {old.shape}"
         try:
@@ -100,14 +98,3 @@ class PatternStateDict(MovableBlocks):
             self._resize_values(self.values.new_empty(wanted) if loaded.is_meta else loaded)
         self._take_over(pattern)
         return None
-
-
-def _shape_in(state_dict: dict[str, Any], prefix: str) -> tuple[int, ...] | None:
-    """The shape that a state dict names; None if it names none, or one that cannot be read."""
-    named = state_dict.get(prefix + "shape")
-    if isinstance(named, (list, tuple)):
-        return tuple(named)
-    if not isinstance(named, Tensor) or not is_readable(named):
-        return None
-    with torch.no_grad():
-        return tuple(named.flatten().tolist())
