@@ -25,7 +25,8 @@ from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd import forward_ad
 
-from jitsparse import ops
+from jitsparse import ops, reference
+from jitsparse.blocks import clear_past
 from jitsparse.errors import ArgumentError
 from jitsparse.kernels import dispatch
 
@@ -179,6 +180,16 @@ def _require_unchanged(ctx: Any, grad: Tensor, index: Tensor, *saved: Tensor | N
             )
 
 
+def _within_matrix(values: Tensor, index: Tensor, rows: int, cols: int) -> Tensor:
+    """A gradient or tangent of values with zeros past the edge of the matrix, as kernels take for
+    granted: derivatives at the zeros there may be infinite, as that of a square root."""
+    nnz, *block = values.shape
+    if rows % block[0] == 0 and cols % block[1] == 0:
+        return values
+    row, col = reference.coordinates(index, rows, cols, nnz, (block[0], block[1]))
+    return clear_past(values, row, col, (rows, cols))
+
+
 class _Dsd(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -311,7 +322,7 @@ class _Sdd(torch.autograd.Function):
         left, right, index = ctx.saved_tensors
         _require_unchanged(ctx, grad, index, left, right)
         rows, cols, *_ = ctx.sizes
-        grad = grad.contiguous()
+        grad = _within_matrix(grad.contiguous(), index, rows, cols)
         grad_left = grad_right = None
         _dsd, _dds, _ = _differentiable(grad, left, right)
         if ctx.needs_input_grad[0]:
@@ -343,6 +354,8 @@ class _TransformedDsd(torch.autograd.Function):
     def jvp(ctx: Any, values_dot: Tensor, _: None, dense_dot: Tensor, *__: None) -> Tensor:
         values, index, dense = ctx.saved_tensors
         sizes = ctx.sizes
+        if values_dot is not None:
+            values_dot = _within_matrix(values_dot, index, *sizes[:2])
         return _product_rule(
             lambda values, dense: dsd(values, index, dense, *sizes),
             (values, dense),
@@ -365,6 +378,8 @@ class _TransformedDds(torch.autograd.Function):
     def jvp(ctx: Any, dense_dot: Tensor, values_dot: Tensor, *others: Any) -> Tensor:
         dense, values, index, out, _ = ctx.saved_tensors
         rows, cols, transposed, activation = ctx.sizes
+        if values_dot is not None:
+            values_dot = _within_matrix(values_dot, index, rows, cols)
         bias_dot = others[4]
         sizes = rows, cols, transposed, None, 0
         dot = _product_rule(

@@ -13,6 +13,7 @@ from jitsparse.pattern import Pattern
 __all__ = [
     "block_positions",
     "clear_edge",
+    "clear_past",
     "extract_blocks",
     "frobenius_norms",
     "gather_blocks",
@@ -64,12 +65,20 @@ def clear_edge(values: Tensor, pattern: Pattern) -> Tensor:
     """``values`` with zeros past the edge of the matrix."""
     if not pattern.has_edge:
         return values
-    (rows, cols), (block_rows, block_cols) = pattern.shape, pattern.block_size
-    row = pattern._rows.long()[:, None, None] * block_rows
-    col = pattern.col_indices.long()[:, None, None] * block_cols
-    row = row + torch.arange(block_rows, device=values.device)[:, None]
-    col = col + torch.arange(block_cols, device=values.device)
-    return values.masked_fill((row >= rows) | (col >= cols), 0)
+    return clear_past(values, pattern._rows, pattern.col_indices, pattern.shape)
+
+
+def clear_past(values: Tensor, row: Tensor, col: Tensor, shape: tuple[int, int]) -> Tensor:
+    """``values`` of blocks at block coordinates with zeros past the edge of a matrix of ``shape``;
+    themselves if blocks divide it."""
+    for dim, block, extent in ((-2, row, shape[0]), (-1, col, shape[1])):
+        size = values.shape[dim]
+        if extent % size:
+            inner = torch.arange(size, device=values.device)
+            past = block.long()[:, None] * size + inner >= extent
+            # Broadcast: a mask of all elements would be written and read again.
+            values = values.masked_fill(past.unsqueeze(-3 - dim), 0)
+    return values
 
 
 def require_like(

@@ -14,7 +14,7 @@ from torch import Tensor
 from jitsparse.blocks import extract_blocks
 from jitsparse.layout import IndexLayout, div_up
 
-__all__ = ["ACTIVATIONS", "activate", "dds", "dsd", "expand", "sdd"]
+__all__ = ["ACTIVATIONS", "activate", "coordinates", "dds", "dsd", "expand", "sdd"]
 
 ACTIVATIONS: tuple[str | None, ...] = (None, "relu", "gelu", "silu")
 """Activations of a fused epilogue; the position is the code that operations and kernels take."""
@@ -66,7 +66,7 @@ def sdd(
     flat_left = _wide(left).movedim(-2, 0).reshape(rows, terms)
     flat_right = _wide(right).reshape(terms, cols)
     product = (flat_left @ flat_right).to(left.dtype)
-    row, col = _coordinates(index, rows, cols, nnz, (block_rows, block_cols))
+    row, col = coordinates(index, rows, cols, nnz, (block_rows, block_cols))
     return extract_blocks(product, row, col, (block_rows, block_cols))
 
 
@@ -106,12 +106,13 @@ def _wide(tensor: Tensor) -> Tensor:
 def _matrix(values: Tensor, index: Tensor, rows: int, cols: int) -> Tensor:
     """The matrix as stored, dense, at the precision of sums."""
     nnz, block_rows, block_cols = values.shape
-    row, col = _coordinates(index, rows, cols, nnz, (block_rows, block_cols))
+    row, col = coordinates(index, rows, cols, nnz, (block_rows, block_cols))
     return expand(_wide(values), row, col, (rows, cols))
 
 
-def _coordinates(
+def coordinates(
     index: Tensor, rows: int, cols: int, nnz: int, block: tuple[int, int]
 ) -> tuple[Tensor, Tensor]:
+    """Block row and block column of each block in a packed index, each ``(nnz,)``."""
     layout = IndexLayout(div_up(rows, block[0]), div_up(cols, block[1]), nnz, block, panels=False)
     return layout.view(index, "row_indices"), layout.view(index, "col_indices")

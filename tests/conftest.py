@@ -25,6 +25,9 @@ os.environ["JITSPARSE_CACHE_DIR"] = _kept or str(_temporary and _temporary.name)
 # The processes of pytest-xdist read this file anew and share the cache of the first.
 os.environ["JITSPARSE_TEST_CACHE"] = os.environ["JITSPARSE_CACHE_DIR"]
 os.environ["JITSPARSE_LOG"] = "warning"
+# torch keeps compiled graphs with their backward passes from session to session, and knows an
+# operation by its name: a test would see the backward pass of the source as it was.
+os.environ["TORCHINDUCTOR_AUTOGRAD_CACHE"] = "0"
 
 import torch  # noqa: E402
 

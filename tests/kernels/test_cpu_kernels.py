@@ -455,6 +455,12 @@ def test_activations_in_single_precision(activation: str, target: str) -> None:
         tail = identity_product(target, "f32", last, activation)
         assert (tail - exact(last.double())).abs().max() < torch.finfo(torch.float32).tiny
         assert not tail[last < -13.2].any()
+    if activation == "silu":  # whose denominators are infinite past -88.72
+        last = torch.linspace(-90, -80, 10_001)
+        tail = identity_product(target, "f32", last, activation)
+        error = (tail.double() / exact(last.double()) - 1).abs()
+        assert error[last > -88.7].max() < 12 * torch.finfo(torch.float32).eps
+        assert not tail[last < -88.8].any()
     least, infinity = torch.finfo(torch.float32).min, float("inf")
     far = torch.tensor([-infinity, least, -100, -20, 0, 20, 100, 1e30, infinity, float("nan")])
     first, *got = identity_product(target, "f32", far, activation)

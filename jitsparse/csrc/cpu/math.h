@@ -24,11 +24,11 @@ template <int N> JITSPARSE_INLINE Vec<float, N> exp(Vec<float, N> x) {
   return (V)((Vec<int, N>)p + ((Vec<int, N>)shifted << 23));
 }
 
-// x / (1 + e^-x), whose denominator is infinite from where e^-x is clamped: of numbers far below zero
-// it is zero then.
+// x / (1 + e^-x). The exponential ends at e^88; the square of e^(-x / 2) goes on to the largest float
+// and to infinity from there, so that far below zero it is zero.
 template <int N> JITSPARSE_INLINE Vec<float, N> silu(Vec<float, N> x) {
-  using V = Vec<float, N>;
-  return x / (x < -88.0f ? V{} + __builtin_inff() : exp<N>(-x) + 1.0f);
+  const Vec<float, N> root = exp<N>(x * -0.5f);
+  return x / (root * root + 1.0f);
 }
 
 // x times the normal distribution function, x erfc(-x / sqrt 2) / 2. The distribution's tail beyond
