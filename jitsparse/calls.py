@@ -51,10 +51,12 @@ class Call:
     """What a registered operation was called with.
 
     Attributes:
-        key: what chooses its kernel.
+        op: name of the operation. The kernel may be one of another: a dsd with one vector is a dds.
+        key: what chooses the kernel.
         arguments: of the registered operation, as the user's call led to them.
     """
 
+    op: str
     key: Key
     arguments: tuple[Any, ...]
 
@@ -75,7 +77,7 @@ class Call:
 
     def run(self, kernel: Kernel) -> Tensor:
         """What a kernel answers, whatever is pinned or tuned."""
-        run: Callable[..., Tensor] = getattr(dispatch, self.key[0])
+        run: Callable[..., Tensor] = getattr(dispatch, self.op)
         return run(*self.arguments, find=lambda key: kernel)
 
     @property
@@ -90,14 +92,14 @@ class Call:
 
     def copy(self) -> Call:
         """The same call on operands of its own, which lie in memory as these do."""
-        return Call(self.key, self._map(_copy))
+        return Call(self.op, self.key, self._map(_copy))
 
     def exact(self) -> tuple[Tensor, Tensor]:
         """What the answer should be, in float64, and how far rounding may lead away from it."""
-        compute, activation = _REFERENCE[self.key[0]], 0
+        compute, activation = _REFERENCE[self.op], 0
         exact = compute(*self._map(Tensor.double))
         arguments = list(self._map(lambda operand: operand.double().abs()))
-        if self.key[0] == "dds":
+        if self.op == "dds":
             # Rounding is relative to the size of what is summed, ahead of the activation.
             activation, arguments[7] = arguments[7], 0
         size = compute(*arguments)
@@ -132,11 +134,11 @@ class Call:
 
     def _terms(self) -> int:
         """How many products are added up for a number of the answer."""
-        if self.key[0] == "sdd":
+        if self.op == "sdd":
             left = self.arguments[0]
             return int(left.shape[:-2].numel() * left.shape[-1])
-        dense = self.arguments[2 if self.key[0] == "dsd" else 0]
-        return int(dense.shape[-2 if self.key[0] == "dsd" else -1])
+        dense = self.arguments[2 if self.op == "dsd" else 0]
+        return int(dense.shape[-2 if self.op == "dsd" else -1])
 
     def _operands(self) -> list[Tensor]:
         return [each for each in self.arguments if _is_operand(each)]
@@ -287,7 +289,7 @@ class _Watch(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         answer, key = observe(func, tuple(args))
         if key is not None:
-            self.call = Call(key, tuple(args))
+            self.call = Call(RUN[func].__name__, key, tuple(args))
         return answer
 
 

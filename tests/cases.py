@@ -108,6 +108,8 @@ SITUATIONS = (
     Situation((2, 0), (3, 0), 16, batch=(2, 2), strided="permuted"),
     Situation((2, -5), (2, 0), 24, batch=(3,), strided="interleaved"),
     Situation((2, -3), (3, 0), 1),
+    Situation((2, 0), (3, 0), 1, batch=(5,)),
+    Situation((2, 0), (2, -1), 1, batch=(2, 3), strided="padded"),
     Situation((1, -7), (2, 0), 8),
     Situation((2, 0), (1, -7), 3, density=1.0),
     Situation((4, 0), (4, 0), 24, density=None),

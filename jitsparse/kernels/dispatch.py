@@ -117,11 +117,16 @@ def dsd(
     transposed: bool,
     find: Callable[[Key], Any] = find,
 ) -> Tensor:
-    """``jitsparse::dsd`` on CPU and CUDA; ``find`` is for who wants to see the key."""
+    """``jitsparse::dsd`` on CPU and CUDA; ``find`` is for who wants to see the key. A product with
+    one vector, or a batch of them, is the dds of their rows: of 64 sixteen times as fast on a CPU,
+    and on a GPU, where a column of one entry is never aligned, ``thin`` in place of ``simt``."""
     shape = dense.shape
     nnz, block_rows, block_cols = values.shape
     m = cols if transposed else rows
     n = shape[-1]
+    if n == 1:
+        out = dds(dense.mT, values, index, rows, cols, not transposed, None, 0, find)
+        return out.resize_(*shape[:-2], m, 1)  # no view, which could not be written in place
     device = dense.get_device()
     if device >= 0 and device != _current_device():
         with torch.cuda.device(device):

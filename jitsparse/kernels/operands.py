@@ -36,9 +36,11 @@ def layout_of(tensor: Tensor) -> tuple[Tensor, str, int, int, int]:
     """A dense operand as kernels take it: ``(tensor, letter, ld, batch, batch stride)``.
 
     The letter is ``n`` if the last axis is contiguous and ``t`` if the one before it is; ``ld`` is
-    the stride of the other one, at least its neighbour's extent. The stride of an axis of one entry
-    is never used, so such an axis fits either letter. A tensor that fits neither, or whose batch
-    dimensions have no common stride, is copied.
+    the stride of the other one, at least its neighbour's extent. A tensor that fits neither, or
+    whose batch dimensions have no common stride, is copied.
+
+    An axis of one entry is never the contiguous one, for kernels copy 16 bytes along that, and its
+    stride, which is never used, is that of the batch: so a batch of vectors lies like a matrix.
     """
     shape, strides = tensor.shape, tensor.stride()
     batch, batch_stride = 1, 0
@@ -55,8 +57,13 @@ def layout_of(tensor: Tensor) -> tuple[Tensor, str, int, int, int]:
             elif stride != batch * batch_stride:
                 return layout_of(tensor.contiguous())
             batch *= extent
-    if (col_stride == 1 or cols == 1) and (row_stride >= cols or rows == 1):
-        return tensor, "n", row_stride if rows > 1 else cols, batch, batch_stride
-    if (row_stride == 1 or rows == 1) and (col_stride >= rows or cols == 1):
-        return tensor, "t", col_stride if cols > 1 else rows, batch, batch_stride
+    if rows == 1 or cols == 1:
+        letter, extent, stride = ("n", cols, col_stride) if rows == 1 else ("t", rows, row_stride)
+        if stride == 1 or extent == 1:
+            ld = batch_stride if batch > 1 and batch_stride > extent else extent
+            return tensor, letter, ld, batch, batch_stride
+    elif col_stride == 1 and row_stride >= cols:
+        return tensor, "n", row_stride, batch, batch_stride
+    elif row_stride == 1 and col_stride >= rows:
+        return tensor, "t", col_stride, batch, batch_stride
     return layout_of(tensor.contiguous())

@@ -139,6 +139,10 @@ def product_problem(
         density: share of the blocks that the sparse operand or result stores.
     """
     m, n, k = size
+    if op == "dsd" and n == 1:
+        # As its call: the dds of the vector's row.
+        op, layout = "dds", "n" + ("n" if layout[0] == "t" else "t")
+        m, n = n, m
     if device == "cpu" and dtype == "tf32":
         dtype = "f32"
     # The matrix as it is read, then as it is stored.
@@ -147,7 +151,20 @@ def product_problem(
         rows, cols = cols, rows
     grid = div_up(rows, block[0]) * div_up(cols, block[1])
     nnz, extent = max(1, round(density * grid)), {"dsd": n, "dds": m, "sdd": k}[op]
+    left, right = layout[0], layout[1]
+    if op == "sdd":
+        left = _letter(left, m, k)
+    elif op == "dds" and 1 in (m, k):
+        left = "n"  # of one column, too: a batch of those is one, as any that is contiguous
+    if op != "dds":
+        right = _letter(right, k, n)
+    layout = left + right
     return Problem(op, device, dtype, block, layout, aligned, rows, cols, nnz, extent, batch=1)
+
+
+def _letter(asked: str, rows: int, cols: int) -> str:
+    """Of a dense operand, of which an axis of one entry is never the contiguous one."""
+    return "n" if rows == 1 else "t" if cols == 1 else asked
 
 
 TYPICAL_BLOCKS = (16, 32, 64, 128)

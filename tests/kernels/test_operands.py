@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 
+import jitsparse as js
+from jitsparse import calls
 from jitsparse.kernels.operands import layout_of
+from jitsparse.kernels.problem import product_problem
+from jitsparse.kernels.roles import LAYOUTS
 
 
 @pytest.mark.parametrize("shape", [(5, 7), (1, 7), (5, 1), (1, 1)])
@@ -24,3 +31,60 @@ def test_rows_that_kernels_are_told_of_never_overlap(
     steps = (ld, 1) if letter == "n" else (1, ld)
     told = taken.as_strided((count, *shape), (apart, *steps))
     assert torch.equal(told, given.reshape(count, *shape))
+
+
+def test_an_axis_of_one_entry_is_never_the_contiguous_one() -> None:
+    column = torch.randn(64, 3)[:, :1]
+    taken, letter, ld, *_ = layout_of(column)
+    assert (letter, ld, taken.is_contiguous()) == ("t", 64, True)
+    taken, letter, ld, *_ = layout_of(column.mT)
+    assert (letter, ld, taken.is_contiguous()) == ("n", 64, True)
+
+
+@pytest.mark.parametrize("letter", ["n", "t"])
+def test_a_batch_of_vectors_lies_like_a_matrix(letter: str) -> None:
+    last = torch.randn(5, 7, 64)[:, -1:]
+    given = last if letter == "n" else last.mT
+    taken, found, ld, batch, apart = layout_of(given)
+    assert taken is given
+    assert (found, ld, batch, apart) == (letter, 7 * 64, 5, 7 * 64)
+
+
+def problem(op: str, *operands: Any) -> tuple[Any, ...]:
+    found = calls.catch(op, *operands).problem
+    return found.op, found.layout, found.aligned, found.extent, found.batch
+
+
+def test_vectors_of_a_batch_are_one_product() -> None:
+    """Which kernel a call runs shows how it was taken."""
+    a = js.random((96, 64), 32, 0.5)
+    x = torch.randn(16, 3, 64)
+    assert problem("dds", x[:, -1:], a.T) == ("dds", "nt", True, 16, 1)
+    assert problem("dsd", a, x[:, -1:].mT) == ("dds", "nt", True, 16, 1)
+    assert problem("dsd", a.T, torch.randn(96, 2)[:, 1:]) == ("dds", "nn", True, 1, 1)
+    grad, x = torch.randn(16, 1, 96), torch.randn(16, 1, 64)
+    assert problem("sdd", grad.mT, x, a.pattern) == ("sdd", "tn", True, 16, 1)
+
+
+@pytest.mark.parametrize("size", [(64, 1, 64), (1, 64, 64), (64, 64, 1)])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("op", ["dsd", "dds", "sdd"])
+def test_a_product_that_is_described_is_one_that_calls_have(
+    op: str, layout: str, size: tuple[int, int, int]
+) -> None:
+    described = product_problem(op, "cpu", "f32", (8, 8), layout, size, 0.5)
+    called = calls.sample(described).problem
+    # Where a side of the result is 1, it is not aligned.
+    assert called == replace(described.rounded(), aligned=called.aligned)
+
+
+def test_a_product_with_a_vector_is_no_view() -> None:
+    """One that a Function returned could not be written in place."""
+    a = js.random((96, 64), 32, 0.5).requires_grad_()
+    for x in (torch.randn(64, 1), torch.randn(3, 64, 1), torch.randn(3, 64, 2)[..., :1]):
+        y = a @ x
+        assert y.shape == (*x.shape[:-2], 96, 1)
+        assert y.stride() == torch.empty(y.shape).stride()
+        assert not y._is_view()
+        y += 1
+        y.sum().backward()
