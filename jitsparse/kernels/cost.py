@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from jitsparse.kernels import cost_of_sdd, cost_of_spmm, transpose
+from jitsparse.kernels import cost_of_sdd, cost_of_spmm, padding, transpose
 from jitsparse.kernels.price_table import GPUS, prices_of
 
 if TYPE_CHECKING:
@@ -110,6 +110,8 @@ def breakdown(problem: Problem, variant: Variant, gpu: str = GPUS[0]) -> dict[st
         for part, price, amount in zip(PARTS, prices, amounts, strict=True)
         if price
     }
+    if not problem.aligned and padding.needs(variant):
+        costs["padding"] = padding.microseconds(problem)
     return costs | extras(problem, variant, amounts)
 
 

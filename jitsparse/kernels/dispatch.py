@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor
 from jitsparse import reference
 from jitsparse.errors import CacheMiss
 from jitsparse.jit import config
-from jitsparse.kernels import threads
+from jitsparse.kernels import padding, threads
 from jitsparse.kernels.allocate import new_matrices, on_current_gpu
 from jitsparse.kernels.choice import REFERENCE, Key, select, selection_key
 from jitsparse.kernels.float32 import float32_arithmetic
@@ -152,6 +153,7 @@ def dsd(
     strides = ld | batch_stride | n | out_stride
     if letter == "t":
         strides |= rows if transposed else cols
+    aligned = not (values_ptr | dense_ptr | out_ptr | strides * itemsize) & 15
     kernel = find(
         (
             "dsd",
@@ -161,7 +163,7 @@ def dsd(
             block_cols,
             "t" if transposed else "n",
             letter,
-            not (values_ptr | dense_ptr | out_ptr | strides * itemsize) & 15,
+            aligned,
             getattr(index, TRAITS, 0) or pack(rows, cols, nnz),
             # Sizes between the same powers of two share a choice of kernel: a new size then costs
             # a look into the dictionary and nothing more, whatever it is.
@@ -171,6 +173,9 @@ def dsd(
     )
     if kernel is REFERENCE:
         return _run_reference(reference.dsd, device, values, index, dense, rows, cols, transposed)
+    if not aligned and device >= 0 and padding.needs(kernel.variant):
+        run = partial(dsd, find=lambda key: kernel)
+        return padding.dsd(run, letter, values, index, dense, rows, cols, transposed)
     if values_ptr < FREED_BELOW or dense_ptr < FREED_BELOW:
         require_memory(kernel, values, dense)
     parts, workspace_ptr = 1, SCRATCH_WORD if device < 0 else 0
@@ -259,6 +264,7 @@ def dds(
     out_stride = m * n if batch > 1 else 0
     strides = ld | batch_stride | m | out_stride
     strides |= n if letter == "t" else cols if transposed else rows
+    aligned = not (values_ptr | dense_ptr | out_ptr | strides * itemsize) & 15
     kernel = find(
         (
             "dds",
@@ -268,7 +274,7 @@ def dds(
             block_cols,
             letter,
             "t" if transposed else "n",
-            not (values_ptr | dense_ptr | out_ptr | strides * itemsize) & 15,
+            aligned,
             getattr(index, TRAITS, 0) or pack(rows, cols, nnz),
             (n - 1).bit_length(),
             (batch - 1).bit_length(),
@@ -277,6 +283,10 @@ def dds(
     if kernel is REFERENCE:
         arguments = dense, values, index, rows, cols, transposed, bias, activation
         return _run_reference(reference.dds, device, *arguments)
+    if not aligned and device >= 0 and padding.needs(kernel.variant):
+        run = partial(dds, find=lambda key: kernel)
+        arguments = dense, values, index, rows, cols, transposed, bias, activation
+        return padding.dds(run, letter, *arguments)
     if values_ptr < FREED_BELOW or dense_ptr < FREED_BELOW:
         require_memory(kernel, values, dense)
     # Of a tangent that stands for zeros there is no address, which says that there is no bias.
@@ -354,6 +364,7 @@ def sdd(
     left_ptr, right_ptr, out_ptr = left.data_ptr(), right.data_ptr(), out.data_ptr()
     strides = left_ld | right_ld | left_stride | right_stride
     strides |= (k if left_letter == "n" else rows) | (cols if right_letter == "n" else k)
+    aligned = not (left_ptr | right_ptr | out_ptr | strides * itemsize) & 15
     kernel = find(
         (
             "sdd",
@@ -363,7 +374,7 @@ def sdd(
             block_cols,
             left_letter,
             right_letter,
-            not (left_ptr | right_ptr | out_ptr | strides * itemsize) & 15,
+            aligned,
             getattr(index, TRAITS, 0) or pack(rows, cols, nnz),
             (k - 1).bit_length(),
             (batch - 1).bit_length(),
@@ -372,6 +383,11 @@ def sdd(
     if kernel is REFERENCE:
         arguments = left, right, index, rows, cols, nnz, block_rows, block_cols
         return _run_reference(reference.sdd, device, *arguments)
+    if not aligned and device >= 0 and padding.needs(kernel.variant):
+        run = partial(sdd, find=lambda key: kernel)
+        letters = left_letter + right_letter
+        arguments = left, right, index, rows, cols, nnz, block_rows, block_cols
+        return padding.sdd(run, letters, *arguments)
     if left_ptr < FREED_BELOW or right_ptr < FREED_BELOW:
         require_memory(kernel, left, right)
     parts, workspace_ptr = 1, SCRATCH_WORD if device < 0 else 0

@@ -31,7 +31,6 @@ from jitsparse.kernels.legality import (
     capability,
     first_legal,
     low_blocks,
-    misaligned,
     too_large,
     too_many_tiles,
     too_much_shared_memory,
@@ -158,7 +157,6 @@ def _refusal(problem: Problem, tile: Tile, divides: bool, target: str) -> str | 
         return f"dtype {problem.dtype}: this family multiplies IEEE float32"
     return (
         low_blocks(problem)
-        or misaligned(problem, itemsize=4)
         or too_large(problem)
         or too_many_tiles(problem, tile.shape[:2])
         or (split.too_many_panels(problem, tile.shape[0]) if divides else None)

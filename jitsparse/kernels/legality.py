@@ -13,7 +13,6 @@ __all__ = [
     "capability",
     "first_legal",
     "low_blocks",
-    "misaligned",
     "too_large",
     "too_many_tiles",
     "too_much_shared_memory",
@@ -28,16 +27,6 @@ def low_blocks(problem: Problem) -> str | None:
     if min(problem.block) < 16:
         return f"block {problem.block[0]}x{problem.block[1]}: both sides must be at least 16"
     return None
-
-
-def misaligned(problem: Problem, itemsize: int) -> str | None:
-    """Copies of 16 bytes want everything of dense operands in multiples of that."""
-    if problem.aligned:
-        return None
-    return (
-        "an operand is not 16-byte aligned: pointers, strides and contiguous extents of the "
-        f"dense operands must be multiples of {16 // itemsize} elements"
-    )
 
 
 def too_large(problem: Problem) -> str | None:

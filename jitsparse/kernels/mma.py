@@ -35,7 +35,6 @@ from jitsparse.kernels.legality import (
     before_ampere,
     first_legal,
     low_blocks,
-    misaligned,
     too_large,
     too_many_tiles,
     too_much_shared_memory,
@@ -197,7 +196,6 @@ def _refusal(problem: Problem, tile: Tile, divides: bool, target: str) -> str | 
         return f"dtype {problem.dtype}: tensor cores multiply {', '.join(_BYTES)}"
     return (
         low_blocks(problem)
-        or misaligned(problem, _BYTES[problem.dtype])
         or too_large(problem)
         or too_many_tiles(problem, tile.shape[:2])
         or (split.too_many_panels(problem, tile.shape[0]) if divides else None)

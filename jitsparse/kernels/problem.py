@@ -181,8 +181,10 @@ def typical_problem(
     *,
     aligned: bool = True,
 ) -> Problem:
-    """What stands for the calls of programs: blocks in a quarter of a 4096 x 4096 matrix."""
+    """What stands for the calls of programs: blocks in a quarter of a 4096 x 4096 matrix, of 256 x
+    256 if it is not aligned, since larger ones choose what aligned ones do."""
     rows, cols = block if isinstance(block, tuple) else (block, block)
+    side = 4096 if aligned else 256
     return Problem(
         op=op,
         device=device,
@@ -190,9 +192,9 @@ def typical_problem(
         block=(rows, cols),
         layout=layout,
         aligned=aligned,
-        rows=4096,
-        cols=4096,
-        nnz=4096 // rows * (4096 // cols) // 4,
+        rows=side,
+        cols=side,
+        nnz=side // rows * (side // cols) // 4,
         extent=extent,
         batch=1,
     )

@@ -15,7 +15,6 @@ from jitsparse.kernels.cuda import cta_tile_context, cuda_template, knobs, typic
 from jitsparse.kernels.legality import (
     before_ampere,
     low_blocks,
-    misaligned,
     too_large,
 )
 from jitsparse.kernels.problem import TYPICAL_BLOCKS, Priority, Problem
@@ -64,11 +63,7 @@ def _refusal(problem: Problem, tile: tuple[int, int], target: str) -> str | None
     if problem.dtype not in _DTYPES:
         return f"dtype {problem.dtype}: this family multiplies {' and '.join(_DTYPES)}"
     return (
-        low_blocks(problem)
-        or _across(problem, tile)
-        or misaligned(problem, itemsize=2)
-        or too_large(problem)
-        or before_ampere(target)
+        low_blocks(problem) or _across(problem, tile) or too_large(problem) or before_ampere(target)
     )
 
 

@@ -29,7 +29,6 @@ from jitsparse.kernels.cuda import (
 )
 from jitsparse.kernels.legality import (
     low_blocks,
-    misaligned,
     too_large,
     too_much_stored,
 )
@@ -166,9 +165,9 @@ def _refusal(problem: Problem, target: str) -> str | None:
     if problem.dtype not in _DTYPES:
         return f"dtype {problem.dtype}: this family multiplies {' and '.join(_DTYPES)}"
     if problem.dtype == "tf32":
-        refused = _refusal_of_tf32(problem) or misaligned(problem, itemsize=4)
+        refused = _refusal_of_tf32(problem)
     else:
-        refused = low_blocks(problem) or misaligned(problem, itemsize=2)
+        refused = low_blocks(problem)
     # Blocks that are transposed have 32 rows then, and had no fewer.
     return refused or too_large(problem) or too_much_stored(problem)
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from jitsparse.kernels import registry
+from jitsparse.kernels import cost, registry
 from jitsparse.kernels.cuda import shared_memory_limit
 from jitsparse.kernels.problem import Problem, typical_problem
 from jitsparse.kernels.roles import LAYOUTS
@@ -105,11 +105,29 @@ def test_before_ampere_there_is_no_bfloat16(op: str) -> None:
 
 
 @pytest.mark.parametrize("op", registry.OPS)
-def test_misaligned_operands_fall_back_and_say_why(op: str) -> None:
-    problem = dataclasses.replace(typical_problem(op, "cuda", "bf16", 64, "nt", 8), aligned=False)
-    assert chosen(problem).startswith("simt.")
-    refused = [each.refused for each in registry.candidates(problem, "sm90a") if each.refused]
-    assert any("16-byte aligned" in reason for reason in refused)
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "tf32", "f32"])
+def test_what_is_not_aligned_runs_on_copies_where_they_pay(op: str, dtype: str) -> None:
+    """Either way all else is legal, so a pin may ask for it."""
+    small = typical_problem(op, "cuda", dtype, 64, "nt", 64, aligned=False)
+    large = dataclasses.replace(typical_problem(op, "cuda", dtype, 64, "nt", 1024), aligned=False)
+    for problem in (small, large):
+        assert families(problem) == families(dataclasses.replace(problem, aligned=True)) > {"simt"}
+    first = next(e for e in registry.candidates(small, "sm90a") if e.refused is None)
+    assert first.variant.family == "simt"
+    assert "16-byte aligned" in first.why
+    first = next(e for e in registry.candidates(large, "sm90a") if e.refused is None)
+    assert first.variant.family != "simt"
+    assert "16-byte aligned" in first.why
+
+
+@pytest.mark.parametrize("op", registry.OPS)
+def test_what_the_cost_model_expects_of_copies(op: str) -> None:
+    problem = typical_problem(op, "cuda", "f32", 64, "nt", 1024)
+    variant = registry.candidates(problem, "sm90a")[0].variant
+    expected = cost.breakdown(problem, variant)
+    copies = cost.breakdown(dataclasses.replace(problem, aligned=False), variant)
+    assert copies == expected | {"padding": copies["padding"]}
+    assert copies["padding"] > 0
 
 
 HUGE = 1 << 31

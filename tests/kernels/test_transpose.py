@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -97,11 +96,6 @@ def test_the_narrower_operand_is_transposed(rows: int, cols: int, side: str) -> 
     first = legal(product_problem("sdd", "cuda", "bf16", (16, 16), "tn", size, 0.25))[0]
     assert transposes(first)
     assert first.knob("g") == side
-
-
-def test_an_operand_that_is_not_aligned_is_left_to_other_families() -> None:
-    problem = replace(gradient(16, 4096, 4096, 0.25), aligned=False)
-    assert not any(map(transposes, legal(problem)))
 
 
 @pytest.mark.parametrize(("op", "layout"), [("dsd", "tn"), ("dds", "tn")])

@@ -1,0 +1,205 @@
+"""Copies of operands in multiples of 16 bytes, for kernels that copy so much at a time.
+
+On a GPU all families but ``simt`` do. A product that is not aligned, as of a layer with 50257
+outputs or of a matrix that begins anywhere, gives them copies of its dense operands, each with a
+few zeros beside it, and gets a result from which the rest is cut off. That takes memory of their
+size and some launches, and for all but small products is 2 to 17 times as fast as ``simt``
+(docs/performance.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from jitsparse.kernels.operands import layout_of
+from jitsparse.layout import div_up
+
+if TYPE_CHECKING:
+    from jitsparse.jit import Candidate, Variant
+    from jitsparse.kernels.problem import Problem
+
+__all__ = ["dds", "dsd", "in_order", "microseconds", "needs", "sdd"]
+
+_ALIGNMENT = 16
+_FIXED = 20.0
+_BYTES = 2.5e6
+"""Microseconds that the launches take, most of them of the host, and bytes that are copied in one,
+on an H200."""
+
+_SIMT_RATE, _SIMT_STEP = 17e6, 0.13
+"""Operations of ``simt`` in a microsecond, and what it takes for each element that a row sums."""
+
+_RATES = {"f16": 150e6, "bf16": 150e6, "tf32": 80e6, "f32": 30e6}
+"""Operations in a microsecond of the families that need copies."""
+
+_ITEMSIZE = {"f16": 2, "bf16": 2, "tf32": 4, "f32": 4}
+
+
+# -- products on copies -------------------------------------------------------------------------
+#
+# ``run`` is the operation with the kernel that was chosen. A letter is that of
+# :func:`~jitsparse.kernels.operands.layout_of`, which the copy has, too.
+
+
+def dsd(
+    run: Callable[..., Tensor],
+    letter: str,
+    values: Tensor,
+    index: Tensor,
+    dense: Tensor,
+    rows: int,
+    cols: int,
+    transposed: bool,
+) -> Tensor:
+    """As ``jitsparse::dsd``."""
+    m, k = (cols, rows) if transposed else (rows, cols)
+    n, size = dense.shape[-1], dense.itemsize
+    deep = _multiple(k, size) if letter == "t" else k
+    dense = _filled_up(dense, letter, deep, _multiple(n, size))
+    rows, cols = (deep, m) if transposed else (m, deep)
+    return _cut(run(_begun(values), index, dense, rows, cols, transposed), m, n)
+
+
+def dds(
+    run: Callable[..., Tensor],
+    letter: str,
+    dense: Tensor,
+    values: Tensor,
+    index: Tensor,
+    rows: int,
+    cols: int,
+    transposed: bool,
+    bias: Tensor | None,
+    activation: int,
+) -> Tensor:
+    """As ``jitsparse::dds``."""
+    m, k = (rows, cols) if transposed else (cols, rows)
+    n, size = dense.shape[-2], dense.itemsize
+    deep, tall = (_multiple(k, size), n) if letter == "n" else (k, _multiple(n, size))
+    wide = _multiple(m, size)
+    dense = _filled_up(dense, letter, tall, deep)
+    if bias is not None:
+        bias = _filled_up(bias[None], "n", 1, wide)[0]
+    rows, cols = (wide, deep) if transposed else (deep, wide)
+    out = run(dense, _begun(values), index, rows, cols, transposed, bias, activation)
+    return _cut(out, n, m)
+
+
+def sdd(
+    run: Callable[..., Tensor],
+    letters: str,
+    left: Tensor,
+    right: Tensor,
+    index: Tensor,
+    rows: int,
+    cols: int,
+    *blocks: int,
+) -> Tensor:
+    """As ``jitsparse::sdd``; letters of both operands. Past the edge there is nothing to cut off:
+    blocks hold the zeros that the copies have there."""
+    k, size = left.shape[-1], left.itemsize
+    tall = _multiple(rows, size) if letters[0] == "t" else rows
+    wide = _multiple(cols, size) if letters[1] == "n" else cols
+    deep = k if letters == "tn" else _multiple(k, size)
+    left = _filled_up(left, letters[0], tall, deep)
+    right = _filled_up(right, letters[1], deep, wide)
+    return run(left, right, index, tall, wide, *blocks)
+
+
+def _multiple(extent: int, itemsize: int) -> int:
+    unit = _ALIGNMENT // itemsize
+    return div_up(extent, unit) * unit
+
+
+def _filled_up(dense: Tensor, letter: str, rows: int, cols: int) -> Tensor:
+    """A matrix with zeros up to these extents, itself if it can be copied 16 bytes at a time."""
+    if letter == "t":
+        return _filled_up(dense.mT, "n", cols, rows).mT
+    *batch, height, width = dense.shape
+    if (height, width) == (rows, cols) and _is_aligned(dense):
+        return dense
+    copy = dense.new_empty(*batch, rows, cols)
+    copy[..., :height, :width].copy_(dense)
+    if width < cols:
+        copy[..., width:].zero_()
+    if height < rows:
+        copy[..., height:, :].zero_()
+    return copy
+
+
+def _is_aligned(dense: Tensor) -> bool:
+    _, _, ld, _, batch_stride = layout_of(dense)
+    return not (dense.data_ptr() | (ld | batch_stride) * dense.itemsize) % _ALIGNMENT
+
+
+def _begun(values: Tensor) -> Tensor:
+    """Values that begin at a multiple of 16 bytes."""
+    return values.clone() if values.data_ptr() % _ALIGNMENT else values
+
+
+def _cut(out: Tensor, rows: int, cols: int) -> Tensor:
+    if out.shape[-2:] == (rows, cols):
+        return out
+    # Of rows alone a view would be contiguous, too; what a Function returned must be none.
+    return out[..., :rows, :cols].clone(memory_format=torch.contiguous_format)
+
+
+# -- whether that pays --------------------------------------------------------------------------
+
+
+def needs(variant: Variant) -> bool:
+    """Whether a variant for a GPU can run a call that is not aligned on copies only."""
+    return variant.family != "simt"
+
+
+def in_order(problem: Problem, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The candidates for a GPU of a problem that is not aligned: ``simt`` goes first where copies
+    would take longer."""
+    what = "operands are not 16-byte aligned"
+    if _pay(problem):
+        return [
+            replace(each, why=f"{each.why}; {what}, so it runs on copies that are")
+            if needs(each.variant)
+            else each
+            for each in candidates
+        ]
+    return [
+        *(
+            replace(each, why=f"{what}, and copies that are would take longer to make")
+            for each in candidates
+            if not needs(each.variant)
+        ),
+        *(each for each in candidates if needs(each.variant)),
+    ]
+
+
+def _pay(problem: Problem) -> bool:
+    if problem.dtype not in _RATES:
+        return False
+    stored = problem.nnz * problem.block[0] * problem.block[1]
+    operations = 2 * stored * problem.extent * problem.batch
+    if problem.op == "sdd":
+        summed = float(problem.extent * problem.batch)
+    else:
+        m, _ = _sides(problem)
+        summed = stored / m
+    simt = max(operations / _SIMT_RATE, _SIMT_STEP * summed)
+    return simt > microseconds(problem) + operations / _RATES[problem.dtype]
+
+
+def microseconds(problem: Problem) -> float:
+    """What copies of all dense operands and of the result take, read and written."""
+    elements = sum(_sides(problem)) * problem.extent * problem.batch
+    return _FIXED + 2 * elements * _ITEMSIZE[problem.dtype] / _BYTES
+
+
+def _sides(problem: Problem) -> tuple[int, int]:
+    """Of the sparse matrix as it is multiplied, that of the result first; of an sdd as stored."""
+    sides = problem.rows, problem.cols
+    flipped = {"dsd": problem.layout[0] == "t", "dds": problem.layout[1] == "n", "sdd": False}
+    return (sides[1], sides[0]) if flipped[problem.op] else sides
