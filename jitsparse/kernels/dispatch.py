@@ -26,7 +26,12 @@ from jitsparse.kernels import padding, threads
 from jitsparse.kernels.allocate import new_matrices, on_current_gpu
 from jitsparse.kernels.choice import REFERENCE, Key, select, selection_key
 from jitsparse.kernels.float32 import float32_arithmetic
-from jitsparse.kernels.operands import FREED_BELOW, layout_of, require_memory
+from jitsparse.kernels.operands import (
+    FREED_BELOW,
+    is_worth_gathering,
+    layout_of,
+    require_memory,
+)
 from jitsparse.kernels.scratch import SCRATCH_WORD
 from jitsparse.kernels.workspace import (
     NO_WORKSPACE,
@@ -125,10 +130,15 @@ def dsd(
     nnz, block_rows, block_cols = values.shape
     m = cols if transposed else rows
     n = shape[-1]
+    device = dense.get_device()
     if n == 1:
         out = dds(dense.mT, values, index, rows, cols, not transposed, None, 0, find)
         return out.resize_(*shape[:-2], m, 1)  # no view, which could not be written in place
-    device = dense.get_device()
+    if len(shape) > 2 and is_worth_gathering(
+        device, shape[:-2].numel(), n, shape[-2] * n, nnz * block_rows * block_cols
+    ):
+        out = dds(dense.mT, values, index, rows, cols, not transposed, None, 0, find)
+        return out.mT.clone(memory_format=torch.contiguous_format)
     if device >= 0 and device != _current_device():
         with torch.cuda.device(device):
             return dsd(values, index, dense, rows, cols, transposed, find)
@@ -250,6 +260,9 @@ def dds(
         dense, letter, ld, batch, batch_stride = layout_of(dense)
         if batch > 1 and letter == "n" and batch_stride == n * ld:
             n, batch, batch_stride = n * batch, 1, 0
+        elif is_worth_gathering(device, batch, n, n * shape[-1], nnz * block_rows * block_cols):
+            dense, letter, ld = dense.contiguous(), "n", shape[-1]
+            n, batch, batch_stride = n * batch, 1, 0
     name, itemsize = DTYPES[dense.dtype]
     values_ptr, dense_ptr, out_ptr, bias_ptr = (
         values.data_ptr(),
@@ -351,15 +364,17 @@ def sdd(
     k = left.shape[-1]
     left, left_letter, left_ld, batch, left_stride = layout_of(left)
     right, right_letter, right_ld, _, right_stride = layout_of(right)
-    if (
-        batch > 1
-        and left_letter == "t"
-        and right_letter == "n"
-        and left_stride == k * left_ld
-        and right_stride == k * right_ld
-    ):
-        # The weight gradient of a linear layer: both walk k with their leading dimension.
-        k, batch, left_stride, right_stride = k * batch, 1, 0, 0
+    if batch > 1:
+        lies_so = left_letter + right_letter == "tn"
+        lies_so = lies_so and left_stride == k * left_ld and right_stride == k * right_ld
+        if not lies_so and is_worth_gathering(
+            device, batch, k, k * (rows + cols), nnz * block_rows * block_cols
+        ):
+            left, right, lies_so = left.mT.contiguous().mT, right.contiguous(), True
+            left_letter, left_ld, right_letter, right_ld = "t", rows, "n", cols
+        if lies_so:
+            # The weight gradient of a linear layer: both walk k with their leading dimension.
+            k, batch, left_stride, right_stride = k * batch, 1, 0, 0
     name, itemsize = DTYPES[left.dtype]
     left_ptr, right_ptr, out_ptr = left.data_ptr(), right.data_ptr(), out.data_ptr()
     strides = left_ld | right_ld | left_stride | right_stride

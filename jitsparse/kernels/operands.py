@@ -10,7 +10,7 @@ from torch import Tensor
 from jitsparse.errors import ArgumentError
 from jitsparse.jit.kernel import Kernel
 
-__all__ = ["FREED_BELOW", "layout_of", "require_memory"]
+__all__ = ["FREED_BELOW", "is_worth_gathering", "layout_of", "require_memory"]
 
 FREED_BELOW = 1 << 40
 """An address. A tensor whose storage was freed reports only its offset in bytes, which is below
@@ -30,6 +30,23 @@ def require_memory(kernel: object, *operands: Tensor) -> None:
             f"an operand of shape {tuple(missing[0].shape)} has no memory: it was freed, as FSDP "
             "and offloading do, or stands for zeros"
         )
+
+
+def is_worth_gathering(device: int, members: int, vectors: int, copied: int, stored: int) -> bool:
+    """Whether a batch whose members do not lie as one matrix should be copied to lie so.
+
+    Members of few vectors fill no tile, and each reads all blocks. (Gathering 64 members of 8, 16,
+    64 vectors, permuted, through 4096 x 4096 in blocks of 64 at density 0.25: 128 -> 18, 127 -> 30,
+    102 -> 102 us on an H200. On a CPU it is worth it up to 16.)
+
+    Args:
+        device: index of the GPU, or -1.
+        members: of the batch.
+        vectors: of a member.
+        copied: elements of a member.
+        stored: elements of all blocks.
+    """
+    return members >= 4 and vectors <= (32 if device >= 0 else 16) and stored >= 4 * copied
 
 
 def layout_of(tensor: Tensor) -> tuple[Tensor, str, int, int, int]:

@@ -66,6 +66,41 @@ def test_vectors_of_a_batch_are_one_product() -> None:
     assert problem("sdd", grad.mT, x, a.pattern) == ("sdd", "tn", True, 16, 1)
 
 
+def integers(*shape: int) -> torch.Tensor:
+    return torch.randint(-2, 3, shape).float()
+
+
+@pytest.mark.parametrize("lies", ["permuted", "across", "expanded"])
+def test_members_of_few_vectors_are_gathered(lies: str) -> None:
+    a = js.BlockSparse.from_dense(integers(96, 160), 32)
+    x = {
+        "permuted": integers(8, 5, 160).transpose(0, 1),
+        "across": integers(5, 160, 8).mT,
+        "expanded": integers(8, 160).expand(5, 8, 160),
+    }[lies]
+    grad = integers(5, 8, 96)
+    whole = a.to_dense()
+    assert problem("dds", x, a.T) == ("dds", "nt", True, 64, 1)
+    assert torch.equal(x @ a.T, x @ whole.T)
+    assert problem("dsd", a, x.mT) == ("dds", "nt", True, 64, 1)
+    assert torch.equal(a @ x.mT, whole @ x.mT)
+    assert (a @ x.mT).is_contiguous()
+    assert not (a @ x.mT)._is_view()
+    assert problem("sdd", grad.mT, x, a.pattern) == ("sdd", "tn", True, 64, 1)
+    assert torch.equal(js.sdd(grad.mT, x, a.pattern).to_dense(), (grad.mT @ x).sum(0))
+    across = grad.mT.contiguous()
+    assert problem("sdd", across, x, a.pattern) == ("sdd", "tn", True, 64, 1)
+    assert torch.equal(js.sdd(across, x, a.pattern).to_dense(), (grad.mT @ x).sum(0))
+
+
+def test_members_that_are_large_or_few_stay_where_they_are() -> None:
+    a = js.random((96, 160), 32, 1.0)
+    assert problem("dds", torch.randn(160, 5, 160)[:96].transpose(0, 1), a.T)[3:] == (128, 8)
+    assert problem("dds", torch.randn(8, 3, 160).transpose(0, 1), a.T)[3:] == (8, 4)
+    few = js.random((96, 160), 32, 0.06)
+    assert problem("dds", torch.randn(8, 5, 160).transpose(0, 1), few.T)[3:] == (8, 8)
+
+
 @pytest.mark.parametrize("size", [(64, 1, 64), (1, 64, 64), (64, 64, 1)])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("op", ["dsd", "dds", "sdd"])
