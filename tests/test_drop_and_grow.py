@@ -422,6 +422,10 @@ def test_a_full_layer_has_nowhere_to_grow() -> None:
         ({"every": 2, "until": 3, "fraction": 1.5}, "fraction is a number from 0 to 1, got 1.5"),
         ({"every": 2, "until": 3, "fraction": "a"}, "fraction is a number from 0 to 1, got 'a'"),
         ({"every": 2, "until": 3, "grow": "all"}, "grow is 'gradient' or 'random', got 'all'"),
+        ({"every": 2, "until": 3, "followers": make()[0]}, r"list of models, got Model: write"),
+        ({"every": 2, "until": 3, "followers": ["a"]}, "list of models, got 'a' in it"),
+        ({"every": 2, "until": 3, "seed": "x"}, "seed is an int of 64 bits, got 'x'"),
+        ({"every": 2, "until": 3, "seed": 2**64}, "seed is an int of 64 bits"),
         ({"every": 2, "until": 3, "where": lambda *_: False}, "of which `where` selects none"),
     ],
 )

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import jitsparse as js
+from jitsparse import errors
 from jitsparse.cli import main
 from jitsparse.jit import environment
 from jitsparse.kernels import registry
@@ -104,3 +105,14 @@ def test_continuous_integration_types_the_readme_line() -> None:
     pattern = re.search(r"grep -m1 -E '(.+?)' README.md", script)
     assert pattern is not None
     assert re.search(pattern[1], README, re.MULTILINE)[0] == line  # type: ignore[index]
+
+
+def test_the_errors_are_listed_with_their_standard_classes() -> None:
+    section = README.split("## Errors")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?\)) \|", section, re.MULTILINE)
+    listed = {name: row for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert {"JitsparseError", *listed} == set(errors.__all__)
+    for name, row in listed.items():
+        standard = re.search(r"\((\w+)\)", row)
+        assert standard
+        assert standard[1] in {each.__name__ for each in getattr(errors, name).__mro__}

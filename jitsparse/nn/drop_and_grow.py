@@ -101,6 +101,17 @@ class DropAndGrow:
             raise ArgumentError(f"fraction is a number from 0 to 1, got {fraction!r}")
         if grow not in ("gradient", "random"):
             raise ArgumentError(f"grow is 'gradient' or 'random', got {grow!r}")
+        # A Sequential is a sequence of modules, too: its layers would be taken for the followers.
+        if isinstance(followers, nn.Module) or not isinstance(followers, Sequence):
+            raise ArgumentError(
+                f"followers is a list of models, got {type(followers).__name__}: write [model]"
+            )
+        for follower in followers:
+            if not isinstance(follower, nn.Module):
+                raise ArgumentError(f"followers is a list of models, got {follower!r} in it")
+        whole = isinstance(seed, numbers.Integral)
+        if not (whole and -(2**63) <= seed < 2**64):
+            raise ArgumentError(f"seed is an int of 64 bits, got {seed!r}")
         self._model, self._optimizers = model, optimizers
         self._followers = tuple(followers)
         self._layers = {
@@ -113,7 +124,7 @@ class DropAndGrow:
         self._check()
         self._watcher = Watcher(self._layers, group)
         self.every, self.until, self.fraction, self.grow = every, until, float(fraction), grow
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = torch.Generator().manual_seed(int(seed))
         self._steps = 0
 
     def _check(self) -> dict[str, list[torch.optim.Optimizer]]:
