@@ -4,7 +4,7 @@ patterns store is kept bit for bit, what is new is zero, and an optimizer's stat
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -566,6 +566,28 @@ def test_an_optimizer_that_was_not_named_refuses_its_next_step(fused: bool) -> N
     with pytest.raises(js.ArgumentError, match="'exp_avg' of 8 blocks for values that are 12"):
         train(layer, adam, [torch.randn(2, 64)])
     train(layer, torch.optim.Adam(layer.parameters(), fused=fused), [torch.randn(2, 64)])
+
+
+@pytest.fixture
+def _swapped() -> Iterator[None]:
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    yield
+    torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+@pytest.mark.usefixtures("_swapped")
+def test_where_conversions_swap_tensors() -> None:
+    """Which torch refuses of one that somebody has a weak reference to."""
+    layer = js.nn.BlockSparseLinear(64, 64, 16, density=0.5)
+    adam = torch.optim.Adam(layer.parameters())
+    train(layer, adam, [torch.randn(2, 64)])
+    layer.set_pattern(js.Pattern.random((64, 64), 16, 0.25), adam)
+    saved = {name: each.clone() for name, each in layer.state_dict().items()}
+    layer.double().float().load_state_dict(saved)
+    train(layer, adam, [torch.randn(2, 64)])
+    layer.set_pattern(js.Pattern.random((64, 64), 16, 0.75))
+    with pytest.raises(js.ArgumentError, match="'exp_avg' of 4 blocks for values that are 12"):
+        train(layer, adam, [torch.randn(2, 64)])
 
 
 def test_an_optimizer_that_was_named_goes_on() -> None:

@@ -137,7 +137,7 @@ class MovableBlocks(PatternBuffers):
             for data in (values.new_empty(0, dtype=another), filled):
                 values.data = data
         values.grad = None
-        guard(values)
+        guard(self)
 
 
 def advice_on(values: Tensor, verb: str) -> str:

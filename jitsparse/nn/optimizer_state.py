@@ -6,11 +6,11 @@ import gc
 import numbers
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils.weak import WeakIdKeyDictionary
 
 from jitsparse.blocks import gather_blocks
 from jitsparse.errors import ArgumentError
@@ -61,22 +61,23 @@ def trains(optimizer: torch.optim.Optimizer, values: nn.Parameter) -> bool:
     return bool(_groups(values, optimizer))
 
 
-_resized = WeakIdKeyDictionary()
-"""Parameters that have had another number of blocks, and true for each."""
+_resized: WeakSet[nn.Module] = WeakSet()
+"""Layers whose values have had another number of blocks. (Not the values: of a tensor with a weak
+reference ``torch.utils.swap_tensors`` takes no other data.)"""
 
 _watches_optimizers = False
 
 
-def guard(values: nn.Parameter) -> None:
-    """Have optimizers refuse a step on values that got another number of blocks, with state of the
-    old ones. Fused ones of torch do not compare shapes, and write beyond the end of the state."""
+def guard(layer: nn.Module) -> None:
+    """Have optimizers refuse a step on a layer's ``values`` that got another number of blocks, with
+    state of the old ones. Fused ones of torch do not compare shapes, and write beyond the end of the state."""
     global _watches_optimizers
     if not _watches_optimizers:
         # For good: whoever takes it away when the last parameter dies may do so while torch goes
         # through its hooks.
         register_optimizer_step_pre_hook(_refuse_old_state)
         _watches_optimizers = True
-    _resized[values] = True
+    _resized.add(layer)
 
 
 def has_process_group() -> bool:
@@ -108,11 +109,12 @@ def _refuse_to_run(wrapper: nn.Module, _: Any) -> None:
 
 
 def _refuse_old_state(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    if not _resized:
+    resized = {id(getattr(layer, "values", None)) for layer in list(_resized)}
+    if not resized:
         return
     for group in optimizer.param_groups:
         for values in group["params"]:
-            if values not in _resized:
+            if id(values) not in resized:
                 continue
             for key, kept in optimizer.state.get(values, {}).items():
                 if isinstance(kept, Tensor) and kept.dim() > 1 and len(kept) != len(values):
