@@ -70,7 +70,7 @@ _watches_optimizers = False
 
 def guard(layer: nn.Module) -> None:
     """Have optimizers refuse a step on a layer's ``values`` that got another number of blocks, with
-    state of the old ones. Fused ones of torch do not compare shapes, and write beyond the end of the state."""
+    state of the old ones. Fused ones of torch do not compare shapes, and write beyond its end."""
     global _watches_optimizers
     if not _watches_optimizers:
         # For good: whoever takes it away when the last parameter dies may do so while torch goes
