@@ -359,6 +359,16 @@ def test_a_right_operand_without_memory_is_refused() -> None:
         js.sdd(torch.randn(64, 5), right, pattern)
 
 
+@pytest.mark.parametrize("op", ["dsd", "dds", "sdd", "strided"])
+def test_so_is_one_that_would_be_copied(op: str) -> None:
+    a = js.random((64, 64), 16, 1.0)
+    x = torch.randn(8, 5, 64).transpose(0, 1) if op != "strided" else torch.randn(5, 128)[:, ::2]
+    x.untyped_storage().resize_(0)
+    calls = {"dsd": lambda: a @ x.mT, "sdd": lambda: js.sdd(x.mT, x, a.pattern)}
+    with pytest.raises(ArgumentError, match="has no memory"):
+        calls.get(op, lambda: x @ a)()
+
+
 class Named(torch.Tensor):
     """A tensor of a class of its own."""
 

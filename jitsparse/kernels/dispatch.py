@@ -30,6 +30,7 @@ from jitsparse.kernels.operands import (
     FREED_BELOW,
     is_worth_gathering,
     layout_of,
+    packed,
     require_memory,
 )
 from jitsparse.kernels.scratch import SCRATCH_WORD
@@ -151,7 +152,7 @@ def dsd(
     if not nnz or not out.numel():
         return out.zero_()
     if not values.is_contiguous():
-        values = values.contiguous()
+        values = packed(values)
     if len(shape) == 2 and dense.is_contiguous():
         letter, ld, batch, batch_stride = "n", n, 1, 0
     else:
@@ -183,11 +184,11 @@ def dsd(
     )
     if kernel is REFERENCE:
         return _run_reference(reference.dsd, device, values, index, dense, rows, cols, transposed)
+    if values_ptr < FREED_BELOW or dense_ptr < FREED_BELOW:
+        require_memory(kernel, values, dense)
     if not aligned and device >= 0 and padding.needs(kernel.variant):
         run = partial(dsd, find=lambda key: kernel)
         return padding.dsd(run, letter, values, index, dense, rows, cols, transposed)
-    if values_ptr < FREED_BELOW or dense_ptr < FREED_BELOW:
-        require_memory(kernel, values, dense)
     parts, workspace_ptr = 1, SCRATCH_WORD if device < 0 else 0
     if device >= 0 and kernel.note is not NO_WORKSPACE and may_need_workspace(kernel):
         k = rows if transposed else cols
@@ -252,7 +253,9 @@ def dds(
         out.zero_()
         return reference.activate(out if bias is None else out + bias, activation)
     if not values.is_contiguous():
-        values = values.contiguous()
+        values = packed(values)
+    if shape[-1] == 1:
+        dense = packed(dense)  # so that members of one column are one, too
     if dense.is_contiguous():
         letter, ld, batch, batch_stride = "n", shape[-1], 1, 0
         n = out.numel() // m
@@ -261,7 +264,7 @@ def dds(
         if batch > 1 and letter == "n" and batch_stride == n * ld:
             n, batch, batch_stride = n * batch, 1, 0
         elif is_worth_gathering(device, batch, n, n * shape[-1], nnz * block_rows * block_cols):
-            dense, letter, ld = dense.contiguous(), "n", shape[-1]
+            dense, letter, ld = packed(dense), "n", shape[-1]
             n, batch, batch_stride = n * batch, 1, 0
     name, itemsize = DTYPES[dense.dtype]
     values_ptr, dense_ptr, out_ptr, bias_ptr = (
@@ -272,7 +275,7 @@ def dds(
     )
     if bias is not None:
         if not bias.is_contiguous():
-            bias = bias.contiguous()
+            bias = packed(bias)
         bias_ptr = bias.data_ptr()
     out_stride = m * n if batch > 1 else 0
     strides = ld | batch_stride | m | out_stride
@@ -296,15 +299,15 @@ def dds(
     if kernel is REFERENCE:
         arguments = dense, values, index, rows, cols, transposed, bias, activation
         return _run_reference(reference.dds, device, *arguments)
-    if not aligned and device >= 0 and padding.needs(kernel.variant):
-        run = partial(dds, find=lambda key: kernel)
-        arguments = dense, values, index, rows, cols, transposed, bias, activation
-        return padding.dds(run, letter, *arguments)
     if values_ptr < FREED_BELOW or dense_ptr < FREED_BELOW:
         require_memory(kernel, values, dense)
     # Of a tangent that stands for zeros there is no address, which says that there is no bias.
     if bias is not None and bias_ptr < FREED_BELOW and not bias._is_zerotensor():
         require_memory(kernel, bias)
+    if not aligned and device >= 0 and padding.needs(kernel.variant):
+        run = partial(dds, find=lambda key: kernel)
+        arguments = dense, values, index, rows, cols, transposed, bias, activation
+        return padding.dds(run, letter, *arguments)
     parts, workspace_ptr = 1, SCRATCH_WORD if device < 0 else 0
     if device >= 0 and kernel.note is not NO_WORKSPACE and may_need_workspace(kernel):
         k = cols if transposed else rows
@@ -370,7 +373,7 @@ def sdd(
         if not lies_so and is_worth_gathering(
             device, batch, k, k * (rows + cols), nnz * block_rows * block_cols
         ):
-            left, right, lies_so = left.mT.contiguous().mT, right.contiguous(), True
+            left, right, lies_so = packed(left.mT).mT, packed(right), True
             left_letter, left_ld, right_letter, right_ld = "t", rows, "n", cols
         if lies_so:
             # The weight gradient of a linear layer: both walk k with their leading dimension.
@@ -398,13 +401,13 @@ def sdd(
     if kernel is REFERENCE:
         arguments = left, right, index, rows, cols, nnz, block_rows, block_cols
         return _run_reference(reference.sdd, device, *arguments)
+    if left_ptr < FREED_BELOW or right_ptr < FREED_BELOW:
+        require_memory(kernel, left, right)
     if not aligned and device >= 0 and padding.needs(kernel.variant):
         run = partial(sdd, find=lambda key: kernel)
         letters = left_letter + right_letter
         arguments = left, right, index, rows, cols, nnz, block_rows, block_cols
         return padding.sdd(run, letters, *arguments)
-    if left_ptr < FREED_BELOW or right_ptr < FREED_BELOW:
-        require_memory(kernel, left, right)
     parts, workspace_ptr = 1, SCRATCH_WORD if device < 0 else 0
     if device >= 0 and kernel.note is not NO_WORKSPACE and may_need_workspace(kernel):
         both = left_stride, right_stride

@@ -10,7 +10,7 @@ from torch import Tensor
 from jitsparse.errors import ArgumentError
 from jitsparse.jit.kernel import Kernel
 
-__all__ = ["FREED_BELOW", "is_worth_gathering", "layout_of", "require_memory"]
+__all__ = ["FREED_BELOW", "is_worth_gathering", "layout_of", "packed", "require_memory"]
 
 FREED_BELOW = 1 << 40
 """An address. A tensor whose storage was freed reports only its offset in bytes, which is below
@@ -26,10 +26,27 @@ def require_memory(kernel: object, *operands: Tensor) -> None:
         each for each in operands if not (each.data_ptr() and each.untyped_storage().nbytes())
     ]
     if missing and isinstance(kernel, Kernel):
-        raise ArgumentError(
-            f"an operand of shape {tuple(missing[0].shape)} has no memory: it was freed, as FSDP "
-            "and offloading do, or stands for zeros"
-        )
+        raise _without_memory(missing[0])
+
+
+def packed(tensor: Tensor) -> Tensor:
+    """As ``tensor.contiguous()``, which reads what a tensor whose storage was freed does not have.
+
+    Raises:
+        ArgumentError: it is one.
+    """
+    if tensor.data_ptr() < FREED_BELOW and tensor.numel():
+        stands_for_data = tensor.is_meta or tensor._is_zerotensor()
+        if not stands_for_data and not tensor.untyped_storage().nbytes():
+            raise _without_memory(tensor)
+    return tensor.contiguous()
+
+
+def _without_memory(operand: Tensor) -> ArgumentError:
+    return ArgumentError(
+        f"an operand of shape {tuple(operand.shape)} has no memory: it was freed, as FSDP and "
+        "offloading do, or stands for zeros"
+    )
 
 
 def is_worth_gathering(device: int, members: int, vectors: int, copied: int, stored: int) -> bool:
@@ -72,7 +89,7 @@ def layout_of(tensor: Tensor) -> tuple[Tensor, str, int, int, int]:
             if batch == 1:
                 batch_stride = stride
             elif stride != batch * batch_stride:
-                return layout_of(tensor.contiguous())
+                return layout_of(packed(tensor))
             batch *= extent
     if rows == 1 or cols == 1:
         letter, extent, stride = ("n", cols, col_stride) if rows == 1 else ("t", rows, row_stride)
@@ -83,4 +100,4 @@ def layout_of(tensor: Tensor) -> tuple[Tensor, str, int, int, int]:
         return tensor, "n", row_stride, batch, batch_stride
     elif row_stride == 1 and col_stride >= rows:
         return tensor, "t", col_stride, batch, batch_stride
-    return layout_of(tensor.contiguous())
+    return layout_of(packed(tensor))

@@ -71,7 +71,8 @@ def situations(draw: st.DrawFn) -> dict[str, Any]:
         "dtype": dtype,
         "pattern": js.Pattern.from_mask(mask, 16, shape),
         "extent": draw(EXTENTS),
-        "batch": draw(st.sampled_from([(), (3,), (2, 2)])),
+        # Of more members, of so few vectors, there would be one product before.
+        "batch": draw(st.sampled_from([(), (3,), (2, 1)])),
         "letters": draw(st.sampled_from(["nn", "nt", "tn", "tt"])),
         "shift": draw(st.sampled_from([0, 1])),
         "gap": draw(st.sampled_from([0, 1, 8])),
