@@ -359,12 +359,18 @@ def test_a_right_operand_without_memory_is_refused() -> None:
         js.sdd(torch.randn(64, 5), right, pattern)
 
 
-@pytest.mark.parametrize("op", ["dsd", "dds", "sdd", "strided"])
+@pytest.mark.parametrize("op", ["dsd", "vector", "dds", "sdd", "strided"])
 def test_so_is_one_that_would_be_copied(op: str) -> None:
     a = js.random((64, 64), 16, 1.0)
     x = torch.randn(8, 5, 64).transpose(0, 1) if op != "strided" else torch.randn(5, 128)[:, ::2]
-    x.untyped_storage().resize_(0)
-    calls = {"dsd": lambda: a @ x.mT, "sdd": lambda: js.sdd(x.mT, x, a.pattern)}
+    across, vector = x.mT, torch.randn(64, 1)
+    for each in (x, vector):
+        each.untyped_storage().resize_(0)
+    calls = {
+        "dsd": lambda: a @ across,
+        "vector": lambda: a @ vector,
+        "sdd": lambda: js.sdd(across, x, a.pattern),
+    }
     with pytest.raises(ArgumentError, match="has no memory"):
         calls.get(op, lambda: x @ a)()
 

@@ -28,6 +28,7 @@ from jitsparse.kernels.choice import REFERENCE, Key, select, selection_key
 from jitsparse.kernels.float32 import float32_arithmetic
 from jitsparse.kernels.operands import (
     FREED_BELOW,
+    flipped,
     is_worth_gathering,
     layout_of,
     packed,
@@ -133,12 +134,12 @@ def dsd(
     n = shape[-1]
     device = dense.get_device()
     if n == 1:
-        out = dds(dense.mT, values, index, rows, cols, not transposed, None, 0, find)
+        out = dds(flipped(dense), values, index, rows, cols, not transposed, None, 0, find)
         return out.resize_(*shape[:-2], m, 1)  # no view, which could not be written in place
     if len(shape) > 2 and is_worth_gathering(
         device, shape[:-2].numel(), n, shape[-2] * n, nnz * block_rows * block_cols
     ):
-        out = dds(dense.mT, values, index, rows, cols, not transposed, None, 0, find)
+        out = dds(flipped(dense), values, index, rows, cols, not transposed, None, 0, find)
         return out.mT.clone(memory_format=torch.contiguous_format)
     if device >= 0 and device != _current_device():
         with torch.cuda.device(device):
@@ -373,7 +374,7 @@ def sdd(
         if not lies_so and is_worth_gathering(
             device, batch, k, k * (rows + cols), nnz * block_rows * block_cols
         ):
-            left, right, lies_so = packed(left.mT).mT, packed(right), True
+            left, right, lies_so = packed(flipped(left)).mT, packed(right), True
             left_letter, left_ld, right_letter, right_ld = "t", rows, "n", cols
         if lies_so:
             # The weight gradient of a linear layer: both walk k with their leading dimension.

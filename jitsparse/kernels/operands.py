@@ -10,7 +10,14 @@ from torch import Tensor
 from jitsparse.errors import ArgumentError
 from jitsparse.jit.kernel import Kernel
 
-__all__ = ["FREED_BELOW", "is_worth_gathering", "layout_of", "packed", "require_memory"]
+__all__ = [
+    "FREED_BELOW",
+    "flipped",
+    "is_worth_gathering",
+    "layout_of",
+    "packed",
+    "require_memory",
+]
 
 FREED_BELOW = 1 << 40
 """An address. A tensor whose storage was freed reports only its offset in bytes, which is below
@@ -29,17 +36,31 @@ def require_memory(kernel: object, *operands: Tensor) -> None:
         raise _without_memory(missing[0])
 
 
-def packed(tensor: Tensor) -> Tensor:
-    """As ``tensor.contiguous()``, which reads what a tensor whose storage was freed does not have.
+def flipped(tensor: Tensor) -> Tensor:
+    """As ``tensor.mT``.
 
     Raises:
-        ArgumentError: it is one.
+        ArgumentError: its storage was freed.
     """
+    _require_storage(tensor)
+    return tensor.mT
+
+
+def packed(tensor: Tensor) -> Tensor:
+    """As ``tensor.contiguous()``, which would read memory that is not there.
+
+    Raises:
+        ArgumentError: its storage was freed.
+    """
+    _require_storage(tensor)
+    return tensor.contiguous()
+
+
+def _require_storage(tensor: Tensor) -> None:
     if tensor.data_ptr() < FREED_BELOW and tensor.numel():
         stands_for_data = tensor.is_meta or tensor._is_zerotensor()
         if not stands_for_data and not tensor.untyped_storage().nbytes():
             raise _without_memory(tensor)
-    return tensor.contiguous()
 
 
 def _without_memory(operand: Tensor) -> ArgumentError:
