@@ -524,6 +524,15 @@ class BlockSparse:
             "values, a.with_values(f(a.values)); anything else to a.to_dense()"
         )
 
+    def __getattr__(self, name: str) -> Any:
+        """Of what is missing, what a Tensor has is said to be: ``torch.nn.init`` looks for it."""
+        if hasattr(Tensor, name):
+            raise AttributeError(
+                f"a BlockSparse is no Tensor and has no {name!r}: what leaves zeros zero can be "
+                "done to its .values, anything else to .to_dense()"
+            )
+        raise AttributeError(f"'BlockSparse' object has no attribute {name!r}")
+
     # -- display --------------------------------------------------------------------------------
 
     def __repr__(self) -> str:

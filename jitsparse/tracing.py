@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import copyreg
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -78,7 +79,7 @@ def keys_of_model(
     listener = _Listener()
     model = getattr(model, "_orig_mod", model)  # of a compiled one, what was compiled
     with torch.inference_mode(False), torch.set_grad_enabled(backward), _eagerly():
-        with _explained(f"{type(model).__name__} cannot be copied"), fakes:
+        with _explained(f"{type(model).__name__} cannot be copied"), fakes, _generators_copied():
             double = copy.deepcopy(model)
         with mode:
             arguments = [
@@ -254,6 +255,22 @@ def _shape(given: object) -> tuple[int, ...] | None:
         return None
     legal = all(isinstance(e, int) and not isinstance(e, bool) and e >= 0 for e in given)
     return tuple(given) if given and legal else None
+
+
+@contextlib.contextmanager
+def _generators_copied() -> Iterator[None]:
+    """Has ``copy.deepcopy`` copy a torch.Generator as a whole: its state is a tensor, in the place
+    of which a fake would be put."""
+    kinds = copyreg.dispatch_table
+    before = kinds.get(torch.Generator)
+    kinds[torch.Generator] = lambda generator: (generator.clone_state, ())
+    try:
+        yield
+    finally:
+        if before is None:
+            del kinds[torch.Generator]
+        else:
+            kinds[torch.Generator] = before
 
 
 @contextlib.contextmanager

@@ -113,6 +113,21 @@ def test_what_is_frozen_stays_so_and_attributes_go_along() -> None:
     assert dense[1].up.initialised
 
 
+def test_marks_of_parameters_and_the_dtype_of_a_bias_stay() -> None:
+    model = nn.Sequential(nn.Linear(32, 48, dtype=torch.bfloat16))
+    model[0].bias = nn.Parameter(torch.randn(48))
+    model[0].bias.no_weight_decay = model[0].weight.group = 3
+    bias = model[0].bias.detach().clone()
+    for convert, name in (
+        (lambda m: sparsify_(m, 16, density=0.5), "values"),
+        (densify_, "weight"),
+    ):
+        convert(model)
+        assert model[0].bias.no_weight_decay == getattr(model[0], name).group == 3
+        assert torch.equal(model[0].bias, bias)
+        assert model[0].bias.dtype is torch.float32
+
+
 def test_a_frozen_parameter_is_known_by_its_name() -> None:
     """Not by its place: undone pruning has registered the weight anew, behind the bias."""
     dense = nn.Sequential(nn.Linear(32, 48))
@@ -178,6 +193,14 @@ def pruned(dense: nn.Sequential) -> None:
     prune.l1_unstructured(dense[3], "weight", 0.5)
 
 
+def clashing(dense: nn.Sequential) -> None:
+    dense[3].pattern = "diagonal"
+
+
+def loaded_by(dense: nn.Sequential) -> None:
+    dense[3].weight.weight_loader = lambda weight: None
+
+
 def strange(dense: nn.Sequential) -> None:
     dense[3].weight = nn.Parameter(torch.zeros(11, 64, dtype=torch.complex64))
 
@@ -202,6 +225,8 @@ def stored_sparsely(dense: nn.Sequential) -> None:
         (buffered, "'3' has scale, "),
         (adapted, "'3' has adapter, "),
         (pruned, r"_forward_pre_hooks, weight_mask, weight_orig, .*prune\.remove"),
+        (clashing, "'3' has pattern, which in its successor would be something else: rename"),
+        (loaded_by, r"'3' has weight\.weight_loader, "),
         (strange, "layer '3': .*complex64"),
         (lazy, "layer '3': .*call the layer once"),
         (stored_sparsely, "weight of layer '3' is no ordinary Tensor"),

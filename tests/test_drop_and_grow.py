@@ -414,6 +414,65 @@ def test_a_full_layer_has_nowhere_to_grow() -> None:
     assert train(layer, sgd, js.nn.DropAndGrow(layer, sgd, every=1, until=9), 2, (4, 16)) == [0, 0]
 
 
+@pytest.mark.parametrize("hooked", ["output", "forward hook", "two"])
+def test_hooks_on_a_layers_output_count(hooked: str) -> None:
+    """As they do for the gradient of what is stored."""
+    layer = js.nn.BlockSparseLinear(64, 64, 16, density=0.25)
+    sgd = torch.optim.SGD(layer.parameters(), 0.1)
+    moving = js.nn.DropAndGrow(layer, sgd, every=1, until=9)
+    kept = torch.zeros(64)
+    kept[32:] = 1
+
+    def mask(grad: Tensor) -> Tensor:
+        return grad * kept
+
+    if hooked == "forward hook":
+        layer.register_forward_hook(lambda *given: given[-1].register_hook(mask) and None)
+    x = torch.randn(5, 64)
+    with moving.watching():
+        y = layer(x)
+        if hooked != "forward hook":
+            y.register_hook(mask)
+        if hooked == "two":
+            y.register_hook(lambda grad: 2 * grad)
+        (y**2).sum().backward()
+    grad = 2 * y.detach() * kept * (2 if hooked == "two" else 1)
+    everything = js.BlockSparse.from_dense(grad.mT @ x, 16, torch.ones(4, 4).bool()).block_norms()
+    torch.testing.assert_close(moving._watcher.norms("", torch.ones(4, 4).bool()), everything)
+
+
+def test_under_autocast_sums_do_not_overflow() -> None:
+    layer = js.nn.BlockSparseLinear(64, 64, 16, density=0.25)
+    sgd = torch.optim.SGD(layer.parameters(), 0.0)
+    moving = js.nn.DropAndGrow(layer, sgd, every=1, until=9, fraction=0.5)
+    with torch.autocast("cpu", torch.float16):
+        with moving.watching():
+            layer(100 * torch.rand(512, 64)).float().sum().mul(10).backward()
+        assert moving.step() > 0
+
+
+def test_a_layer_without_inputs_is_watched() -> None:
+    model = nn.Sequential(
+        js.nn.BlockSparseLinear(0, 16, 8, density=1.0),
+        js.nn.BlockSparseLinear(16, 16, 8, density=0.5),
+    )
+    sgd = torch.optim.SGD(model.parameters(), 0.1)
+    moving = js.nn.DropAndGrow(model, sgd, every=1, until=9, fraction=0.5)
+    assert train(model, sgd, moving, 1, (3, 0)) == [1]
+
+
+@pytest.mark.parametrize(
+    "state", [{}, {"steps": 3}, {"steps": 3, "generator": torch.zeros(3, dtype=torch.uint8)}, None]
+)
+def test_a_state_that_is_none_changes_nothing(state: Any) -> None:
+    model, adam = make()
+    moving = js.nn.DropAndGrow(model, adam, every=1, until=9)
+    before = moving.state_dict()
+    with pytest.raises(js.ArgumentError, match="what state_dict returned"):
+        moving.load_state_dict(state)
+    assert moving.state_dict()["steps"] == before["steps"]
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

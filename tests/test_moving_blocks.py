@@ -381,6 +381,15 @@ def test_a_state_dict_of_before_can_be_loaded() -> None:
     assert torch.equal(layer.values, before["values"])
 
 
+def test_gradients_of_other_blocks_go_with_these() -> None:
+    layer, other = (js.nn.BlockSparseLinear(64, 96, 16, density=0.5) for _ in range(2))
+    layer(torch.ones(2, 64)).sum().backward()
+    layer.load_state_dict(layer.state_dict())
+    assert layer.values.grad is not None
+    layer.load_state_dict(other.state_dict())
+    assert layer.values.grad is None
+
+
 def test_an_optimizer_that_trains_something_else() -> None:
     layer, other = (js.nn.BlockSparseLinear(64, 64, 32, density=0.5) for _ in range(2))
     before = layer.values.clone()
@@ -566,6 +575,27 @@ def test_an_optimizer_that_was_not_named_refuses_its_next_step(fused: bool) -> N
     with pytest.raises(js.ArgumentError, match="'exp_avg' of 8 blocks for values that are 12"):
         train(layer, adam, [torch.randn(2, 64)])
     train(layer, torch.optim.Adam(layer.parameters(), fused=fused), [torch.randn(2, 64)])
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_an_optimizer_that_was_given_state_of_other_blocks_refuses_its_next_step(
+    copied: bool,
+) -> None:
+    """As of a checkpoint of which the model's part was not loaded."""
+    few, many = (js.nn.BlockSparseLinear(64, 64, 16, density=each) for each in (0.25, 0.75))
+    if copied:
+        many = copy.deepcopy(many)
+    old, new = (torch.optim.AdamW(layer.parameters(), fused=True) for layer in (few, many))
+    train(few, old, [torch.randn(2, 64)])
+    train(many, new, [torch.randn(2, 64)])
+    right = copy.deepcopy(new.state_dict())
+    for optimizer in (new, torch.optim.AdamW(many.parameters(), fused=True)):
+        optimizer.load_state_dict(old.state_dict())
+        for _ in range(2):
+            with pytest.raises(js.ArgumentError, match="'exp_avg' of 4 blocks for values that are"):
+                train(many, optimizer, [torch.randn(2, 64)])
+        optimizer.load_state_dict(right)
+        train(many, optimizer, [torch.randn(2, 64)])
 
 
 @pytest.fixture

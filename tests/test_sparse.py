@@ -562,6 +562,10 @@ def test_functions_of_torch() -> None:
     assert torch.equal(torch.nn.functional.linear(x.T, a, bias=bias), js.linear(x.T, a, bias))
     with pytest.raises(TypeError, match=r"^torch\.add takes no BlockSparse; .*a\.to_dense"):
         torch.add(a, x)
+    with pytest.raises(AttributeError, match=r"is no Tensor and has no 'dim': .*\.to_dense"):
+        torch.nn.init.xavier_uniform_(a)
+    with pytest.raises(AttributeError, match="no attribute 'colour'"):
+        a.colour  # noqa: B018
     with pytest.raises(TypeError, match=r"^torch\.nn\.functional\.relu takes no BlockSparse"):
         torch.nn.functional.relu(a)
 

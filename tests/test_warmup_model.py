@@ -182,6 +182,26 @@ def test_the_model_is_left_alone() -> None:
     assert model.training
 
 
+class HoldsGenerator(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = js.nn.BlockSparseLinear(64, 128, 16, density=0.5)
+        self.generator = torch.Generator().manual_seed(3)
+        self.moving = js.nn.DropAndGrow(
+            self.layer, torch.optim.SGD(self.layer.parameters()), every=1, until=9
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x * torch.rand(x.shape, generator=self.generator))
+
+
+def test_a_model_that_holds_generators() -> None:
+    model = HoldsGenerator()
+    before = model.generator.get_state()
+    assert set(plan(model, (8, 64), device="cpu")) == set(plan(model.layer, (8, 64), device="cpu"))
+    assert torch.equal(model.generator.get_state(), before)
+
+
 def test_a_model_on_the_meta_device() -> None:
     """It has sizes, which is all that is needed."""
     real = js.nn.BlockSparseLinear(64, 128, 16, density=0.5)

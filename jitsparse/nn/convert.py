@@ -27,7 +27,8 @@ def sparsify_(
     """Put a :class:`BlockSparseLinear` in the place of a model's ``nn.Linear`` layers.
 
     Each keeps its own blocks of largest norm, or those of a mask, and its bias, as with
-    :meth:`BlockSparseLinear.from_linear`, what is frozen stays so, and attributes are taken along.
+    :meth:`BlockSparseLinear.from_linear`, what is frozen stays so, and attributes are taken along,
+    those of weight and bias, too.
     Layers of a class derived from ``nn.Linear`` stay: whoever holds one may read its weight as a
     Tensor, as ``nn.MultiheadAttention`` does.
 
@@ -77,7 +78,7 @@ def sparsify_(
         >>> pruned[0].pattern.density
         0.25
     """
-    require_model(model, where, _DENSE, "BlockSparseLinear.from_linear")
+    require_model(model, where, _dense(), "BlockSparseLinear.from_linear")
     block = as_block_size(block_size)
     if (density is None) == (mask is None):
         raise ArgumentError(
@@ -97,11 +98,11 @@ def sparsify_(
         chosen = None if mask is None else mask(name, layer)
         with named(name):
             sparse = BlockSparseLinear.from_linear(layer, block, density=kept, mask=chosen)
-        sparse.values.requires_grad_(layer.weight.requires_grad)
-        _freeze_bias(sparse, layer)
+        _take_along(layer.weight, sparse.values)
+        _take_along(layer.bias, sparse.bias)
         return sparse
 
-    return replace(model, _DENSE, where, successor)
+    return replace(model, _dense(), where, successor)
 
 
 def densify_(
@@ -140,37 +141,55 @@ def densify_(
     def successor(name: str, layer: BlockSparseLinear) -> nn.Linear:
         with named(name):
             dense = layer.to_linear()
-        dense.weight.requires_grad_(layer.values.requires_grad)
-        _freeze_bias(dense, layer)
+        _take_along(layer.values, dense.weight)
+        _take_along(layer.bias, dense.bias)
         return dense
 
     return replace(model, _sparse(), where, successor)
 
 
-def _freeze_bias(new: nn.Linear | BlockSparseLinear, old: nn.Linear | BlockSparseLinear) -> None:
-    if new.bias is not None and old.bias is not None:
-        new.bias.requires_grad_(old.bias.requires_grad)
+def _take_along(old: Tensor | None, new: Tensor | None) -> None:
+    """What is known of a parameter: that it is frozen, and attributes, as marks for optimizers."""
+    if old is not None and new is not None:
+        new.requires_grad_(old.requires_grad)
+        vars(new).update(vars(old))
 
 
-_DENSE = Kind(
-    function="sparsify_",
-    name="nn.Linear",
-    # A lazy layer becomes an nn.Linear by its first call; until then from_linear refuses it.
-    classes=(nn.Linear, nn.LazyLinear),
-    base=nn.Linear,
-    own=frozenset({*vars(nn.Module()), "in_features", "out_features"}),
-    parameters=frozenset({"weight", "bias"}),
-)
+@functools.cache
+def _own() -> tuple[frozenset[str], frozenset[str]]:
+    """Attributes that a dense and a sparse layer have of themselves."""
+    sparse = BlockSparseLinear(8, 8, 8, density=1.0, device="meta")
+    return (
+        frozenset({*vars(nn.Module()), "in_features", "out_features"}),
+        frozenset(vars(sparse)) | {"_emptied"},
+    )
+
+
+@functools.cache
+def _dense() -> Kind:
+    dense, sparse = _own()
+    return Kind(
+        function="sparsify_",
+        name="nn.Linear",
+        # A lazy layer becomes an nn.Linear by its first call; until then from_linear refuses it.
+        classes=(nn.Linear, nn.LazyLinear),
+        base=nn.Linear,
+        own=dense,
+        taken=sparse | {*dir(BlockSparseLinear), *BUFFERS, "values"},
+        parameters=frozenset({"weight", "bias"}),
+    )
 
 
 @functools.cache
 def _sparse() -> Kind:
+    dense, sparse = _own()
     return Kind(
         function="densify_",
         name="BlockSparseLinear",
         classes=(BlockSparseLinear,),
         base=BlockSparseLinear,
-        own=frozenset(vars(BlockSparseLinear(8, 8, 8, density=1.0, device="meta"))) | {"_emptied"},
+        own=sparse,
+        taken=dense | {*dir(nn.Linear), "weight"},
         parameters=frozenset({"values", "bias"}),
         buffers=frozenset(BUFFERS),
     )

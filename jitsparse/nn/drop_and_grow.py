@@ -237,7 +237,18 @@ class DropAndGrow:
 
         Args:
             state: of :meth:`state_dict`.
+
+        Raises:
+            ArgumentError: it is none. Nothing has changed then.
         """
+        try:
+            steps, kept = int(state["steps"]), state["generator"].cpu()  # wherever it was loaded to
+            generator = torch.Generator()
+            generator.set_state(kept)
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise ArgumentError(
+                "DropAndGrow.load_state_dict takes what state_dict returned, with the entries "
+                f"'steps' and 'generator': {type(error).__name__}: {error}"
+            ) from error
         self._watcher.forget()
-        self._steps = int(state["steps"])
-        self._generator.set_state(state["generator"].cpu())  # wherever torch.load has put it
+        self._steps, self._generator = steps, generator

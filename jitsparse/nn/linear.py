@@ -235,8 +235,8 @@ class BlockSparseLinear(PatternStateDict):
             )
         with torch.no_grad():
             sparse.values.copy_(kept.values)
-            if sparse.bias is not None:
-                sparse.bias.copy_(layer.bias)
+        if layer.bias is not None:
+            sparse.bias = nn.Parameter(layer.bias.detach().clone())  # in a dtype of its own
         return sparse.train(layer.training)
 
     def to_linear(self) -> nn.Linear:
@@ -251,8 +251,8 @@ class BlockSparseLinear(PatternStateDict):
         )
         with torch.no_grad():
             dense.weight.copy_(self.weight.to_dense())
-            if self.bias is not None:
-                dense.bias.copy_(self.bias)
+        if self.bias is not None:
+            dense.bias = nn.Parameter(self.bias.detach().clone())  # in a dtype of its own
         return dense.train(self.training)
 
     def extra_repr(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from jitsparse.nn.buffers import PatternBuffers
 from jitsparse.nn.optimizer_state import (
     guard,
     moves_of,
+    note_resized,
     refuse_wrappers,
     require_movable,
     require_trained,
@@ -24,6 +26,14 @@ __all__ = ["MovableBlocks", "advice_on"]
 
 class MovableBlocks(PatternBuffers):
     """The base of a layer whose ``values`` follow its pattern wherever that goes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        guard(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        guard(self)
 
     values: nn.Parameter
 
@@ -137,7 +147,7 @@ class MovableBlocks(PatternBuffers):
             for data in (values.new_empty(0, dtype=another), filled):
                 values.data = data
         values.grad = None
-        guard(self)
+        note_resized()
 
 
 def advice_on(values: Tensor, verb: str) -> str:

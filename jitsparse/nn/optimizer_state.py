@@ -6,7 +6,7 @@ import gc
 import numbers
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ __all__ = [
     "guard",
     "has_process_group",
     "moves_of",
+    "note_resized",
     "refuse_wrappers",
     "require_movable",
     "require_optimizer",
@@ -61,23 +62,35 @@ def trains(optimizer: torch.optim.Optimizer, values: nn.Parameter) -> bool:
     return bool(_groups(values, optimizer))
 
 
-_resized: WeakSet[nn.Module] = WeakSet()
-"""Layers whose values have had another number of blocks. (Not the values: of a tensor with a weak
-reference ``torch.utils.swap_tensors`` takes no other data.)"""
+_layers: WeakSet[nn.Module] = WeakSet()
+"""All layers whose number of blocks may change. (Not their values: ``torch.utils.swap_tensors`` is
+for tensors to which there is no weak reference.)"""
 
+_checked: WeakKeyDictionary[torch.optim.Optimizer, tuple[Any, int]] = WeakKeyDictionary()
+"""The state with which an optimizer's last step was checked, and how often any layer had got
+another number of blocks by then. To look at all of it in each step would take 3.5 us a layer."""
+
+_resizes = 0
 _watches_optimizers = False
 
 
 def guard(layer: nn.Module) -> None:
-    """Have optimizers refuse a step on a layer's ``values`` that got another number of blocks, with
-    state of the old ones. Fused ones of torch do not compare shapes, and write beyond its end."""
+    """Have optimizers refuse a step on a layer's ``values`` with state of another number of blocks,
+    which these have had, or which was loaded. Fused optimizers of torch do not compare shapes, and
+    write beyond the end of the state."""
     global _watches_optimizers
     if not _watches_optimizers:
         # For good: whoever takes it away when the last parameter dies may do so while torch goes
         # through its hooks.
         register_optimizer_step_pre_hook(_refuse_old_state)
         _watches_optimizers = True
-    _resized.add(layer)
+    _layers.add(layer)
+
+
+def note_resized() -> None:
+    """Some layer has got another number of blocks: optimizers are checked anew."""
+    global _resizes
+    _resizes += 1
 
 
 def has_process_group() -> bool:
@@ -109,21 +122,27 @@ def _refuse_to_run(wrapper: nn.Module, _: Any) -> None:
 
 
 def _refuse_old_state(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    resized = {id(getattr(layer, "values", None)) for layer in list(_resized)}
-    if not resized:
+    if torch.compiler.is_compiling():  # then shapes are compared
         return
+    now = optimizer.state, _resizes  # a load puts another one in its place
+    last = _checked.get(optimizer)
+    if last is not None and last[0] is now[0] and last[1] == now[1]:
+        return
+    guarded = {id(getattr(layer, "values", None)) for layer in list(_layers)}
     for group in optimizer.param_groups:
         for values in group["params"]:
-            if id(values) not in resized:
+            if id(values) not in guarded:
                 continue
             for key, kept in optimizer.state.get(values, {}).items():
                 if isinstance(kept, Tensor) and kept.dim() > 1 and len(kept) != len(values):
                     raise ArgumentError(
                         f"this {type(optimizer).__name__} has {key!r} of {len(kept)} blocks for "
                         f"values that are {len(values)} blocks now: name it where their number "
-                        "changes, as in layer.set_pattern(pattern, optimizer), or make it after a "
-                        "state dict with another number was loaded"
+                        "changes, as in layer.set_pattern(pattern, optimizer), make it after a "
+                        "state dict with another number was loaded, or load the model's state "
+                        "dict together with the optimizer's"
                     )
+    _checked[optimizer] = now
 
 
 def moves_of(

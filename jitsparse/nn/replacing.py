@@ -40,6 +40,7 @@ class Kind:
         classes: exactly these.
         base: layers of classes derived from it stay.
         own: attributes that such a layer has of itself.
+        taken: names that mean something to what takes its place.
         parameters, buffers: names of its own.
     """
 
@@ -48,6 +49,7 @@ class Kind:
     classes: tuple[type[nn.Module], ...]
     base: type[nn.Module]
     own: frozenset[str]
+    taken: frozenset[str]
     parameters: frozenset[str]
     buffers: frozenset[str] = frozenset()
 
@@ -173,7 +175,8 @@ def _require_plain(layer: nn.Module, name: str, kind: Kind) -> None:
     if any(nn.parameter.is_lazy(each) for each in layer.parameters(recurse=False)):
         return  # which who makes the successor refuses
     kept = vars(layer)
-    more = [key for key, value in kept.items() if key not in kind.own and callable(value)]
+    added = {key: value for key, value in kept.items() if key not in kind.own}
+    more = [key for key, value in added.items() if callable(value)]
     more += [key for key, value in kept.items() if key.endswith("hooks") and value]
     more += [key for key in layer._buffers if key not in kind.buffers]
     more += [*layer._modules, *(key for key in layer._parameters if key not in kind.parameters)]
@@ -188,11 +191,18 @@ def _require_plain(layer: nn.Module, name: str, kind: Kind) -> None:
             )
         hooks = ("_backward_hooks", "_post_accumulate_grad_hooks")
         more += [f"{key}.{each}" for each in hooks if getattr(parameter, each, None)]
+        more += [f"{key}.{each}" for each, value in vars(parameter).items() if callable(value)]
     if more:
         raise ArgumentError(
             f"layer {name!r} has {', '.join(more)}, which its successor would not have: undo "
             "what brought them (prune.remove, remove_weight_norm, ...) or leave the layer out "
             "(where=...)"
+        )
+    clashing = sorted(added.keys() & kind.taken)
+    if clashing:
+        raise ArgumentError(
+            f"layer {name!r} has {', '.join(clashing)}, which in its successor would be something "
+            "else: rename that or leave the layer out (where=...)"
         )
 
 

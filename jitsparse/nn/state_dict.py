@@ -96,5 +96,7 @@ class PatternStateDict(MovableBlocks):
                     f"{advice_on(self.values, 'load')}"
                 )
             self._resize_values(self.values.new_empty(wanted) if loaded.is_meta else loaded)
+        elif old.device.type != "meta" and pattern != old.to(pattern.device):
+            self.values.grad = None  # of other blocks
         self._take_over(pattern)
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -69,7 +69,10 @@ class Watcher:
         # As it is multiplied: where that is a copy, by autocast, autograd does not keep x as it is.
         x = _rows(inputs[0] if inputs else keywords["x"]).to(out.dtype)
 
-        def keep(grad: Tensor) -> None:
+        def keep(grads: Sequence[Tensor | None]) -> None:
+            grad = grads[place]
+            if grad is None:
+                return
             if torch.is_grad_enabled():
                 raise ArgumentError(
                     f"DropAndGrow: a backward pass through layer {name!r} is differentiated itself "
@@ -81,7 +84,11 @@ class Watcher:
             # nobody else has it.
             self._pairs.setdefault(name, []).append((x.clone(), _rows(grad).clone()))
 
-        out.register_hook(keep)
+        # Of the node, not of the tensor: so it comes after the user's own hooks on that, which may
+        # clip the gradient or mask it.
+        node, place = out.grad_fn, out.output_nr
+        if node is not None:
+            node.register_prehook(keep)
 
     def seen(self) -> set[str]:
         """The layers of which a backward pass was seen, by any process."""
@@ -100,7 +107,13 @@ class Watcher:
             mask: ``(R, C)`` bool.
         """
         layer = self._layers[name]
-        like, pairs = layer.pattern, self._pairs.get(name, [])
+        with torch.autocast(layer.values.device.type, enabled=False):  # which has float16 overflow
+            return self._norms(layer, self._pairs.get(name, []), mask)
+
+    def _norms(
+        self, layer: BlockSparseLinear, pairs: Sequence[tuple[Tensor, Tensor]], mask: Tensor
+    ) -> Tensor:
+        like = layer.pattern
         height, (rows, cols) = like.block_size[0], like.grid
         # So many block rows at a time as have about as many blocks as are stored.
         step = max(1, like.nnz_blocks // max(1, cols))
@@ -125,7 +138,7 @@ class Watcher:
 
 def _rows(x: Tensor) -> Tensor:
     """``(..., features)`` as ``(tokens, features)``."""
-    return x.detach().reshape(-1, x.shape[-1])
+    return x.detach().reshape(x.shape[:-1].numel(), x.shape[-1])
 
 
 def _wide(x: Tensor) -> Tensor:
