@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -102,3 +103,22 @@ def test_what_is_written_to_a_layer_of_inference_mode_is_seen(
         x = torch.randn(5, 256)
         torch.testing.assert_close(layer(x), second(x))
     assert layer.pattern == second.pattern
+
+
+class Interrupted(js.nn.BlockSparseLinear):
+    """Does something between a look at the one buffer and a look at the other, as another thread
+    may."""
+
+    def __getattr__(self, name: str) -> Any:
+        found = super().__getattr__(name)
+        if name == "crow_indices" and "meanwhile" in vars(self):
+            vars(self).pop("meanwhile")()
+        return found
+
+
+def test_buffers_that_are_replaced_between_two_looks() -> None:
+    pattern, other = (js.Pattern.random((64, 64), 16, density) for density in (0.25, 0.75))
+    layer = Interrupted(64, 64, 16, pattern=pattern)
+    vars(layer)["meanwhile"] = lambda: layer.set_pattern(other)
+    assert layer.pattern == other
+    assert "meanwhile" not in vars(layer)

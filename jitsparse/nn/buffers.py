@@ -141,7 +141,15 @@ class PatternBuffers(nn.Module):
             self._refuse_other_fakes()
             self._follow(*self._seen)
         else:
-            self._follow(self.crow_indices, self.col_indices)
+            self._follow(*self._both_buffers())
+
+    def _both_buffers(self) -> tuple[Tensor, Tensor]:
+        """Of one pattern: another thread, which puts others in their place, begins with the first
+        and may do so between two looks."""
+        while True:
+            crow, col = self.crow_indices, self.col_indices
+            if self.crow_indices is crow:
+                return crow, col
 
     def _refuse_other_fakes(self) -> None:
         """Refuse buffers that were replaced since the layer saw them: what it saw is what is

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from jitsparse.checks import is_readable
 from jitsparse.nn.buffers import BUFFERS, INDICES, shape_in, unwrapped
 from jitsparse.nn.moving import MovableBlocks, advice_on
 from jitsparse.pattern import Pattern
@@ -57,6 +58,12 @@ class PatternStateDict(MovableBlocks):
         finally:
             self._load_state_dict_pre_hooks = hooks
 
+    def _has_blocks_of(self, pattern: Pattern) -> bool:
+        """Whether the blocks are those of a pattern, as far as that can be read."""
+        old = self._pattern
+        readable = old.device.type != "meta" and is_readable(pattern.col_indices)
+        return readable and old.to(pattern.device) == pattern
+
     def _load_pattern(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any]
     ) -> str | None:
@@ -96,7 +103,7 @@ class PatternStateDict(MovableBlocks):
                     f"{advice_on(self.values, 'load')}"
                 )
             self._resize_values(self.values.new_empty(wanted) if loaded.is_meta else loaded)
-        elif old.device.type != "meta" and pattern != old.to(pattern.device):
-            self.values.grad = None  # of other blocks
+        elif self.values.grad is not None and not self._has_blocks_of(pattern):
+            self.values.grad = None
         self._take_over(pattern)
         return None
