@@ -156,15 +156,18 @@ def _differentiable(grad: Tensor, *saved: Tensor | None) -> tuple[Callable[..., 
     return dsd, dds, sdd
 
 
-def _require_unchanged(ctx: Any, grad: Tensor, index: Tensor, *saved: Tensor | None) -> None:
+def _require_unchanged(ctx: Any, grad: Tensor, index: Tensor, *saved: Tensor | None) -> Tensor:
     """Check saved tensors before a kernel reads them: data of a parameter may have been replaced
     since the forward pass, and hooks for saved tensors may return anything.
+
+    Returns:
+        The index as kernels read it, whatever strides a hook gave it.
 
     Raises:
         ArgumentError: something is not what it was in the forward pass.
     """
     if torch.compiler.is_compiling():
-        return
+        return index
     dtype, size, *shapes = ctx.seen
     operands = [
         (each, dtype, shape) for each, shape in zip(saved, shapes, strict=True) if each is not None
@@ -178,6 +181,7 @@ def _require_unchanged(ctx: Any, grad: Tensor, index: Tensor, *saved: Tensor | N
                 "operand was replaced since (Module.to, .data), or a hook for saved tensors did "
                 "not give it back as it was"
             )
+    return index.contiguous()
 
 
 def _within_matrix(values: Tensor, index: Tensor, rows: int, cols: int) -> Tensor:
@@ -217,7 +221,7 @@ class _Dsd(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         values, index, dense = ctx.saved_tensors
-        _require_unchanged(ctx, grad, index, values, dense)
+        index = _require_unchanged(ctx, grad, index, values, dense)
         rows, cols, transposed = ctx.sizes
         needs_values, _, needs_dense, *_ = ctx.needs_input_grad
         grad_values = grad_dense = None
@@ -264,12 +268,12 @@ class _Dds(torch.autograd.Function):
         )
         ctx.sizes = rows, cols, transposed, activation
         of_bias = None if bias is None else bias.shape
-        ctx.seen = dense.dtype, index.shape, dense.shape, values.shape, of_bias
+        ctx.seen = dense.dtype, index.shape, dense.shape, values.shape, of_bias, output.shape
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         dense, values, index, out, bias = ctx.saved_tensors
-        _require_unchanged(ctx, grad, index, dense, values, bias)
+        index = _require_unchanged(ctx, grad, index, dense, values, bias, out)
         rows, cols, transposed, activation = ctx.sizes
         needs_dense, needs_values, _, _, _, _, needs_bias, _ = ctx.needs_input_grad
         _, _dds, _sdd = _differentiable(grad, dense, values, bias)
@@ -284,7 +288,7 @@ class _Dds(torch.autograd.Function):
             grad_dense = _dds(grad, values, index, rows, cols, not transposed, None, 0)
         if needs_values:
             left, right = (grad.mT, dense) if transposed else (dense.mT, grad)
-            *_, blocks, _ = ctx.seen
+            *_, blocks, _, _ = ctx.seen
             grad_values = _sdd(left, right, index, rows, cols, *blocks)
         if needs_bias:
             grad_bias = grad.sum(dim=tuple(range(grad.dim() - 1)))
@@ -320,7 +324,7 @@ class _Sdd(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         left, right, index = ctx.saved_tensors
-        _require_unchanged(ctx, grad, index, left, right)
+        index = _require_unchanged(ctx, grad, index, left, right)
         rows, cols, *_ = ctx.sizes
         grad = _within_matrix(grad.contiguous(), index, rows, cols)
         grad_left = grad_right = None

@@ -106,3 +106,41 @@ def test_operands_whose_size_was_changed(layer: Any, device: str) -> None:
         operand.data = torch.zeros(3, 64, device=device)
         with pytest.raises(js.ArgumentError, match="in the place of"):
             out.sum().backward()
+
+
+def strided(tensor: torch.Tensor) -> torch.Tensor:
+    """The same content, its entries apart."""
+    return torch.stack([tensor, tensor], -1)[..., 0]
+
+
+@pytest.mark.parametrize("op", ["dsd", "dds", "relu", "sdd"])
+def test_a_hook_may_give_back_other_strides(op: str, device: str) -> None:
+    """Read as one row, an index with gaps has a kernel walk through what is behind it."""
+    a = js.random((64, 96), 16, 0.6, dtype=torch.float64, device=device)
+    x = torch.randn(96, 5, dtype=torch.float64, device=device, requires_grad=True)
+    values = a.values.requires_grad_()
+
+    def run() -> torch.Tensor:
+        if op == "sdd":
+            return js.sdd(torch.ones_like(x[:64]), x.mT, a.pattern).values
+        if op == "dsd":
+            return js.dsd(a, x)
+        return js.linear(x.mT, a, None, "relu" if op == "relu" else None)
+
+    def gradients(out: torch.Tensor) -> Any:
+        return torch.autograd.grad(out.square().sum(), [x, values], allow_unused=True)
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, strided):
+        out = run()
+    torch.testing.assert_close(gradients(out), gradients(run()))
+
+
+def test_a_result_that_a_hook_cuts_is_refused(layer: Any, device: str) -> None:
+    """Of relu, whose gradient is known from it."""
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: tensor, lambda each: each[:1] if each.shape == (6, 32) else each
+    ):
+        a = js.random((32, 64), 32, 1.0, device=device).requires_grad_()
+        y = js.linear(randn(device), a, None, "relu")
+    with pytest.raises(js.ArgumentError, match=r"finds .* of shape \(1, 32\)"):
+        y.sum().backward()

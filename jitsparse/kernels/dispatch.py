@@ -136,8 +136,12 @@ def dsd(
     if n == 1:
         out = dds(flipped(dense), values, index, rows, cols, not transposed, None, 0, find)
         return out.resize_(*shape[:-2], m, 1)  # no view, which could not be written in place
-    if len(shape) > 2 and is_worth_gathering(
-        device, shape[:-2].numel(), n, shape[-2] * n, nnz * block_rows * block_cols
+    if (
+        len(shape) > 2
+        and 0 not in dense.stride()[:-2]  # whose members are one: copies would be many
+        and is_worth_gathering(
+            device, shape[:-2].numel(), n, shape[-2] * n, nnz * block_rows * block_cols
+        )
     ):
         out = dds(flipped(dense), values, index, rows, cols, not transposed, None, 0, find)
         return out.mT.clone(memory_format=torch.contiguous_format)
@@ -264,7 +268,9 @@ def dds(
         dense, letter, ld, batch, batch_stride = layout_of(dense)
         if batch > 1 and letter == "n" and batch_stride == n * ld:
             n, batch, batch_stride = n * batch, 1, 0
-        elif is_worth_gathering(device, batch, n, n * shape[-1], nnz * block_rows * block_cols):
+        elif batch_stride and is_worth_gathering(
+            device, batch, n, n * shape[-1], nnz * block_rows * block_cols
+        ):
             dense, letter, ld = packed(dense), "n", shape[-1]
             n, batch, batch_stride = n * batch, 1, 0
     name, itemsize = DTYPES[dense.dtype]
@@ -371,7 +377,8 @@ def sdd(
     if batch > 1:
         lies_so = left_letter + right_letter == "tn"
         lies_so = lies_so and left_stride == k * left_ld and right_stride == k * right_ld
-        if not lies_so and is_worth_gathering(
+        expanded = not (left_stride and right_stride)
+        if not (lies_so or expanded) and is_worth_gathering(
             device, batch, k, k * (rows + cols), nnz * block_rows * block_cols
         ):
             left, right, lies_so = packed(flipped(left)).mT, packed(right), True

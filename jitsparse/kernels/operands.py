@@ -73,7 +73,8 @@ def _without_memory(operand: Tensor) -> ArgumentError:
 def is_worth_gathering(device: int, members: int, vectors: int, copied: int, stored: int) -> bool:
     """Whether a batch whose members do not lie as one matrix should be copied to lie so.
 
-    Members of few vectors fill no tile, and each reads all blocks. (Gathering 64 members of 8, 16,
+    Members of few vectors fill no tile, and each reads all blocks. Not asked of expanded ones, of
+    which there is one in memory. (Gathering 64 members of 8, 16,
     64 vectors, permuted, through 4096 x 4096 in blocks of 64 at density 0.25: 128 -> 18, 127 -> 30,
     102 -> 102 us on an H200. On a CPU it is worth it up to 16.)
 
