@@ -200,6 +200,11 @@ def run(variant: Variant, situation: Situation, device: str, seed: int = 0) -> N
         check_sdd(js.sdd(a, b, stored.pattern), a, b)
 
 
+def integers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """So small that sums of products are exact in any order."""
+    return torch.randint(-2, 3, shape).to(dtype)
+
+
 def compile_grid(device: str) -> None:
     """Compile every kernel of the grid, in parallel."""
     wanted: dict[jit.Variant, None] = {}

@@ -62,7 +62,8 @@ def quickest_first(
     problem: Problem, candidates: Sequence[Candidate], gpu: str = GPUS[0]
 ) -> list[Candidate]:
     """Those that the model knows come first, the quickest ahead, and say what it expects. The copy
-    of an operand has to be worth its memory."""
+    of an operand has to be worth its memory. Of a problem for a GPU that is not aligned ``simt``
+    goes first where it does not pay to copy all operands."""
     expected = [(microseconds(problem, each.variant, gpu), each) for each in candidates]
     known = [(us, each) for us, each in expected if us is not None]
 
@@ -70,13 +71,15 @@ def quickest_first(
         us, each = pair
         return us * _WORTH_A_COPY if transpose.transposes(each.variant) else us
 
-    return [
+    ranked = [
         *(
             replace(each, why=f"the cost model expects {us:.1f} us on an {gpu}")
             for us, each in sorted(known, key=worth)
         ),
         *(each for us, each in expected if us is None),
     ]
+    unaligned = problem.device == "cuda" and not problem.aligned
+    return padding.in_order(problem, ranked) if unaligned else ranked
 
 
 def first_choices(

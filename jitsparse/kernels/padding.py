@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from jitsparse.kernels.operands import layout_of
+from jitsparse.kernels.roles import is_flipped
 from jitsparse.layout import div_up
 
 if TYPE_CHECKING:
@@ -200,6 +201,6 @@ def microseconds(problem: Problem) -> float:
 
 def _sides(problem: Problem) -> tuple[int, int]:
     """Of the sparse matrix as it is multiplied, that of the result first; of an sdd as stored."""
-    sides = problem.rows, problem.cols
-    flipped = {"dsd": problem.layout[0] == "t", "dds": problem.layout[1] == "n", "sdd": False}
-    return (sides[1], sides[0]) if flipped[problem.op] else sides
+    if problem.op != "sdd" and is_flipped(problem.op, problem.layout):
+        return problem.cols, problem.rows
+    return problem.rows, problem.cols

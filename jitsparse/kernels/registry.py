@@ -14,7 +14,7 @@ from jitsparse.errors import ArgumentError, PatternError, UnsupportedProblem
 from jitsparse.jit import Variant, config
 from jitsparse.jit.environment import CPU_TARGETS, parse_arch
 from jitsparse.jit.pins import declare_ops, declare_values
-from jitsparse.kernels import cost, cpu, fma, mma, padding, price_table, simt, thin, wgmma
+from jitsparse.kernels import cost, cpu, fma, mma, price_table, simt, thin, wgmma
 
 if TYPE_CHECKING:
     from jitsparse.jit import Candidate, Template
@@ -101,17 +101,18 @@ def candidates(
         target: what to compile for; by default what this machine has.
         gpu: whose prices decide, see :func:`priced_as`.
     """
-    target = target_of(problem.device) if target is None else target
+    ranked = _by_priority(problem, target_of(problem.device) if target is None else target)
+    return ranked if problem.device == "cpu" else cost.quickest_first(problem, ranked, gpu)
+
+
+def _by_priority(problem: Problem, target: str) -> list[Candidate]:
+    """The same before the cost model is asked."""
     modules = [(module.priority(problem), module) for module in _modules(problem.device)]
-    found = [
+    return [
         dataclasses.replace(candidate, why=priority.why)
         for priority, module in sorted(modules, key=lambda each: each[0].rank)
         for candidate in module.candidates(problem, target)
     ]
-    if problem.device == "cpu":
-        return found
-    found = cost.quickest_first(problem, found, gpu)
-    return found if problem.aligned else padding.in_order(problem, found)
 
 
 def warmup_command(variant: Variant) -> str:
@@ -241,8 +242,11 @@ def select_variants(
         found = (
             variant
             for target in targets
-            for problem in _typical_problems(device_of(target), ops or OPS, dtypes, block_sizes)
-            for variant in _first_choices(problem, target)
+            for variant in cost.first_choices(
+                _by_priority,
+                _typical_problems(device_of(target), ops or OPS, dtypes, block_sizes),
+                target,
+            )
         )
     else:
         found = (
@@ -258,13 +262,6 @@ def select_variants(
             f"dtype {list(dtypes) or 'any'} and block size {list(block_sizes) or 'any'}"
         )
     return chosen
-
-
-def _first_choices(problem: Problem, target: str) -> Iterator[Variant]:
-    """What calls choose on each GPU of the price table."""
-    for gpu in price_table.GPUS:
-        offered = candidates(problem, target, gpu)
-        yield from itertools.islice((e.variant for e in offered if e.refused is None), 1)
 
 
 def _serves(variant: Variant, dtypes: Sequence[str]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import cases
 import pytest
 import torch
 
@@ -66,18 +67,14 @@ def test_vectors_of_a_batch_are_one_product() -> None:
     assert problem("sdd", grad.mT, x, a.pattern) == ("sdd", "tn", True, 16, 1)
 
 
-def integers(*shape: int) -> torch.Tensor:
-    return torch.randint(-2, 3, shape).float()
-
-
 @pytest.mark.parametrize("lies", ["permuted", "across"])
 def test_members_of_few_vectors_are_gathered(lies: str) -> None:
-    a = js.BlockSparse.from_dense(integers(96, 160), 32)
+    a = js.BlockSparse.from_dense(cases.integers(96, 160), 32)
     x = {
-        "permuted": integers(8, 5, 160).transpose(0, 1),
-        "across": integers(5, 160, 8).mT,
+        "permuted": cases.integers(8, 5, 160).transpose(0, 1),
+        "across": cases.integers(5, 160, 8).mT,
     }[lies]
-    grad = integers(5, 8, 96)
+    grad = cases.integers(5, 8, 96)
     whole = a.to_dense()
     assert problem("dds", x, a.T) == ("dds", "nt", True, 64, 1)
     assert torch.equal(x @ a.T, x @ whole.T)

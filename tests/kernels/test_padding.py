@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import cases
 import pytest
 import torch
 from hypothesis import given, settings
@@ -27,17 +28,13 @@ EXTENTS = st.sampled_from([2, 3, 7, 8, 16, 17])
 SIDES = st.sampled_from([17, 24, 31, 32, 40])
 
 
-def integers(*shape: int, dtype: torch.dtype) -> Tensor:
-    return torch.randint(-2, 3, shape).to(dtype)
-
-
 def lying(shape: tuple[int, ...], letter: str, shift: int, gap: int, dtype: torch.dtype) -> Tensor:
     """A tensor that begins ``shift`` elements past where torch puts it, its rows, or columns if the
     letter is ``t``, ``gap`` elements apart."""
     *batch, rows, cols = shape
     lines, length = (cols, rows) if letter == "t" else (rows, cols)
     count = torch.Size(batch).numel() * lines * (length + gap)
-    data = integers(shift + count, dtype=dtype)[shift:]
+    data = cases.integers(shift + count, dtype=dtype)[shift:]
     made = data.view(*batch, lines, length + gap)[..., :length]
     return made.mT if letter == "t" else made
 
@@ -45,7 +42,7 @@ def lying(shape: tuple[int, ...], letter: str, shift: int, gap: int, dtype: torc
 def values_of(pattern: js.Pattern, shift: int, dtype: torch.dtype) -> Tensor:
     """Integers, zero past the edge."""
     whole = js.BlockSparse.from_dense(
-        integers(*pattern.shape, dtype=dtype), pattern.block_size, pattern.to_mask()
+        cases.integers(*pattern.shape, dtype=dtype), pattern.block_size, pattern.to_mask()
     )
     held = torch.zeros(shift + whole.values.numel(), dtype=dtype)[shift:]
     return held.view(whole.values.shape).copy_(whole.values)
@@ -101,7 +98,7 @@ def test_dds(s: dict[str, Any], biased: bool) -> None:
     shape = (*s["batch"], s["extent"], k)
     dense = lying(shape, s["letters"][0], s["shift"], s["gap"], s["dtype"])
     values = values_of(pattern, s["shift"], s["dtype"])
-    bias = integers(m, dtype=s["dtype"]) if biased else None
+    bias = cases.integers(m, dtype=s["dtype"]) if biased else None
     taken, letter, *_ = layout_of(dense)
     rest = values, pattern.index, rows, cols, s["transposed"], bias, 1
     got = padding.dds(aligned(ops.dds_op, dispatch.dds), letter, taken, *rest)
