@@ -37,6 +37,21 @@ __device__ __forceinline__ bool mbarrier_try_wait(unsigned barrier, unsigned par
   return done;
 }
 
+// The same without waiting.
+__device__ __forceinline__ bool mbarrier_test_wait(unsigned barrier, unsigned parity) {
+  unsigned done;
+  asm volatile(
+      "{\n"
+      ".reg .pred complete;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 complete, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, complete;\n"
+      "}\n"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done;
+}
+
 __device__ __forceinline__ void mbarrier_wait(unsigned barrier, unsigned parity) {
   while (!mbarrier_try_wait(barrier, parity)) {
   }

@@ -35,6 +35,9 @@ struct StageBarriers {
   // The parity of a stage's phase flips with every round of the ring. A fresh barrier counts as emptied.
   __device__ __forceinline__ void wait_empty(int stage, unsigned round) const { ptx::mbarrier_wait(empty + stage * 8, ~round & 1); }
   __device__ __forceinline__ void wait_full(int stage, unsigned round) const { ptx::mbarrier_wait(full + stage * 8, round & 1); }
+  __device__ __forceinline__ bool is_full(int stage, unsigned round) const {
+    return ptx::mbarrier_test_wait(full + stage * 8, round & 1);
+  }
   __device__ __forceinline__ void release(int stage, int lane) const {
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(empty + stage * 8);

@@ -345,9 +345,10 @@ void mbarrier_arrive_expect_tx(unsigned barrier, int bytes) {
   --here.left;
   emulation::settle(here);
 }
+bool mbarrier_test_wait(unsigned barrier, unsigned parity) { return (emulation::mbarrier(barrier).phase & 1) != parity; }
+
 void mbarrier_wait(unsigned barrier, unsigned parity) {
-  auto& here = emulation::mbarrier(barrier);
-  emulation::wait_until([&] { return (here.phase & 1) != parity; });
+  emulation::wait_until([=] { return mbarrier_test_wait(barrier, parity); });
 }
 
 void tma_load_3d(unsigned shared, const CUtensorMap* map, unsigned barrier, int x, int y, int z, uint64) {
