@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import jitsparse  # for jitsparse.functional, which imports this module
-from jitsparse import entries, interop, linear_operator, reference, restoring
+from jitsparse import entries, interop, linear_operator, reference, restoring, torch_functions
 from jitsparse.blocks import (
     block_positions,
     clear_edge,
@@ -46,7 +46,7 @@ class BlockSparse:
     the matrix as it is read. Gradients arrive in ``values.grad``.
 
     ``a @ x`` and ``x @ a`` are :func:`~jitsparse.dsd` and :func:`~jitsparse.dds`, and so are
-    ``torch.matmul`` and ``torch.mm``; ``F.linear(x, a)`` is :func:`~jitsparse.linear`. Inside
+    ``torch.matmul``, ``mm`` and ``mv``; ``F.linear(x, a)`` is :func:`~jitsparse.linear`. Inside
     ``torch.compile(fullgraph=True)``, which does not trace the operator of a class, write the
     former, or from torch 2.11 on the functions of torch.
     ``a + b`` and ``a - b`` have the blocks of both.
@@ -483,8 +483,16 @@ class BlockSparse:
     # NumPy would take a matrix for a scalar of type object.
     __array_ufunc__ = None
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """Refused: NumPy would make an array of one object. SciPy asks for one before it multiplies
+        a matrix of its own by this one."""
+        raise TypeError(
+            "a BlockSparse is no array; a.to_dense().numpy(force=True) is one of all elements, and "
+            "a.to_scipy() a BSR matrix, which SciPy can multiply"
+        )
+
     def __matmul__(self, other: Tensor) -> Tensor:
-        if not isinstance(other, Tensor):
+        if not isinstance(other, (Tensor, BlockSparse)):
             interop.refuse_array("a @ x", other)
             return NotImplemented
         return jitsparse.functional.dsd(self, other)
@@ -503,26 +511,9 @@ class BlockSparse:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """``torch.matmul``, ``torch.mm`` and ``F.linear`` are the operations here; there is no
+        """``torch.matmul``, ``mm``, ``mv`` and ``F.linear`` are the operations here; there is no
         other function of a matrix, unless another class among the operands has one."""
-        ours = _TORCH_FUNCTIONS.get(func)
-        if func in _OPERATOR and torch.compiler.is_dynamo_compiling():
-            return NotImplemented
-        if ours is not None:
-            unknown = (kwargs or {}).keys() - _KEYWORDS
-            if unknown:
-                raise TypeError(
-                    f"{torch.overrides.resolve_name(func)} takes no {', '.join(sorted(unknown))} "
-                    "beside a BlockSparse"
-                )
-            return ours(*args, **(kwargs or {}))
-        if not all(issubclass(each, BlockSparse) for each in types):
-            return NotImplemented
-        raise TypeError(
-            f"{torch.overrides.resolve_name(func) or func} takes no BlockSparse; torch.matmul, "
-            "torch.mm and torch.nn.functional.linear do. What leaves zeros zero can be done to the "
-            "values, a.with_values(f(a.values)); anything else to a.to_dense()"
-        )
+        return torch_functions.call(func, types, args, kwargs or {})
 
     def __getattr__(self, name: str) -> Any:
         """Of what is missing, what a Tensor has is said to be: ``torch.nn.init`` looks for it."""
@@ -552,38 +543,6 @@ class BlockSparse:
 
     def __str__(self) -> str:
         return f"{self!r}\n{(self.pattern.T if self.transposed else self.pattern).to_string()}"
-
-
-def _matmul(input: BlockSparse | Tensor, other: BlockSparse | Tensor) -> Tensor:
-    functional = jitsparse.functional
-    if isinstance(input, BlockSparse):
-        return functional.dsd(input, other)  # type: ignore[arg-type]  # which dsd checks
-    return functional.dds(input, other)  # type: ignore[arg-type]
-
-
-def _mm(input: BlockSparse | Tensor, mat2: BlockSparse | Tensor) -> Tensor:
-    return _matmul(input, mat2)
-
-
-def _linear(input: Tensor, weight: BlockSparse | Tensor, bias: Tensor | None = None) -> Tensor:
-    return jitsparse.functional.linear(input, weight, bias)  # type: ignore[arg-type]
-
-
-_TORCH_FUNCTIONS: dict[Callable[..., Any], Callable[..., Tensor]] = {
-    torch.matmul: _matmul,
-    torch.linalg.matmul: _matmul,
-    torch.mm: _mm,
-    Tensor.matmul: _matmul,
-    Tensor.mm: _mm,
-    Tensor.__matmul__: _matmul,
-    torch.nn.functional.linear: _linear,
-}
-
-_KEYWORDS = {"input", "other", "mat2", "weight", "bias"}
-
-_OPERATOR = (Tensor.matmul, Tensor.__matmul__)
-"""What Dynamo (torch 2.13) takes ``@`` for. Where a matrix is its left operand it has the two
-change places: ``a @ x`` would be ``x @ a``."""
 
 
 def random(

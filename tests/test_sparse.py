@@ -560,14 +560,51 @@ def test_functions_of_torch() -> None:
         assert torch.equal(multiply(y, a), js.dds(y, a))
     assert torch.equal(y.matmul(a), js.dds(y, a))
     assert torch.equal(torch.nn.functional.linear(x.T, a, bias=bias), js.linear(x.T, a, bias))
-    with pytest.raises(TypeError, match=r"^torch\.add takes no BlockSparse; .*a\.to_dense"):
-        torch.add(a, x)
+    assert torch.equal(torch.mv(a, vec=x[:, 0]), a @ x[:, 0])
+    for function in (torch.add, lambda p, q: torch.einsum("ij,jk->ik", p, q)):
+        with pytest.raises(TypeError, match=r"^torch\..* takes no BlockSparse; .*a\.to_dense"):
+            function(a, x)
     with pytest.raises(AttributeError, match=r"is no Tensor and has no 'dim': .*\.to_dense"):
         torch.nn.init.xavier_uniform_(a)
     with pytest.raises(AttributeError, match="no attribute 'colour'"):
         a.colour  # noqa: B018
     with pytest.raises(TypeError, match=r"^torch\.nn\.functional\.relu takes no BlockSparse"):
         torch.nn.functional.relu(a)
+
+
+def test_functions_of_torch_take_what_they_take_of_tensors() -> None:
+    a, x = js.random((32, 16), 8, 0.5), torch.randn(16, 3)
+    for call in (
+        lambda: torch.mm(a, x[:, 0]),
+        lambda: torch.mm(a, x.expand(2, 16, 3)),
+        lambda: torch.mm(x[:, 0], a.T),
+        lambda: torch.mv(a, x),
+        lambda: torch.mv(x, a),
+    ):
+        with pytest.raises(js.ArgumentError, match=r"torch.m[mv] takes .*torch.matmul takes"):
+            call()
+
+
+def test_operands_that_a_product_cannot_have() -> None:
+    a, x = js.random((16, 16), 8, 0.5), torch.randn(16, 16)
+    for call, remedy in (
+        (lambda: a @ a, "to_dense"),
+        (lambda: torch.matmul(a, a), "to_dense"),
+        (lambda: a @ x.to_sparse(), "to_dense"),
+        (lambda: x.to_sparse() @ a, "to_dense"),
+        (lambda: js.dsd(x, x), "from_dense"),
+        (lambda: js.dsd(x.to_sparse(), x), "from_sparse"),
+        (lambda: js.dsd(x, a), "dsd has the sparse operand first"),
+        (lambda: js.linear(a, x), "dds second"),
+    ):
+        with pytest.raises(js.ArgumentError, match=remedy):
+            call()
+
+
+def test_a_matrix_is_no_array() -> None:
+    np = pytest.importorskip("numpy")
+    with pytest.raises(TypeError, match=r"is no array; .*to_dense.*to_scipy"):
+        np.asarray(js.random((16, 16), 8, 0.5))
 
 
 def test_another_class_may_have_functions_of_a_matrix() -> None:

@@ -1,0 +1,100 @@
+"""The functions of torch that take a block-sparse matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+import jitsparse  # for jitsparse.functional, which imports the module of the class
+from jitsparse.checks import kind_of
+from jitsparse.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from jitsparse.sparse import BlockSparse
+
+__all__ = ["call"]
+
+
+def call(
+    func: Callable[..., Any],
+    types: Sequence[type],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> Any:
+    """What ``BlockSparse.__torch_function__`` returns.
+
+    Raises:
+        TypeError: if the function takes no block-sparse matrix, or no such keyword beside one.
+        ArgumentError: if the operands do not fit each other.
+    """
+    ours = _FUNCTIONS.get(func)
+    if func in _OPERATOR and torch.compiler.is_dynamo_compiling():
+        return NotImplemented
+    if ours is not None:
+        unknown = kwargs.keys() - _KEYWORDS
+        if unknown:
+            raise TypeError(
+                f"{torch.overrides.resolve_name(func)} takes no {', '.join(sorted(unknown))} "
+                "beside a BlockSparse"
+            )
+        return ours(*args, **kwargs)
+    known = (jitsparse.BlockSparse, Tensor, torch.nn.Parameter)
+    if not all(each in known or issubclass(each, known[0]) for each in types):
+        return NotImplemented
+    raise TypeError(
+        f"{torch.overrides.resolve_name(func) or func} takes no BlockSparse; torch.matmul, mm, mv "
+        "and torch.nn.functional.linear do. What leaves zeros zero can be done to the values, "
+        "a.with_values(f(a.values)); anything else to a.to_dense()"
+    )
+
+
+def _matmul(input: BlockSparse | Tensor, other: BlockSparse | Tensor) -> Tensor:
+    functional = jitsparse.functional
+    if isinstance(input, jitsparse.BlockSparse):
+        return functional.dsd(input, other)  # type: ignore[arg-type]  # which dsd checks
+    return functional.dds(input, other)  # type: ignore[arg-type]
+
+
+def _mm(input: BlockSparse | Tensor, mat2: BlockSparse | Tensor) -> Tensor:
+    for each in (input, mat2):
+        _check_axes("mm", each, 2, "two matrices")
+    return _matmul(input, mat2)
+
+
+def _mv(input: BlockSparse | Tensor, vec: BlockSparse | Tensor) -> Tensor:
+    _check_axes("mv", input, 2, "a matrix and a vector")
+    _check_axes("mv", vec, 1, "a matrix and a vector")
+    return _matmul(input, vec)
+
+
+def _linear(input: Tensor, weight: BlockSparse | Tensor, bias: Tensor | None = None) -> Tensor:
+    return jitsparse.functional.linear(input, weight, bias)  # type: ignore[arg-type]
+
+
+def _check_axes(name: str, operand: BlockSparse | Tensor, axes: int, wanted: str) -> None:
+    if getattr(operand, "ndim", axes) != axes:
+        raise ArgumentError(
+            f"torch.{name} takes {wanted}, got a {kind_of(operand)} of shape "
+            f"{tuple(operand.shape)}; torch.matmul takes vectors and batches of matrices, too"
+        )
+
+
+_FUNCTIONS: dict[Callable[..., Any], Callable[..., Tensor]] = {
+    torch.matmul: _matmul,
+    torch.linalg.matmul: _matmul,
+    torch.mm: _mm,
+    torch.mv: _mv,
+    Tensor.matmul: _matmul,
+    Tensor.mm: _mm,
+    Tensor.__matmul__: _matmul,
+    torch.nn.functional.linear: _linear,
+}
+
+_KEYWORDS = {"input", "other", "mat2", "vec", "weight", "bias"}
+
+_OPERATOR = (Tensor.matmul, Tensor.__matmul__)
+"""What Dynamo (torch 2.13) takes ``@`` for. Where a matrix is its left operand it has the two
+change places: ``a @ x`` would be ``x @ a``."""
