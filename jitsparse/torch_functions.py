@@ -64,6 +64,10 @@ def _mm(input: BlockSparse | Tensor, mat2: BlockSparse | Tensor) -> Tensor:
     return _matmul(input, mat2)
 
 
+def _sparse_mm(sparse: BlockSparse | Tensor, dense: BlockSparse | Tensor) -> Tensor:
+    return _mm(sparse, dense)
+
+
 def _mv(input: BlockSparse | Tensor, vec: BlockSparse | Tensor) -> Tensor:
     _check_axes("mv", input, 2, "a matrix and a vector")
     _check_axes("mv", vec, 1, "a matrix and a vector")
@@ -87,13 +91,14 @@ _FUNCTIONS: dict[Callable[..., Any], Callable[..., Tensor]] = {
     torch.linalg.matmul: _matmul,
     torch.mm: _mm,
     torch.mv: _mv,
+    torch.sparse.mm: _sparse_mm,
     Tensor.matmul: _matmul,
     Tensor.mm: _mm,
     Tensor.__matmul__: _matmul,
     torch.nn.functional.linear: _linear,
 }
 
-_KEYWORDS = {"input", "other", "mat2", "vec", "weight", "bias"}
+_KEYWORDS = {"input", "other", "mat2", "vec", "sparse", "dense", "weight", "bias"}
 
 _OPERATOR = (Tensor.matmul, Tensor.__matmul__)
 """What Dynamo (torch 2.13) takes ``@`` for. Where a matrix is its left operand it has the two

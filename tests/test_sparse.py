@@ -561,6 +561,7 @@ def test_functions_of_torch() -> None:
     assert torch.equal(y.matmul(a), js.dds(y, a))
     assert torch.equal(torch.nn.functional.linear(x.T, a, bias=bias), js.linear(x.T, a, bias))
     assert torch.equal(torch.mv(a, vec=x[:, 0]), a @ x[:, 0])
+    assert torch.equal(torch.sparse.mm(a, x), a @ x)
     for function in (torch.add, lambda p, q: torch.einsum("ij,jk->ik", p, q)):
         with pytest.raises(TypeError, match=r"^torch\..* takes no BlockSparse; .*a\.to_dense"):
             function(a, x)
