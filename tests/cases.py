@@ -205,8 +205,16 @@ def integers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randint(-2, 3, shape).to(dtype)
 
 
-def compile_grid(device: str) -> None:
-    """Compile every kernel of the grid, in parallel."""
+def compile_grid(device: str, request: pytest.FixtureRequest) -> None:
+    """Compile, in parallel, every kernel that selected tests of the requesting file run which have
+    a ``variant`` of the grid."""
+    variants = [
+        item.callspec.params["variant"]
+        for item in request.session.items
+        if item.path == request.path
+        and hasattr(item, "callspec")
+        and "variant" in item.callspec.params
+    ]
     wanted: dict[jit.Variant, None] = {}
 
     class Chosen(Exception):
@@ -220,7 +228,7 @@ def compile_grid(device: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dispatch, "_kernels", {})
         patch.setattr(dispatch, "select", note)
-        for variant in VARIANTS:
+        for variant in variants:
             for situation in SITUATIONS:
                 with contextlib.suppress(Chosen):
                     run(variant, situation, device)

@@ -18,8 +18,8 @@ from jitsparse.kernels.roles import LAYOUTS
 
 
 @pytest.fixture(scope="module")
-def compiled() -> None:
-    cases.compile_grid("cpu")
+def compiled(request: pytest.FixtureRequest) -> None:
+    cases.compile_grid("cpu", request)
 
 
 @pytest.mark.usefixtures("compiled")

@@ -36,6 +36,12 @@ def randn(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return torch.randn(shape, dtype=dtype, device="cuda")
 
 
+@pytest.fixture(scope="module")
+def compiled(request: pytest.FixtureRequest) -> None:
+    cases.compile_grid("cuda", request)
+
+
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("variant", cases.VARIANTS, ids=str)
 def test_products_are_right(variant: cases.Variant) -> None:
     for seed, situation in enumerate(cases.SITUATIONS):
