@@ -59,18 +59,17 @@ def _matmul(input: BlockSparse | Tensor, other: BlockSparse | Tensor) -> Tensor:
 
 
 def _mm(input: BlockSparse | Tensor, mat2: BlockSparse | Tensor) -> Tensor:
-    for each in (input, mat2):
-        _check_axes("mm", each, 2, "two matrices")
+    _check_axes("mm", (input, 2), (mat2, 2))
     return _matmul(input, mat2)
 
 
 def _sparse_mm(sparse: BlockSparse | Tensor, dense: BlockSparse | Tensor) -> Tensor:
-    return _mm(sparse, dense)
+    _check_axes("sparse.mm", (sparse, 2), (dense, 2))
+    return _matmul(sparse, dense)
 
 
 def _mv(input: BlockSparse | Tensor, vec: BlockSparse | Tensor) -> Tensor:
-    _check_axes("mv", input, 2, "a matrix and a vector")
-    _check_axes("mv", vec, 1, "a matrix and a vector")
+    _check_axes("mv", (input, 2), (vec, 1))
     return _matmul(input, vec)
 
 
@@ -78,12 +77,15 @@ def _linear(input: Tensor, weight: BlockSparse | Tensor, bias: Tensor | None = N
     return jitsparse.functional.linear(input, weight, bias)  # type: ignore[arg-type]
 
 
-def _check_axes(name: str, operand: BlockSparse | Tensor, axes: int, wanted: str) -> None:
-    if getattr(operand, "ndim", axes) != axes:
-        raise ArgumentError(
-            f"torch.{name} takes {wanted}, got a {kind_of(operand)} of shape "
-            f"{tuple(operand.shape)}; torch.matmul takes vectors and batches of matrices, too"
-        )
+def _check_axes(name: str, *operands: tuple[BlockSparse | Tensor, int]) -> None:
+    """That each operand has so many, as torch's function wants."""
+    for operand, axes in operands:
+        if operand.ndim != axes:
+            raise ArgumentError(
+                f"torch.{name} takes a {'matrix' if axes == 2 else 'vector'} here, got a "
+                f"{kind_of(operand)} of shape {tuple(operand.shape)}; torch.matmul takes vectors "
+                "and batches of matrices, too"
+            )
 
 
 _FUNCTIONS: dict[Callable[..., Any], Callable[..., Tensor]] = {

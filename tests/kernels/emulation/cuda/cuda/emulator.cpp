@@ -345,6 +345,7 @@ void mbarrier_arrive_expect_tx(unsigned barrier, int bytes) {
   --here.left;
   emulation::settle(here);
 }
+
 bool mbarrier_test_wait(unsigned barrier, unsigned parity) { return (emulation::mbarrier(barrier).phase & 1) != parity; }
 
 void mbarrier_wait(unsigned barrier, unsigned parity) {
