@@ -7,7 +7,7 @@ from dataclasses import asdict
 import typer
 
 from jitsparse.cli.console import one, print_json
-from jitsparse.cli.options import MAX_SIZE, read_arch
+from jitsparse.cli.options import MAX_SIZE, read_arch, read_density
 
 __all__ = ["command"]
 
@@ -19,7 +19,7 @@ def command(
     m: int = typer.Option(4096, min=1, max=MAX_SIZE, help="Rows of the product."),
     n: int = typer.Option(4096, min=1, max=MAX_SIZE, help="Columns of the product."),
     k: int = typer.Option(4096, min=1, max=MAX_SIZE, help="The extent that is summed over."),
-    density: float = typer.Option(0.25, help="Share of blocks stored, 0 to 1."),
+    density: str = typer.Option("0.25", help="Share of blocks stored, above 0 and at most 1."),
     layout: str = typer.Option(
         "nn", help="A letter an operand: n as stored (last axis contiguous), t transposed."
     ),
@@ -51,8 +51,7 @@ def command(
         if value not in legal:
             names = ", ".join(name for name in legal if name)
             raise typer.BadParameter(f"{value!r} is not one of {names}", param_hint=what)
-    if not 0 <= density <= 1:  # nan, too, which the bounds of some releases of typer let through
-        raise typer.BadParameter(f"{density} is not from 0 to 1", param_hint="--density")
+    share = one(density, read_density, "--density")
     block = one(block_size, registry.parse_block_size, "--block-size")
     targets = one(arch, read_arch, "--arch")
     if len(targets) > 1:
@@ -62,7 +61,7 @@ def command(
     where = _device(device, targets)
     if gpu and where == "cpu":
         raise typer.BadParameter("the product is for a CPU: say --arch 9.0a", param_hint="--gpu")
-    problem = product_problem(op, where, dtype, block, layout, (m, n, k), density, aligned)
+    problem = product_problem(op, where, dtype, block, layout, (m, n, k), share, aligned)
     explanation = explain(
         problem.rounded(), target=targets[0] if targets else None, gpu=gpu or None
     )

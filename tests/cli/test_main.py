@@ -49,6 +49,7 @@ def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
         ["explain", "ddd"],
         ["explain", "dsd", "--dtype", "f8"],
         ["explain", "dsd", "--block-size", "24"],
+        ["explain", "dsd", "--density", "nan"],
         ["explain", "dsd", "--arch", "avx2", "--device", "cuda"],
         ["explain", "dsd", "--arch", "avx2", "--gpu", "H100"],
         ["bench", "--json", "--markdown"],
