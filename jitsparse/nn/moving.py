@@ -15,10 +15,10 @@ from jitsparse.nn.optimizer_state import (
     guard,
     moves_of,
     note_resized,
-    refuse_wrappers,
     require_movable,
     require_trained,
 )
+from jitsparse.nn.wrapping import refuse_wrappers
 from jitsparse.pattern import Pattern
 
 __all__ = ["MovableBlocks", "advice_on"]

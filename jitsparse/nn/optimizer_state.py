@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import numbers
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -18,10 +17,8 @@ from jitsparse.errors import ArgumentError
 __all__ = [
     "Moves",
     "guard",
-    "has_process_group",
     "moves_of",
     "note_resized",
-    "refuse_wrappers",
     "require_movable",
     "require_optimizer",
     "require_trained",
@@ -91,34 +88,6 @@ def note_resized() -> None:
     """Some layer has got another number of blocks: optimizers are checked anew."""
     global _resizes
     _resizes += 1
-
-
-def has_process_group() -> bool:
-    """Whether this process is one of several that know each other."""
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
-
-
-def refuse_wrappers(*resized: nn.Parameter) -> None:
-    """Have each DistributedDataParallel that knows values refuse to run, now that their number of
-    blocks is another. Its hook is on a gradient that there will be no more, so it would reduce the
-    others' alone; where it looks for unused parameters, without an error.
-
-    All objects of the process are looked through, which takes some tens of milliseconds.
-    """
-    if not has_process_group():
-        return
-    numbers_of = set(map(id, resized))
-    for each in gc.get_objects():
-        if issubclass(type(each), nn.parallel.DistributedDataParallel):
-            if not numbers_of.isdisjoint(map(id, each.module.parameters())):
-                each.register_forward_pre_hook(_refuse_to_run)
-
-
-def _refuse_to_run(wrapper: nn.Module, _: Any) -> None:
-    raise ArgumentError(
-        f"this {type(wrapper).__name__} does not know the gradients of a layer whose number of "
-        "blocks has changed since it was made: wrap the model anew"
-    )
 
 
 def _refuse_old_state(optimizer: torch.optim.Optimizer, *_: Any) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from jitsparse.errors import ArgumentError
 from jitsparse.nn.buffers import PatternBuffers
-from jitsparse.nn.optimizer_state import has_process_group
+from jitsparse.nn.wrapping import has_process_group
 
 __all__ = ["require_same_patterns"]
 

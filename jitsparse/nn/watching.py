@@ -14,7 +14,7 @@ from jitsparse import functional
 from jitsparse.blocks import frobenius_norms
 from jitsparse.errors import ArgumentError
 from jitsparse.nn.linear import BlockSparseLinear
-from jitsparse.nn.optimizer_state import has_process_group
+from jitsparse.nn.wrapping import has_process_group
 from jitsparse.pattern import Pattern
 
 __all__ = ["Watcher"]
