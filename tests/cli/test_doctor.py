@@ -27,13 +27,6 @@ def run(*arguments: str) -> int:
     return int(stop.value.code or 0)
 
 
-def said_here(capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, dict[str, Any]]]:
-    """Exit code and findings by name, in this process: that of another takes seconds to import."""
-    code = run("--json", "--no-compile")
-    findings = json.loads(capsys.readouterr().out)
-    return code, {each["name"]: each for each in findings}
-
-
 def process(
     tmp_path: Path, *arguments: str, before: Path | None = None, **variables: str
 ) -> tuple[int, dict[str, dict[str, Any]], str]:
@@ -186,50 +179,3 @@ def test_the_order_is_the_same_in_every_run(tmp_path: Path) -> None:
     first, second = (list(process(tmp_path, "--no-compile", **variables)[1]) for _ in range(2))
     assert first == second
     assert {"layer1.mount", "layer2.directory", "rank"} < set(first)
-
-
-def test_a_pin_of_what_is_no_operation(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("JITSPARSE_PIN", "dsx=vec")
-    code, findings = said_here(capsys)
-    assert code == 1
-    assert "'dsx', which does not exist" in findings["variable.JITSPARSE_PIN"]["found"]
-
-
-def test_a_pin_of_another_programs_operation(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("JITSPARSE_PIN", "rowsoftmax=v8")
-    _, findings = said_here(capsys)
-    assert findings["variable.JITSPARSE_PIN"]["status"] == "warn"
-    assert "'rowsoftmax=v8' pins an operation" in findings["variable.JITSPARSE_PIN"]["found"]
-
-
-@pytest.mark.parametrize("pin", ["dsd=vec", "dsd:f32:b32=vec.b32x32", "sdd:sm90a=wgmma.ksplit"])
-def test_pins_that_calls_can_obey(
-    pin: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("JITSPARSE_PIN", pin)
-    code, findings = said_here(capsys)
-    assert code == 0
-    assert "variable.JITSPARSE_PIN" not in findings
-    assert pin in findings["variables"]["found"]
-
-
-@pytest.mark.parametrize(
-    ("pin", "said"),
-    [
-        ("dsd=vex", "'vex' is neither a family"),
-        ("dsd:f32:b32=vec.q9", "'q9' is neither a family"),
-        ("dsd:b32=vec.b31", "a value that knob 'b' has here"),
-        ("dsd:b31=vec", "no b is 31"),
-    ],
-)
-def test_pins_that_no_call_can_obey(
-    pin: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("JITSPARSE_PIN", pin)
-    code, findings = said_here(capsys)
-    assert code == 1
-    assert said in findings["variable.JITSPARSE_PIN"]["found"]

@@ -17,7 +17,7 @@ from jitsparse.doctor.finding import Finding, guarded
 from jitsparse.doctor.software import Torch
 from jitsparse.errors import ToolchainError
 from jitsparse.jit import Cache, compile_only, config, targets, toolchain
-from jitsparse.jit.environment import Config
+from jitsparse.jit.environment import Config, legal_part
 from jitsparse.kernels import registry
 
 H200 = ("NVIDIA H200", 9, 0)
@@ -287,3 +287,35 @@ def test_a_layer_is_trusted_as_calls_trust_it(
 def test_names_are_unique_but_for_gpus() -> None:
     names = [finding.name for finding in doctor.examine(smoke_compile=False)]
     assert len(set(names)) == len([name for name in names if name != "target.cuda"]) + 1
+
+
+def of_pin(pin: str) -> dict[str, Finding]:
+    """What is said of variables where this is the only one."""
+    environment = {"JITSPARSE_PIN": pin}
+    legal, errors = legal_part(environment)
+    found = settings.check_variables(environment, legal, errors, CPU_TORCH)
+    return {each.name: each for each in found}
+
+
+@pytest.mark.parametrize("pin", ["dsd=vec", "dsd:f32:b32=vec.b32x32", "sdd:sm90a=wgmma.ksplit"])
+def test_pins_that_calls_can_obey(pin: str) -> None:
+    (finding,) = of_pin(pin).values()
+    assert finding == Finding("variables", "ok", f"JITSPARSE_PIN={pin!r}")
+
+
+@pytest.mark.parametrize(
+    ("pin", "status", "said"),
+    [
+        ("dsx=vec", "fail", "'dsx', which does not exist"),
+        ("rowsoftmax=v8", "warn", "'rowsoftmax=v8' pins an operation"),
+        ("dsd=vex", "fail", "'vex' is neither a family"),
+        ("dsd:f32:b32=vec.q9", "fail", "'q9' is neither a family"),
+        ("dsd:b32=vec.b31", "fail", "a value that knob 'b' has here"),
+        ("dsd:b31=vec", "fail", "no b is 31"),
+    ],
+)
+def test_pins_that_no_call_can_obey(pin: str, status: str, said: str) -> None:
+    finding = of_pin(pin)["variable.JITSPARSE_PIN"]
+    assert finding.status == status
+    assert said in finding.found
+    assert finding.remedy
