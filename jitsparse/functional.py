@@ -287,10 +287,9 @@ def _remedy(*got: object) -> str:
     """What to do with two operands of which not just the right one is sparse."""
     if len(got) != 2 or not all(isinstance(thing, (Tensor, BlockSparse)) for thing in got):
         return ""
-    dense = [is_dense(thing) for thing in got]
-    if not any(dense):
+    if not any(is_dense(thing) for thing in got):
         return "; make one of the sparse operands dense, with to_dense()"
-    if all(dense) or not any(isinstance(thing, BlockSparse) for thing in got):
+    if not any(isinstance(thing, BlockSparse) for thing in got):
         return "; BlockSparse.from_dense and from_sparse make a BlockSparse of a Tensor"
     return "; dsd has the sparse operand first, dds second"
 

@@ -41,8 +41,8 @@ def call(
                 "beside a BlockSparse"
             )
         return ours(*args, **kwargs)
-    known = (jitsparse.BlockSparse, Tensor, torch.nn.Parameter)
-    if not all(each in known or issubclass(each, known[0]) for each in types):
+    plain = (Tensor, torch.nn.Parameter)
+    if not all(each in plain or issubclass(each, jitsparse.BlockSparse) for each in types):
         return NotImplemented
     raise TypeError(
         f"{torch.overrides.resolve_name(func) or func} takes no BlockSparse; torch.matmul, mm, mv "

@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -205,16 +206,17 @@ def integers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randint(-2, 3, shape).to(dtype)
 
 
-def compile_grid(device: str, request: pytest.FixtureRequest) -> None:
-    """Compile, in parallel, every kernel that selected tests of the requesting file run which have
-    a ``variant`` of the grid."""
-    variants = [
-        item.callspec.params["variant"]
+def selected(request: pytest.FixtureRequest, test: Callable[..., None]) -> list[dict[str, Any]]:
+    """Parameters of each selected case of a test of the requesting file."""
+    return [
+        item.callspec.params
         for item in request.session.items
-        if item.path == request.path
-        and hasattr(item, "callspec")
-        and "variant" in item.callspec.params
+        if item.path == request.path and getattr(item, "originalname", None) == test.__name__
     ]
+
+
+def compile_grid(device: str, variants: Iterable[Variant]) -> None:
+    """Compile every kernel that some variants of the grid run, in parallel."""
     wanted: dict[jit.Variant, None] = {}
 
     class Chosen(Exception):

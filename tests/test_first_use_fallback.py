@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -239,10 +238,9 @@ def test_the_end_of_a_program_waits_for_no_compiler(when: str, tmp_path: Path) -
     assert err.count("plain torch operations answer") == 1
     if when != "at once":
         # The compiler was told to end, and its builder has cleared up.
-        deadline = time.monotonic() + 120
-        while not all(toykernel.gone(pid) for pid in held.started()):
-            assert time.monotonic() < deadline, "a compiler goes on"
-            time.sleep(0.02)
+        toykernel.wait_until(
+            lambda: all(toykernel.gone(pid) for pid in held.started()), "a compiler goes on"
+        )
         assert toykernel.staged(tmp_path / "cache") == []
     # The next process finds a cache in which nothing is in its way.
     after = start("", tmp_path, JITSPARSE_FIRST_USE="wait")

@@ -333,10 +333,7 @@ def test_a_process_waits_for_another(tmp_path: Path) -> None:
         for _ in range(2)
     )
     toykernel.release(holder)
-    deadline = time.monotonic() + 120
-    while not toykernel.compilations(notes):
-        assert time.monotonic() < deadline, "the compiler was not started"
-        time.sleep(0.02)
+    toykernel.wait_for_the_compiler(notes)
     toykernel.release(waiter)
     assert waiter.stderr is not None
     line = waiter.stderr.readline()

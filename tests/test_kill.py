@@ -44,13 +44,6 @@ def check_recovery(folder: Path, cache: Path, killed: int, fresh: bool) -> None:
         assert toykernel.staged(cache) == []
 
 
-def wait_for_the_compiler(notes: Path) -> None:
-    deadline = time.monotonic() + 120
-    while not toykernel.compilations(notes):
-        assert time.monotonic() < deadline, "the compiler was not started"
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize("stage", STAGES)
 def test_killed_between_steps(
     stage: str, tmp_path: Path, cache_dir: Path, forget: Callable[[], None]
@@ -72,15 +65,13 @@ def test_interrupted_while_the_compiler_runs(
     listen = toykernel.HEARS_CTRL_C
     child = toykernel.start(tmp_path, cache_dir, prologue=listen, CXX=str(slow))
     toykernel.release(child)
-    wait_for_the_compiler(notes)
+    toykernel.wait_for_the_compiler(notes)
     child.send_signal(signal.SIGINT)
     assert "KeyboardInterrupt" in child.communicate(timeout=60)[1]
     # Nor does the compiler go on for nobody: the slow one would for five minutes. It was told to
     # end, and on a busy machine has done so a moment later.
-    compiler, deadline = int(notes.read_text().split()[0]), time.monotonic() + 60
-    while not toykernel.gone(compiler):
-        assert time.monotonic() < deadline, "the compiler goes on"
-        time.sleep(0.02)
+    compiler = int(notes.read_text().split()[0])
+    toykernel.wait_until(lambda: toykernel.gone(compiler), "the compiler goes on", 60)
     assert toykernel.staged(cache_dir) == []
     assert toykernel.entries(cache_dir) == []
     assert toykernel.run(load(toykernel.template(tmp_path), toykernel.variant()))
@@ -94,7 +85,7 @@ def test_killed_while_the_compiler_runs(
     slow, notes = toykernel.compiler(tmp_path / "slow", before="sleep 2")
     child = toykernel.start(tmp_path, cache_dir, CXX=str(slow))
     toykernel.release(child)
-    wait_for_the_compiler(notes)
+    toykernel.wait_for_the_compiler(notes)
     child.kill()
     check_recovery(tmp_path, cache_dir, child.wait(timeout=60), fresh=True)
     child.communicate()

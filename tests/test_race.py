@@ -145,10 +145,9 @@ def test_a_waiter_names_the_process_that_it_waits_for(tmp_path: Path) -> None:
             )
         children.append(child)
     toykernel.release(*children)
-    deadline = time.monotonic() + 120
-    while not any("waiting for" in path.read_text() for path in said):
-        assert time.monotonic() < deadline, "nobody says that it waits"
-        time.sleep(0.05)
+    toykernel.wait_until(
+        lambda: any("waiting for" in path.read_text() for path in said), "nobody says that it waits"
+    )
     (tmp_path / "go").touch()
     assert [child.communicate(timeout=120)[0] for child in children] == ["True\n", "True\n"]
     assert toykernel.compilations(notes) == 1

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -177,6 +178,18 @@ def gone(pid: int) -> bool:
         return True
 
 
+def wait_until(condition: Callable[[], object], otherwise: str, patience: float = 120) -> None:
+    """Wait for what another process does; fail with ``otherwise`` after so many seconds."""
+    deadline = time.monotonic() + patience
+    while not condition():
+        assert time.monotonic() < deadline, otherwise
+        time.sleep(0.02)
+
+
+def wait_for_the_compiler(notes: Path) -> None:
+    wait_until(lambda: compilations(notes), "the compiler was not started")
+
+
 def publish(cache: Cache, number: int, *, age: float, size: int = 10_000) -> Path:
     """An entry of about a size, no library at all, that was last used so many seconds ago.
 
@@ -226,8 +239,5 @@ class Held:
 
     def started(self) -> list[int]:
         """Process ids of the compilers, when there is one."""
-        deadline = time.monotonic() + 120
-        while not compilations(self.notes):
-            assert time.monotonic() < deadline, "the compiler was not started"
-            time.sleep(0.02)
+        wait_for_the_compiler(self.notes)
         return [int(line) for line in self.notes.read_text().split()]

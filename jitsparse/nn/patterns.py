@@ -12,8 +12,8 @@ from jitsparse.checks import as_count
 from jitsparse.errors import ArgumentError
 from jitsparse.nn.linear import BlockSparseLinear, require_a_block
 from jitsparse.nn.optimizer_state import require_movable, require_optimizer, trains
-from jitsparse.nn.replacing import Where, named, require_module, require_unwrapped
-from jitsparse.nn.wrapping import refuse_wrappers
+from jitsparse.nn.replacing import Where, named, require_module
+from jitsparse.nn.wrapping import refuse_wrappers, require_unwrapped
 from jitsparse.pattern import Pattern
 
 __all__ = ["assigned", "layers_of", "match_patterns_", "move_all", "pairs_of", "prune_"]

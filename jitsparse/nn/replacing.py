@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from jitsparse.errors import ArgumentError, JitsparseError
+from jitsparse.nn.wrapping import require_unwrapped
 
 __all__ = [
     "Kind",
@@ -20,14 +21,9 @@ __all__ = [
     "replace",
     "require_model",
     "require_module",
-    "require_unwrapped",
 ]
 
 Where = Callable[[str, Any], bool]
-
-_WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
-"""Classes that know parameters by now which would not be the model's any more. By name, since
-importing some of them takes a second."""
 
 
 @dataclass(frozen=True)
@@ -115,21 +111,6 @@ def require_module(model: Any, where: Any, function: str) -> None:
         raise ArgumentError(
             f"where is a function of a name and a layer, got {type(where).__name__}"
         )
-
-
-def require_unwrapped(model: nn.Module, function: str) -> None:
-    """Check a model whose parameters, or their shapes, are to change.
-
-    Raises:
-        ArgumentError: it is wrapped for several devices.
-    """
-    for module in model.modules():
-        for each in type(module).__mro__:
-            if each.__name__ in _WRAPPERS:
-                raise ArgumentError(
-                    f"this model is wrapped by {each.__name__}, which knows the parameters of the "
-                    f"layers that it has: call {function} first, and wrap the model then"
-                )
 
 
 @contextlib.contextmanager

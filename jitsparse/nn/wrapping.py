@@ -1,4 +1,4 @@
-"""What wraps a model for several processes, and does not see that its values have changed."""
+"""What wraps a model for several processes, and does not see that its parameters have changed."""
 
 from __future__ import annotations
 
@@ -10,12 +10,31 @@ from torch import nn
 
 from jitsparse.errors import ArgumentError
 
-__all__ = ["has_process_group", "refuse_wrappers"]
+__all__ = ["has_process_group", "refuse_wrappers", "require_unwrapped"]
+
+_WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
+"""Classes that know parameters by now which would not be the model's any more. By name, since
+importing some of them takes a second."""
 
 
 def has_process_group() -> bool:
     """Whether this process is one of several that know each other."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def require_unwrapped(model: nn.Module, function: str) -> None:
+    """Check a model whose parameters, or their shapes, are to change.
+
+    Raises:
+        ArgumentError: it is wrapped for several devices.
+    """
+    for module in model.modules():
+        for each in type(module).__mro__:
+            if each.__name__ in _WRAPPERS:
+                raise ArgumentError(
+                    f"this model is wrapped by {each.__name__}, which knows the parameters of the "
+                    f"layers that it has: call {function} first, and wrap the model then"
+                )
 
 
 def refuse_wrappers(*resized: nn.Parameter) -> None:

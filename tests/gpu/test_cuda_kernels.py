@@ -78,9 +78,8 @@ def compiled(request: pytest.FixtureRequest) -> None:
         return
     names = ("family", "op", "dtype", "block")
     wanted = [
-        tuple(item.callspec.params.get(name) for name in names)
-        for item in request.session.items
-        if getattr(item, "originalname", None) == test_every_candidate_is_right.__name__
+        tuple(each[name] for name in names)
+        for each in cases.selected(request, test_every_candidate_is_right)
     ]
     variants = [
         variant
