@@ -46,7 +46,7 @@ struct SddArgs {
   int64 right_ld, right_batch_stride;
   int64 batch;
   int64 parts;               // split-k parts of wgmma: at most so many, 1 without a workspace; of fma and mma CTAs at a time, see
-                             // SddTail::prepared
+                             // SddTail::clamp_parts
   int64 context;
 };
 

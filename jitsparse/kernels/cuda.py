@@ -55,9 +55,9 @@ _SHARED_MEMORY = {
     "sm120": 101376,
     "sm121": 101376,
 }
-"""Bytes that one CTA may have, by compute capability (CUDA programming guide, technical
-specifications, which has no 8.8: the least of its generation); 232448 since Hopper but for the
-entries here."""
+"""Bytes of shared memory that a CTA may have, by compute capability (CUDA programming guide,
+technical specifications, which does not list 8.8: the least of its generation); 232448 since
+Hopper, except for the entries here."""
 
 
 def shared_memory_limit(target: str) -> int:
@@ -77,7 +77,7 @@ def operand_context(variant: Variant) -> dict[str, str | int | bool]:
 
 
 def cta_tile_context(variant: Variant) -> Context:
-    """The same, and the tile of a kernel that has no other knobs."""
+    """As :func:`operand_context`, with the tile of a kernel that has no other knobs."""
     tile_m, tile_n = variant.ints("t")
     return operand_context(variant) | {"tile_m": tile_m, "tile_n": tile_n}
 
@@ -112,7 +112,7 @@ class Tile:
     ctas: int
 
     def variant(self, family: str, problem: Problem, target: str, divides: bool) -> Variant:
-        """The variant of a problem that works like this, and may divide tiles along k."""
+        """The variant of a problem with this tile, which may be split along k."""
         values = knobs(problem, t=self.shape, w=self.warps, s=(self.stages,), c=(self.ctas,))
         if divides:
             values = (*values, split.KNOB)
@@ -123,7 +123,9 @@ def tile_context(variant: Variant) -> Context:
     """The names that templates use for the variant of a :class:`Tile`."""
     tile_m, tile_n, tile_k = variant.ints("t")
     warps_m, warps_n = variant.ints("w")
-    divides = split.splits(variant)
+    launch = "launch"
+    if split.splits(variant):
+        launch = "launch_and_sum_tail" if variant.op == "sdd" else "launch_and_sum"
     return operand_context(variant) | {
         "tile_m": tile_m,
         "tile_n": tile_n,
@@ -132,23 +134,22 @@ def tile_context(variant: Variant) -> Context:
         "warps_n": warps_n,
         "stages": variant.ints("s")[0],
         "min_ctas": variant.ints("c")[0],
-        "split": roles.cpp_bool(divides),
-        "launch": "launch_and_sum" if divides else "launch",
+        "split": roles.cpp_bool(split.splits(variant)),
+        "launch": launch,
     }
 
 
 _FIXED_COLUMNS = 96
-"""What a CTA spends on its sparse operand and its barriers, in columns of its dense one."""
+"""Cost of a CTA's sparse operand and its barriers, in columns of its dense one."""
 
 
 def tile_count(problem: Problem, tile: Sequence[int]) -> float:
-    """Tiles of a problem, of such rows and columns; of an sdd as many as a random pattern leads
-    to."""
+    """Number of such tiles in a problem; for an sdd, as many as a random pattern leads to."""
     tile_m, tile_n, *_ = tile
     if problem.op == "sdd":
         block_rows, block_cols = problem.block
         density = min(1.0, problem.nnz * block_rows * block_cols / (problem.rows * problem.cols))
-        # Block columns that any row of a panel stores, in tiles of which the last is half empty.
+        # Block columns that any row of a panel stores, in tiles. The last is half empty.
         merged = split.walked_k(problem.cols, density, tile_m // block_rows) / block_cols
         together = tile_n / block_cols
         tiles = problem.rows / tile_m * (merged / together + (together - 1) / (2 * together))
@@ -158,7 +159,7 @@ def tile_count(problem: Problem, tile: Sequence[int]) -> float:
 
 
 def parts_of_tile(problem: Problem, tile: Tile, family: str) -> int:
-    """Into how many parts a dsd or dds of ``fma`` or ``mma`` divides such tiles, if it does."""
+    """Parts into which a dsd or dds of ``fma`` or ``mma`` splits such tiles, if it does."""
     at_once = SMS * tile.ctas
     return split.parts_of_tiles(
         family, int(tile_count(problem, tile.shape)), at_once, walked(problem, tile)
@@ -166,7 +167,7 @@ def parts_of_tile(problem: Problem, tile: Tile, family: str) -> int:
 
 
 def walked(problem: Problem, tile: Tile) -> float:
-    """How much of k a tile of a dsd or dds walks, in the mean of a random pattern."""
+    """Extent of k that a tile of a dsd or dds walks on average, for a random pattern."""
     rows, k = roles.op_block(problem.op, (problem.rows, problem.cols), problem.layout)
     height, _ = roles.op_block(problem.op, problem.block, problem.layout)
     density = problem.nnz * math.prod(problem.block) / (rows * k)
@@ -174,33 +175,36 @@ def walked(problem: Problem, tile: Tile) -> float:
 
 
 def waves(problem: Problem, tile: Tile) -> float:
-    """Tiles of a problem by CTAs that a GPU has at a time."""
+    """Tiles of a problem divided by the CTAs that a GPU has at a time."""
     return tile_count(problem, tile.shape) / (SMS * tile.ctas)
 
 
 def dividing_pays(problem: Problem, tile: Tile, costs: float) -> bool:
-    """Whether an sdd is faster with its last tiles divided along k.
+    """Whether an sdd is faster with its last tiles split along k.
 
     Args:
-        problem: of an sdd.
-        tile: of which it has the least waves while all are whole.
-        costs: what leaving parts and adding them takes, in k of a wave.
+        problem: a problem of an sdd.
+        tile: the tile with the fewest waves while all are whole.
+        costs: cost of storing parts and adding them, in k of a wave.
     """
     full, rest = divmod(waves(problem, tile), 1)
-    # What is known of a pattern does not tell how full its last wave is, if there are several.
+    # The facts of a pattern do not tell how full its last wave is, if there are several.
     idle = 1 - rest if full <= 1 else 0.5
     return idle * problem.extent * problem.batch > costs
 
 
 def time_to_the_end(problem: Problem, tile: Tile, fixed: float) -> float:
-    """What tiles take that keep a GPU busy to the end, where each costs as much as ``fixed``
-    columns beside its own: ranks the tiles of one problem, nothing else."""
+    """Relative time of tiles that keep a GPU busy to the end.
+
+    Each costs as much as ``fixed`` columns in addition to its own. Only ranks the tiles of one
+    problem.
+    """
     tile_m, tile_n, _ = tile.shape
     return tile_count(problem, tile.shape) * tile_m * (tile_n + fixed)
 
 
 def _relative_time(problem: Problem, tile: Tile) -> float:
-    """Waves of CTAs times what one of them does: ranks the tiles of one problem, nothing else."""
+    """Waves of CTAs times the work of one; only ranks the tiles of one problem."""
     (tile_m, tile_n, _), ctas = tile.shape, tile.ctas
     return float(math.ceil(waves(problem, tile)) * ctas * tile_m * (tile_n + _FIXED_COLUMNS))
 
@@ -211,13 +215,13 @@ def ranked(problem: Problem, tiles: Sequence[Tile]) -> list[Tile]:
 
 
 _TYPICAL_LAYOUTS = {"dsd": ("nn", "tn"), "dds": ("nn", "nt"), "sdd": ("nn", "nt", "tn")}
-"""What contiguous operands lead to, forward and backward."""
+"""Layouts that contiguous operands lead to, forward and backward."""
 
 
 def typical_problems(
     dtypes: tuple[str, ...], blocks: tuple[int, ...], extent: int = 4096
 ) -> Iterator[Problem]:
-    """Problems that stand for what programs ask: square blocks in a 4096 x 4096 matrix."""
+    """Problems that represent those of programs: square blocks in a 4096 x 4096 matrix."""
     for dtype in dtypes:
         for op, layouts in _TYPICAL_LAYOUTS.items():
             for block in blocks:

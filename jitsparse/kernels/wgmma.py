@@ -2,14 +2,13 @@
 
 16-bit elements in blocks of 16 and more; TF32 in blocks of 32 and more.
 
-Knobs: ``b`` block, ``l`` layout, ``o`` of what a transposed copy is made first, if of anything
-(:mod:`jitsparse.kernels.transpose`), ``k`` how k is walked, if not slab after slab: ``split`` if
-sums are divided (:mod:`jitsparse.kernels.split`), ``condensed`` if a stage of a dsd or dds has the
-next block columns that its panel stores, wherever they are (as TC-GNN condenses columns, Wang et
-al., 2023). Of dsd and dds also ``t`` tile (rows x columns x depth of a pipeline stage); of sdd
-``g``, the side along which blocks are gathered, whose operand it is that may be transposed. An
-sdd's tiles are as wide as suits its pattern, which the index decides. Measurements are in
-docs/performance.md.
+Knobs: ``b`` block, ``l`` layout, ``o`` the operand of which a transposed copy is made first, if any
+(:mod:`jitsparse.kernels.transpose`), ``k`` how k is walked, if not slab after slab: ``split`` for
+split-K (:mod:`jitsparse.kernels.split`), ``condensed`` if a stage of a dsd or dds holds the next
+block columns that its panel stores, wherever they are (as TC-GNN condenses columns, Wang et al.,
+2023). dsd and dds also have ``t``, tile (rows x columns x depth of a pipeline stage); sdd has
+``g``, the side along which blocks are gathered, whose operand may be transposed. The index decides
+how wide an sdd's tiles are, to suit its pattern. Measurements are in docs/performance.md.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ __all__ = ["candidates", "default_variants", "priority", "template"]
 
 _DTYPES = ("bf16", "f16", "tf32")
 _WIDTHS = {"bf16": (256, 128, 64), "f16": (256, 128, 64), "tf32": (256, 128)}
-"""Of a tile, in columns, by dtype."""
+"""Widths of a tile in columns, by dtype."""
 
 
 def priority(problem: Problem) -> Priority:
-    """Before all others. (Where the cost model has prices it decides.)"""
+    """Ahead of all others. (Where the cost model has prices, it decides.)"""
     if problem.op != "sdd" or transpose.KNOB not in _ways(problem)[0]:
         return Priority(0, "Hopper's own tensor cores and TMA")
     return Priority(
@@ -71,7 +70,7 @@ def candidates(problem: Problem, target: str) -> list[Candidate]:
 
 
 def _ways(problem: Problem) -> list[tuple[tuple[str, str], ...]]:
-    """Knobs of an sdd beside block and layout, best first."""
+    """Knobs of an sdd other than block and layout, best first."""
     as_they_lie = [(("g", side),) for side in _gathered(problem)]
     sides = _transposed(problem)
     transposed = [(("g", side), transpose.KNOB) for side in sides]
@@ -82,8 +81,10 @@ def _ways(problem: Problem) -> list[tuple[tuple[str, str], ...]]:
 
 
 def _transposed(problem: Problem) -> list[str]:
-    """Along which side blocks may be gathered from a transposed copy, best first: where no operand
-    lies along k, and TMA would take it in short rows, or wgmma not at all."""
+    """Sides along which blocks may be gathered from a transposed copy, best first.
+
+    Empty if an operand is k-major. Otherwise TMA would read it in short rows, or wgmma not at all.
+    """
     sides = _gathered(problem) or ["cols", "rows"]
     if any(_lies_along_k(problem, side) for side in sides):
         return []
@@ -93,14 +94,16 @@ def _transposed(problem: Problem) -> list[str]:
 
 
 def _gathered(problem: Problem) -> list[str]:
-    """Along which side blocks are gathered, best first, from operands as they lie: the one there
-    should lie along k, and has to if it is TF32."""
+    """Sides along which blocks may be gathered without a transposed copy, best first.
+
+    The operand there should be k-major, and has to be for TF32.
+    """
     if problem.dtype == "tf32":
         return [side for side in ("cols", "rows") if _lies_along_k(problem, side)]
     if problem.block[0] >= 64:
         return ["cols"]
     rows_lie, cols_lie = (_lies_along_k(problem, side) for side in ("rows", "cols"))
-    # Long rows beside short ones are tiles of very different lengths, if their blocks are gathered.
+    # If the blocks of long and short rows were gathered, tiles would differ widely in length.
     rows, cols = (side_of(problem.profile, side).skew for side in ("rows", "cols"))
     skewed = rows - cols >= 0.5
     rows_first = rows_lie > cols_lie or (rows_lie == cols_lie and skewed)
@@ -108,7 +111,7 @@ def _gathered(problem: Problem) -> list[str]:
 
 
 def _lies_along_k(problem: Problem, side: str) -> bool:
-    """Whether the operand that is gathered along a side lies along the axis summed over."""
+    """Whether the operand that is gathered along a side is k-major."""
     return problem.layout[0] == "n" if side == "rows" else problem.layout[1] == "t"
 
 
@@ -122,27 +125,29 @@ def _tiles(problem: Problem) -> list[tuple[int, int, int]]:
 
 
 def _ways_of_tile(problem: Problem, tile: tuple[int, int, int]) -> list[list[tuple[str, str]]]:
-    """Knobs of a dsd or dds beside block, layout and tile."""
+    """Knobs of a dsd or dds other than block, layout and tile."""
     ways = _condensing(problem) if _may_condense(problem, tile) else [_transposing(problem)]
     return [*ways, [split.KNOB]] if _may_split(problem, tile) else ways
 
 
 def _may_split(problem: Problem, tile: tuple[int, int, int]) -> bool:
-    """Whether several CTAs may have a part of the steps of each tile."""
+    """Whether several CTAs may share the steps of each tile."""
     if problem.dtype == "tf32" or tile[0] != PANEL:
         return False
     return split.most_parts_of_problem(problem, tile[1]) > 1
 
 
 def _may_condense(problem: Problem, tile: tuple[int, int, int]) -> bool:
-    """Whether the block columns of a slab may be any."""
+    """Whether a slab may hold arbitrary block columns."""
     _, depth = op_block(problem.op, problem.block, problem.layout)
     return problem.dtype != "tf32" and tile[0] == PANEL and has_condensed(depth)
 
 
 def _condensing(problem: Problem) -> list[list[tuple[str, str]]]:
-    """Knobs of a dsd or dds that takes its slabs as they come, and of one that condenses. Where the
-    dense operand lies along k, condensed block columns would be boxes of short rows."""
+    """Knobs of a dsd or dds with plain slabs, and of one that condenses.
+
+    If the dense operand is k-major, condensed block columns would be boxes of short rows.
+    """
     lies_along_k = is_k_contiguous(problem.op, problem.layout)
     return [[], [CONDENSED, transpose.KNOB] if lies_along_k else [CONDENSED]]
 
@@ -154,8 +159,8 @@ def _slabs(problem: Problem) -> tuple[int, ...]:
     _, depth = op_block(problem.op, problem.block, problem.layout)
     if depth != 32:
         return (64,)
-    # A slab of one block column loads nothing for nothing. Where the dense operand lies along k,
-    # its rows are 64 bytes then, and TMA takes as long for those as for 128.
+    # A slab of one block column loads nothing in vain. But if the dense operand is k-major, its
+    # rows are then 64 bytes, and TMA takes as long for those as for 128.
     return (64, 32) if is_k_contiguous(problem.op, problem.layout) else (32, 64)
 
 
@@ -168,12 +173,12 @@ def _refusal(problem: Problem, target: str) -> str | None:
         refused = _refusal_of_tf32(problem)
     else:
         refused = low_blocks(problem)
-    # Blocks that are transposed have 32 rows then, and had no fewer.
+    # Transposed blocks have 32 rows, and had at least as many before.
     return refused or too_large(problem) or too_much_stored(problem)
 
 
 def _refusal_of_tf32(problem: Problem) -> str | None:
-    """What nobody has written for elements of 32 bits."""
+    """Why TF32 blocks are refused for which no kernel was written, or None."""
     rows, cols = problem.block
     if min(rows, cols) < 32:
         return f"block {rows}x{cols}: for tf32 both sides must be at least 32"
@@ -181,8 +186,11 @@ def _refusal_of_tf32(problem: Problem) -> str | None:
 
 
 def _transposing(problem: Problem) -> list[tuple[str, str]]:
-    """The knob of a dsd or dds neither of whose operands can be read from shared memory as TF32; or
-    whose blocks are too low to be read from registers."""
+    """The knob for transposing in a TF32 dsd or dds that needs it.
+
+    It does if neither operand can be read from shared memory as TF32, or if blocks are too short
+    to be read from registers.
+    """
     op, layout = problem.op, problem.layout
     if problem.dtype != "tf32" or not is_flipped(op, layout):
         return []
@@ -192,8 +200,10 @@ def _transposing(problem: Problem) -> list[tuple[str, str]]:
 
 
 def default_variants(target: str) -> Iterator[Variant]:
-    """What calls choose for square blocks and many columns; for bf16 and TF32 with 256 too, and for
-    blocks of 16 where few are stored."""
+    """What calls choose for square blocks and many columns.
+
+    For bf16 and TF32 also with 256 columns, and for blocks of 16 also where few are stored.
+    """
     problems = (
         *typical_problems(("bf16", "f16"), TYPICAL_BLOCKS),
         *(replace(p, nnz=p.nnz // 5) for p in typical_problems(("bf16", "f16"), (16,))),
@@ -205,7 +215,7 @@ def default_variants(target: str) -> Iterator[Variant]:
 
 
 def template(variant: Variant) -> Template:
-    """What a variant is rendered from."""
+    """The template that a variant is rendered from."""
     source = "wgmma"
     if variant.op != "sdd":
         rows, cols = variant.ints("b")
@@ -218,21 +228,21 @@ def template(variant: Variant) -> Template:
 
 def context(variant: Variant) -> Context:
     """The names that the templates use."""
-    names = operand_context(variant) | {"transpose": "as_they_lie"}
+    names = operand_context(variant) | {"copy": "no_copy"}
     if variant.op != "sdd":
         condensed = CONDENSED in variant.knobs
         if transpose.transposes(variant):
             way = "transpose_dense_across" if condensed else "transpose_dense"
-            names |= {"transpose": way, "dense_k_contiguous": cpp_bool(not condensed)}
+            names |= {"copy": way, "dense_k_contiguous": cpp_bool(not condensed)}
         if transpose.transposes_values(variant):
-            names |= {"transpose": "transpose_values"}
+            names |= {"copy": "transpose_values"}
         names |= {"values_transposed": cpp_bool(transpose.transposes_values(variant))}
         panel, tile_n, slab = variant.ints("t")
         names |= {"panel": panel, "tile_n": tile_n, "slab": slab, "condensed": cpp_bool(condensed)}
         return names | _of_split(variant)
     gathered = "left" if variant.knob("g") == "rows" else "right"
     if transpose.transposes(variant):
-        names |= {"transpose": f"transpose_{gathered}", f"{gathered}_k_contiguous": cpp_bool(True)}
+        names |= {"copy": f"transpose_{gathered}", f"{gathered}_k_contiguous": cpp_bool(True)}
     return names | {"gather_rows": cpp_bool(gathered == "left")} | _of_split(variant)
 
 

@@ -33,7 +33,13 @@ int and_sum(const Args& args, const First& first) {
 
 template <typename Kernel, typename Args>
 int launch_and_sum(const Args& args) {
-  return and_sum<Kernel>(Kernel::prepared(args), launch<Kernel, Args>);
+  return and_sum<Kernel>(args, launch<Kernel, Args>);
+}
+
+// For kernels whose last tiles are divided, into as many parts as the GPU has room for.
+template <typename Kernel, typename Args>
+int launch_and_sum_tail(const Args& args) {
+  return and_sum<Kernel>(Kernel::Tail::clamp_parts(args, Kernel::kMinCtas), launch<Kernel, Args>);
 }
 
 template <typename Kernel, typename Args>

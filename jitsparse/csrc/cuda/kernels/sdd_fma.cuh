@@ -36,10 +36,10 @@ struct SddFma {
   using Product = FmaTile<typename Pipeline::LeftTile, RightTile, LEFT_K_CONTIGUOUS, RIGHT_K_CONTIGUOUS, WARP_M, WARP_N, TILE_K>;
 
   // Which part of the tile a thread has.
-  struct Part {
+  struct WarpTile {
     int thread, lane_m, lane_n, warp_m, warp_n;
 
-    __device__ __forceinline__ Part()
+    __device__ __forceinline__ WarpTile()
         : thread(ptx::thread_index()), lane_m(Product::lane_m(thread % 32)), lane_n(Product::lane_n(thread % 32)),
           warp_m(thread / 32 / WARPS_N * WARP_M), warp_n(thread / 32 % WARPS_N * WARP_N) {}
   };
@@ -87,24 +87,24 @@ struct SddFma {
   // Adds the stages from `begin` to `end`.
   static __device__ __forceinline__ void accumulate(const SddArgs& args, int64 panel, const int4* columns, unsigned char* shared,
                                                     int begin, int end, typename Product::Accumulators& c) {
-    const Part part;
-    typename Pipeline::Stream stream(args, panel, columns, shared, end, part.thread);
+    const WarpTile mine;
+    typename Pipeline::Stream stream(args, panel, columns, shared, end, mine.thread);
     stream.start(begin);
-    const unsigned left_offset = Product::Left::lane_offset(part.warp_m, part.lane_m);
-    const unsigned right_offset = Pipeline::kLeftBytes + Product::Right::lane_offset(part.warp_n, part.lane_n);
+    const unsigned left_offset = Product::Left::lane_offset(mine.warp_m, mine.lane_m);
+    const unsigned right_offset = Pipeline::kLeftBytes + Product::Right::lane_offset(mine.warp_n, mine.lane_n);
     // A row's last tile is filled from the left: its last warps may have nothing to do.
-    const bool any = columns[part.warp_n / BLOCK_COLS].y;
+    const bool any = columns[mine.warp_n / BLOCK_COLS].y;
     for_each_stage<Pipeline>(stream, begin, end, [&](int, unsigned buffer) {
       if (any) Product::multiply(c, buffer + left_offset, buffer + right_offset);
     });
   }
 
   static __device__ __forceinline__ void store(const SddArgs& args, const int4* columns, const typename Product::Accumulators& c) {
-    const Part part;
-    Product::template for_each_run<false>(c, part.lane_m, part.lane_n, [&](int m, int n, const auto& run) {
-      const int4 column = columns[(part.warp_n + n) / BLOCK_COLS];
+    const WarpTile mine;
+    Product::template for_each_run<false>(c, mine.lane_m, mine.lane_n, [&](int m, int n, const auto& run) {
+      const int4 column = columns[(mine.warp_n + n) / BLOCK_COLS];
       if (!column.y) return;
-      const int in_block = (part.warp_m + m) * BLOCK_COLS + (part.warp_n + n) % BLOCK_COLS;
+      const int in_block = (mine.warp_m + m) * BLOCK_COLS + (mine.warp_n + n) % BLOCK_COLS;
       store_run(Pipeline::block_of(args, column, 0) + in_block, run);
     });
   }
@@ -112,14 +112,13 @@ struct SddFma {
   // Leaves a part of a sum in its slot.
   static __device__ __forceinline__ void store_partial(const SddArgs& args, int slot, const int4* columns,
                                                const typename Product::Accumulators& c) {
-    const Part part;
-    float* to = static_cast<float*>(args.workspace) + int64(slot) * (TILE_M * TILE_N) + part.warp_m * TILE_N + part.warp_n;
-    Product::template for_each_run<false>(c, part.lane_m, part.lane_n, [&](int m, int n, const auto& run) {
-      if (columns[(part.warp_n + n) / BLOCK_COLS].y) store_run(to + m * TILE_N + n, run);
+    const WarpTile mine;
+    float* to = static_cast<float*>(args.workspace) + int64(slot) * (TILE_M * TILE_N) + mine.warp_m * TILE_N + mine.warp_n;
+    Product::template for_each_run<false>(c, mine.lane_m, mine.lane_n, [&](int m, int n, const auto& run) {
+      if (columns[(mine.warp_n + n) / BLOCK_COLS].y) store_run(to + m * TILE_N + n, run);
     });
   }
 
-  static SddArgs prepared(const SddArgs& args) { return Tail::prepared(args, MIN_CTAS); }
   static int64 grid(const SddArgs& args) { return SPLIT ? Tail::grid(args) : Pipeline::grid(args); }
 
   // What is left to do where tiles were divided.

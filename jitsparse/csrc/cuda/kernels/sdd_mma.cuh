@@ -28,9 +28,9 @@ struct SddMma {
   static_assert(WARP_N % 16 == 0 && BLOCK_ROWS % 16 == 0 && BLOCK_COLS % 16 == 0, "mma tile sizes");
 
   // The part of one block, or the blocks, that a warp multiplies.
-  static constexpr int kPartM = WARP_M < BLOCK_ROWS ? WARP_M : BLOCK_ROWS;
-  static constexpr int kPartN = WARP_N < BLOCK_COLS ? WARP_N : BLOCK_COLS;
-  static constexpr int kWarpRows = WARP_M / kPartM, kWarpColumns = WARP_N / kPartN;
+  static constexpr int kPieceM = WARP_M < BLOCK_ROWS ? WARP_M : BLOCK_ROWS;
+  static constexpr int kPieceN = WARP_N < BLOCK_COLS ? WARP_N : BLOCK_COLS;
+  static constexpr int kWarpRows = WARP_M / kPieceM, kWarpColumns = WARP_N / kPieceN;
   static constexpr bool kAlwaysPresent = Pipeline::kGroup == 1 && kColumns == 1;
 
   // The right tile as the fragments see it: gathered columns one below the other are one tall tile.
@@ -39,7 +39,7 @@ struct SddMma {
                                Pipeline::kScalar && !RIGHT_K_CONTIGUOUS>;
   using LeftReads = LeftFragments<Element, LEFT_K_CONTIGUOUS, LeftTile>;
   using RightReads = RightFragments<Element, RIGHT_K_CONTIGUOUS, RightTile>;
-  using Staged = StagedTile<Element, kPartM, kPartN, false>;
+  using Staged = StagedTile<Element, kPieceM, kPieceN, false>;
 
   static constexpr int kStagedBytes = kThreads / 32 * Staged::kBytes;
   static constexpr int kColumnsAt = Pipeline::kBytes > kStagedBytes ? Pipeline::kBytes : kStagedBytes;
@@ -49,7 +49,7 @@ struct SddMma {
   static constexpr int kTailAt = kColumnsAt + kColumns * 16;
   static constexpr int kSharedBytes = kTailAt + (SPLIT ? Tail::kBytes : 0);
 
-  using Accumulators = float[kWarpRows][kWarpColumns][kPartM / 16][kPartN / 8][4];
+  using Accumulators = float[kWarpRows][kWarpColumns][kPieceM / 16][kPieceN / 8][4];
 
   static __device__ __forceinline__ void multiply(Accumulators& c, const int (&masks)[kWarpColumns], unsigned left,
                                                   unsigned right) {
@@ -65,15 +65,15 @@ struct SddMma {
       for (int g = 0; g < kWarpRows; ++g) {
         if (!kAlwaysPresent && !(any >> g & 1)) continue;
 #pragma unroll
-        for (int i = 0; i < kPartM / 16; ++i) {
+        for (int i = 0; i < kPieceM / 16; ++i) {
           unsigned a[4];
-          LeftReads::load(a, left, g * kPartM + i * 16, k);
+          LeftReads::load(a, left, g * kPieceM + i * 16, k);
 #pragma unroll
           for (int u = 0; u < kWarpColumns; ++u) {
             if (!kAlwaysPresent && kWarpColumns > 1 && !(masks[u] >> g & 1)) continue;
 #pragma unroll
-            for (int j = 0; j < kPartN / 8; ++j) {
-              const int at = u * (kPartN / 8) + j;
+            for (int j = 0; j < kPieceN / 8; ++j) {
+              const int at = u * (kPieceN / 8) + j;
               Element::mma(c[g][u][i][j], a, b[at / 2][at % 2 * 2], b[at / 2][at % 2 * 2 + 1]);
             }
           }
@@ -84,11 +84,11 @@ struct SddMma {
 
   // Which part of a tile a warp has: its first row and column, and the blocks there, as bit g of masks[u] says that row g of its rows
   // stores its column u. Found anew after the loop, during which it would take registers.
-  struct Part {
+  struct WarpTile {
     int lane, warp, m, n, first_group, first_column, masks[kWarpColumns];
 
     // The shuffles tell the compiler that a value is the same in all lanes.
-    __device__ __forceinline__ explicit Part(const int4* columns) {
+    __device__ __forceinline__ explicit WarpTile(const int4* columns) {
       const int thread = ptx::thread_index();
       lane = thread % 32;
       warp = __shfl_sync(~0u, thread / 32, 0);
@@ -128,16 +128,16 @@ struct SddMma {
   // Adds the stages from `begin` to `end`.
   static __device__ __forceinline__ void accumulate(const SddArgs& args, int panel, const int4* columns, unsigned char* shared,
                                                     int begin, int end, Accumulators& c) {
-    const Part part(columns);
+    const WarpTile mine(columns);
     typename Pipeline::Stream stream(args, panel, columns, shared, end, ptx::thread_index());
     stream.start(begin);
-    const unsigned left_offset = LeftTile::advance(LeftReads::lane_offset(part.lane), LEFT_K_CONTIGUOUS ? part.m : 0,
-                                                   LEFT_K_CONTIGUOUS ? 0 : part.m / LeftTile::kPerChunk);
+    const unsigned left_offset = LeftTile::advance(LeftReads::lane_offset(mine.lane), LEFT_K_CONTIGUOUS ? mine.m : 0,
+                                                   LEFT_K_CONTIGUOUS ? 0 : mine.m / LeftTile::kPerChunk);
     const unsigned right_offset =
-        Pipeline::kLeftBytes + RightTile::advance(RightReads::lane_offset(part.lane), RIGHT_K_CONTIGUOUS ? part.n : 0,
-                                                  RIGHT_K_CONTIGUOUS ? 0 : part.n / RightTile::kPerChunk);
+        Pipeline::kLeftBytes + RightTile::advance(RightReads::lane_offset(mine.lane), RIGHT_K_CONTIGUOUS ? mine.n : 0,
+                                                  RIGHT_K_CONTIGUOUS ? 0 : mine.n / RightTile::kPerChunk);
     for_each_stage<Pipeline>(stream, begin, end, [&](int, unsigned buffer) {
-      multiply(c, part.masks, buffer + left_offset, buffer + right_offset);
+      multiply(c, mine.masks, buffer + left_offset, buffer + right_offset);
     });
   }
 
@@ -145,19 +145,19 @@ struct SddMma {
                                                const Accumulators& c) {
     ptx::cp_async_wait<0>();
     __syncthreads();
-    const Part part(columns);
-    auto* staged = reinterpret_cast<typename Element::Storage*>(shared + part.warp * Staged::kBytes);
-    const int in_block = part.m % BLOCK_ROWS * BLOCK_COLS + part.n % BLOCK_COLS;
+    const WarpTile mine(columns);
+    auto* staged = reinterpret_cast<typename Element::Storage*>(shared + mine.warp * Staged::kBytes);
+    const int in_block = mine.m % BLOCK_ROWS * BLOCK_COLS + mine.n % BLOCK_COLS;
 #pragma unroll
     for (int g = 0; g < kWarpRows; ++g) {
 #pragma unroll
       for (int u = 0; u < kWarpColumns; ++u) {
-        if (!(part.masks[u] >> g & 1)) continue;
-        auto* out = Pipeline::block_of(args, columns[part.first_column + u], part.first_group + g) + in_block;
+        if (!(mine.masks[u] >> g & 1)) continue;
+        auto* out = Pipeline::block_of(args, columns[mine.first_column + u], mine.first_group + g) + in_block;
         __syncwarp();
-        Staged::write(staged, c[g][u], part.lane);
+        Staged::write(staged, c[g][u], mine.lane);
         __syncwarp();
-        Staged::copy_out(staged, out, BLOCK_COLS, kPartM, kPartN, part.lane);
+        Staged::copy_out(staged, out, BLOCK_COLS, kPieceM, kPieceN, mine.lane);
       }
     }
     Pipeline::clear_past_edge(args, panel, columns, ptx::thread_index());
@@ -165,20 +165,20 @@ struct SddMma {
 
   // Leaves a part of a sum in its slot.
   static __device__ __forceinline__ void store_partial(const SddArgs& args, int slot, const int4* columns, const Accumulators& c) {
-    const Part part(columns);
-    float* to = static_cast<float*>(args.workspace) + int64(slot) * (TILE_M * TILE_N) + (part.m + part.lane / 4) * TILE_N + part.n +
-                part.lane % 4 * 2;
+    const WarpTile mine(columns);
+    float* to = static_cast<float*>(args.workspace) + int64(slot) * (TILE_M * TILE_N) + (mine.m + mine.lane / 4) * TILE_N + mine.n +
+                mine.lane % 4 * 2;
 #pragma unroll
     for (int g = 0; g < kWarpRows; ++g) {
 #pragma unroll
       for (int u = 0; u < kWarpColumns; ++u) {
-        if (!(part.masks[u] >> g & 1)) continue;
+        if (!(mine.masks[u] >> g & 1)) continue;
 #pragma unroll
-        for (int i = 0; i < kPartM / 16; ++i) {
+        for (int i = 0; i < kPieceM / 16; ++i) {
 #pragma unroll
-          for (int j = 0; j < kPartN / 8; ++j) {
+          for (int j = 0; j < kPieceN / 8; ++j) {
             const float(&sums)[4] = c[g][u][i][j];
-            float* at = to + (g * kPartM + i * 16) * TILE_N + u * kPartN + j * 8;
+            float* at = to + (g * kPieceM + i * 16) * TILE_N + u * kPieceN + j * 8;
             *reinterpret_cast<float2*>(at) = float2{sums[0], sums[1]};
             *reinterpret_cast<float2*>(at + 8 * TILE_N) = float2{sums[2], sums[3]};
           }
@@ -187,7 +187,6 @@ struct SddMma {
     }
   }
 
-  static SddArgs prepared(const SddArgs& args) { return Tail::prepared(args, MIN_CTAS); }
   static int64 grid(const SddArgs& args) { return SPLIT ? Tail::grid(args) : Pipeline::grid(args); }
 
   // What is left to do where tiles were divided.

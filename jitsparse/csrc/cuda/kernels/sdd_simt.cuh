@@ -12,7 +12,7 @@ template <typename Element, int BLOCK_ROWS, int BLOCK_COLS, bool LEFT_K_CONTIGUO
 struct SddSimt {
   using Storage = typename Element::Storage;
   using Accumulator = typename Element::Accumulator;
-  static constexpr int kPartsM = BLOCK_ROWS / TILE_M, kPartsN = BLOCK_COLS / TILE_N;
+  static constexpr int kTilesPerBlockM = BLOCK_ROWS / TILE_M, kTilesPerBlockN = BLOCK_COLS / TILE_N;
   static_assert(BLOCK_ROWS % TILE_M == 0 && BLOCK_COLS % TILE_N == 0, "a tile lies inside one block");
   static constexpr int kDepth = 16;
   using Tile = SimtTile<Accumulator, TILE_M, TILE_N, kDepth>;
@@ -21,9 +21,9 @@ struct SddSimt {
 
   static __device__ __forceinline__ void run(const SddArgs& args) {
     __shared__ typename Tile::Shared shared;
-    const int part = blockIdx.x % (kPartsM * kPartsN);
-    const int64 position = blockIdx.x / (kPartsM * kPartsN);
-    const int row_in_block = part / kPartsN * TILE_M, column_in_block = part % kPartsN * TILE_N;
+    const int tile_in_block = blockIdx.x % (kTilesPerBlockM * kTilesPerBlockN);
+    const int64 position = blockIdx.x / (kTilesPerBlockM * kTilesPerBlockN);
+    const int row_in_block = tile_in_block / kTilesPerBlockN * TILE_M, column_in_block = tile_in_block % kTilesPerBlockN * TILE_N;
     const IndexView<BLOCK_ROWS, BLOCK_COLS> index(args.index, args.rows, args.cols, args.nnz);
     const int64 first_row = int64(index.row()[position]) * BLOCK_ROWS + row_in_block;
     const int64 first_column = int64(index.col()[position]) * BLOCK_COLS + column_in_block;
@@ -57,7 +57,7 @@ struct SddSimt {
     });
   }
 
-  static int64 grid(const SddArgs& args) { return args.nnz * kPartsM * kPartsN; }
+  static int64 grid(const SddArgs& args) { return args.nnz * kTilesPerBlockM * kTilesPerBlockN; }
 };
 
 }  // namespace jitsparse

@@ -41,11 +41,11 @@ struct SddStages {
   static constexpr int kElementBytes = sizeof(Storage), kSwizzleElements = 128 / kElementBytes;  // of the widest rows that a swizzle knows
   static constexpr int kTileM = Shape::kPanel, kSlab = kSwizzleElements;
   static constexpr int kColumns = Shape::kMax;
-  static_assert(kColumns <= 32, "one lane copies one block column");
 
   // Two warpgroups, of 64 rows and up to 256 columns each: one below the other if they have the same columns, else side by side.
   static constexpr int kConsumers = 2, kGroupsM = kTileM / 64, kGroupsN = kConsumers / kGroupsM;
   static constexpr int kProducers = 4;  // warps, each with its share of the block columns
+  static_assert(kColumns <= kProducers * 32, "one lane copies one block column");
   static constexpr int kThreads = 128 * (kConsumers + 1);
 
   static constexpr int kPanelBytes = kTileM * 128, kColumnBytes = kBlockG * 128;

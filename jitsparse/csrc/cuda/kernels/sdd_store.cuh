@@ -1,7 +1,7 @@
 // The epilogue of sdd_wgmma.cuh: from a warp's accumulators to the blocks that they are parts of.
 //
 // A warp has 16 rows of every gathered column, which are rows of one block of each; with GATHER_ROWS they are 16 columns of it. Large
-// blocks are rounded into registers and leave part by part while the next tile is multiplied: by way of shared memory, from where
+// blocks are rounded into registers and leave subtile by subtile while the next tile is multiplied: by way of shared memory, from where
 // TMA takes them. Small ones are stored at once, 16 x 16 at a time, float32 as it is.
 #pragma once
 
@@ -9,7 +9,7 @@
 #include "../ptx/fence.cuh"
 #include "../ptx/tma.cuh"
 #include "../tensor_map.cuh"
-#include "../tile/staged_part.cuh"
+#include "../tile/epilogue_subtile.cuh"
 #include "../tile/store_fragments.cuh"
 #include "../tile/store_tile.cuh"
 
@@ -29,18 +29,18 @@ struct SddStore {
   static constexpr bool kFloats = sizeof(Storage) == 4;
   static constexpr bool kBulk = !kFloats && BLOCK_ROWS >= 64 && BLOCK_COLS >= 64;
   static_assert(!kBulk || !GATHER_ROWS, "TMA takes rows of blocks as the accumulators have them");
-  // TMA's parts have 16 rows and kPartN columns; 64 where there is room, which is where panels have 128 rows.
-  static constexpr int kPartN = kBlockP > 64 ? 64 : 32, kPartBuffers = kBlockP > 64 ? 2 : 1, kPartBytes = 16 * kPartN * 2;
+  // Subtiles have 16 rows and kSubtileN columns; 64 where there is room, which is where panels have 128 rows.
+  static constexpr int kSubtileN = kBlockP > 64 ? 64 : 32, kSubtileBuffers = kBlockP > 64 ? 2 : 1, kSubtileBytes = 16 * kSubtileN * 2;
   using Staged = StagedTile<Element, 16, 16, GATHER_ROWS>;
-  static constexpr int kBytes = kFloats ? 0 : kBulk ? kPartBuffers * kPartBytes : Staged::kBytes;  // of a warp
+  static constexpr int kBytes = kFloats ? 0 : kBulk ? kSubtileBuffers * kSubtileBytes : Staged::kBytes;  // of a warp
 
   // A tile whose large blocks are still to be stored.
-  static constexpr int kParts = kGroupN / kPartN, kPartsOfPiece = kBlockG / kPartN;
-  static constexpr unsigned kStored = 1u << kParts;
+  static constexpr int kSubtiles = kGroupN / kSubtileN, kSubtilesPerPiece = kBlockG / kSubtileN;
+  static constexpr unsigned kStored = 1u << kSubtiles;
   struct Unstored {
-    unsigned packed[kParts][kPartN / 8 * 2];
-    unsigned next = kStored;  // 1 << part, the part that is stored next (by a number the compiler would index local memory)
-    int part, parts;
+    unsigned packed[kSubtiles][kSubtileN / 8 * 2];
+    unsigned next = kStored;  // 1 << subtile, the one that is stored next (by a number the compiler would index local memory)
+    int subtile, subtiles;
     int position;  // of the lane's piece
   };
 
@@ -53,7 +53,7 @@ struct SddStore {
   static cudaError_t encode(const SddArgs& args, CUtensorMap* out) {
     if (!kBulk) return cudaSuccess;
     const MatrixShape blocks = {BLOCK_COLS, args.nnz * BLOCK_ROWS, 1, BLOCK_COLS, 0};
-    return encode_map<Storage>(out, args.out, blocks, {kPartN, 16});
+    return encode_map<Storage>(out, args.out, blocks, {kSubtileN, 16});
   }
 
   // Makes zero what lies past the edges of the matrix: infinity times the zeros that are copied there is NaN. `first_row`: of the
@@ -126,27 +126,27 @@ struct SddStore {
   // Large blocks: a panel of 64 or 128 rows is one, so every gathered column has one.
   static __device__ __forceinline__ void finish_tile(const Accumulators& c, int columns, int position, Unstored& unstored) {
 #pragma unroll
-    for (int i = 0; i < kParts; ++i) {
-      pack_part<Element, /*RELU=*/false>(reinterpret_cast<const float(&)[kPartN / 8][4]>(c[i * kPartN / 8]), unstored.packed[i]);
+    for (int i = 0; i < kSubtiles; ++i) {
+      pack_subtile<Element, /*RELU=*/false>(reinterpret_cast<const float(&)[kSubtileN / 8][4]>(c[i * kSubtileN / 8]), unstored.packed[i]);
     }
-    unstored.part = 0;
-    unstored.parts = columns * kPartsOfPiece;
+    unstored.subtile = 0;
+    unstored.subtiles = columns * kSubtilesPerPiece;
     unstored.next = columns > 0 ? 1 : kStored;
     unstored.position = position;
   }
 
-  // Hands the next part of a finished tile to TMA; false if there is none.
-  __device__ __forceinline__ bool store_part(Unstored& unstored) {
+  // Hands the next subtile of a finished tile to TMA; false if there is none.
+  __device__ __forceinline__ bool store_subtile(Unstored& unstored) {
     if (unstored.next == kStored) return false;
-    if (lane == 0) ptx::bulk_wait_read<kPartBuffers - 1>();
+    if (lane == 0) ptx::bulk_wait_read<kSubtileBuffers - 1>();
     __syncwarp();
-    const unsigned to = unsigned(__cvta_generic_to_shared(staged)) + buffer * kPartBytes;
-    buffer = (buffer + 1) % kPartBuffers;
-    const int position = __shfl_sync(~0u, unstored.position, unstored.part / kPartsOfPiece);
-    const int column = position % kPieces * kBlockG + unstored.part % kPartsOfPiece * kPartN;
+    const unsigned to = unsigned(__cvta_generic_to_shared(staged)) + buffer * kSubtileBytes;
+    buffer = (buffer + 1) % kSubtileBuffers;
+    const int position = __shfl_sync(~0u, unstored.position, unstored.subtile / kSubtilesPerPiece);
+    const int column = position % kPieces * kBlockG + unstored.subtile % kSubtilesPerPiece * kSubtileN;
 #pragma unroll
-    for (int i = 0; i < kParts; ++i) {
-      if (unstored.next == 1u << i) stage_rows<kPartN / 8>(unstored.packed[i], to, lane);
+    for (int i = 0; i < kSubtiles; ++i) {
+      if (unstored.next == 1u << i) stage_rows<kSubtileN / 8>(unstored.packed[i], to, lane);
     }
     ptx::fence_proxy_async();
     __syncwarp();
@@ -154,7 +154,7 @@ struct SddStore {
       ptx::tma_store_3d(out, to, column, position / kPieces * BLOCK_ROWS + row, 0);
       ptx::bulk_commit();
     }
-    unstored.next = ++unstored.part < unstored.parts ? unstored.next << 1 : kStored;
+    unstored.next = ++unstored.subtile < unstored.subtiles ? unstored.next << 1 : kStored;
     return true;
   }
 

@@ -79,7 +79,7 @@ struct SddTail {
   }
 
   // With `parts` the CTAs that the GPU has at a time, or those that the workspace has slots for, if that is fewer.
-  static SddArgs prepared(SddArgs args, int ctas_of_sm) {
+  static SddArgs clamp_parts(SddArgs args, int ctas_of_sm) {
     const int64 at_once = int64(ctas_of_sm) * sm_count();
     if (at_once < args.parts) args.parts = at_once;
     return args;

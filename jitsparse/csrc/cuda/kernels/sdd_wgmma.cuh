@@ -41,6 +41,7 @@ struct SddWgmma {
   using Store = SddStore<Element, BLOCK_ROWS, BLOCK_COLS, GATHER_ROWS, Order>;
   using Accumulators = typename Store::Accumulators;
   static constexpr int kGroupN = Store::kGroupN, kWgmmaNStep = 64;  // wgmma's N: maximum, granularity
+  static_assert(kGroupN / Stages::kBlockG <= 32, "one lane looks up where the block of one gathered column lies");
 
   static constexpr int kStagedAt = Stages::kRingBytes;
   static constexpr int kBarriersAt = kStagedAt + Stages::kConsumers * 4 * Store::kBytes;
@@ -58,7 +59,7 @@ struct SddWgmma {
     Store epilogue = {params.args, &params.out, shared + kStagedAt + warp * Store::kBytes, row, lane};
     typename Store::Unstored unstored;
     const auto meanwhile = [&] {
-      if constexpr (Store::kBulk) epilogue.store_part(unstored);
+      if constexpr (Store::kBulk) epilogue.store_subtile(unstored);
     };
     Ring ring = {barriers, base, tiles.stages, tiles.stage_bytes};
     // What is needed of a tile is read while the one before it is computed.
@@ -66,9 +67,9 @@ struct SddWgmma {
     int next_item = int(tile_of_round(0));
     Tile next = tiles.first;
     for (int round = 1; next_item < items; ++round) {
-      const Tile tile = next;
-      const int part = next_item % tiles.parts;
+      const int item = next_item, part = item % tiles.parts;
       const int2 slabs = tiles.slabs_of(part);
+      const Tile tile = next;
       next_item = int(tile_of_round(round));
       next = tiles.tile(next_item);
       const int4 mine = tile.of(group);
@@ -99,14 +100,14 @@ struct SddWgmma {
         }
       }
       if constexpr (Store::kBulk) {
-        while (epilogue.store_part(unstored)) {}  // what a short sum has left of the tile before
+        while (epilogue.store_subtile(unstored)) {}  // what a short sum has left of the tile before
         Store::finish_tile(c, columns, position, unstored);
       } else {
         epilogue.store(c, columns, position);
       }
     }
     if constexpr (Store::kBulk) {
-      while (epilogue.store_part(unstored)) {}
+      while (epilogue.store_subtile(unstored)) {}
     }
     epilogue.drain();
   }
@@ -147,7 +148,7 @@ struct SddWgmma {
       ring.next();
     }
     ptx::wgmma_wait<0>();
-    ring.barriers.release(previous, operands.lane);
+    ring.barriers.release(previous, operands.lane);  // a tile has a slab at least: split.py sees to it that every part has
   }
 
   // The same in TF32: one warpgroup multiplies while the other loads fragments and waits.

@@ -41,13 +41,13 @@ struct SpmmFma {
   using Sums = SpmmSums<OUT_TRANSPOSED>;
 
   // Which part of the output a thread has.
-  struct Part {
+  struct WarpTile {
     TileCoordinates tile;
-    int of_steps;  // that the CTA has of the tile's
+    int split;  // the CTA's share of the tile's steps
     int thread, lane_left, lane_right, warp_m, warp_n;
 
-    __device__ __forceinline__ explicit Part(const SpmmArgs& args)
-        : tile(tile_of(args, ptx::block_index() / parts(args))), of_steps(SPLIT ? ptx::block_index() % parts(args) : 0),
+    __device__ __forceinline__ explicit WarpTile(const SpmmArgs& args)
+        : tile(tile_of(args, ptx::block_index() / parts(args))), split(SPLIT ? ptx::block_index() % parts(args) : 0),
           thread(ptx::thread_index()), lane_left(Product::lane_m(thread % 32)), lane_right(Product::lane_n(thread % 32)),
           warp_m(thread / 32 / WARPS_N * WARP_M), warp_n(thread / 32 % WARPS_N * WARP_N) {}
   };
@@ -72,58 +72,57 @@ struct SpmmFma {
 
   static __device__ __forceinline__ void accumulate(const SpmmArgs& args, typename Product::Accumulators& c) {
     extern __shared__ __align__(128) unsigned char shared[];
-    const Part part(args);
-    typename Pipeline::Stream stream(args, part.tile.row, part.tile.column * TILE_N, part.tile.batch, shared, part.thread,
-                                     part.of_steps, parts(args));
+    const WarpTile mine(args);
+    typename Pipeline::Stream stream(args, mine.tile.row, mine.tile.column * TILE_N, mine.tile.batch, shared, mine.thread,
+                                     mine.split, parts(args));
     stream.start();
     const unsigned of_blocks = 0, of_dense = Pipeline::kBlockBytes;
     const unsigned left = (kTransposed ? of_dense : of_blocks) +
-                          Product::Left::lane_offset(kTransposed ? part.warp_n : part.warp_m, part.lane_left);
+                          Product::Left::lane_offset(kTransposed ? mine.warp_n : mine.warp_m, mine.lane_left);
     const unsigned right = (kTransposed ? of_blocks : of_dense) +
-                           Product::Right::lane_offset(kTransposed ? part.warp_m : part.warp_n, part.lane_right);
+                           Product::Right::lane_offset(kTransposed ? mine.warp_m : mine.warp_n, mine.lane_right);
     for_each_stage<Pipeline>(stream, 0, stream.stage_count, [&](int, unsigned buffer) {
       Product::multiply(c, buffer + left, buffer + right);
     });
   }
 
   static __device__ __forceinline__ void store(const SpmmArgs& args, typename Product::Accumulators& c) {
-    const Part part(args);
-    const int64 first_m = part.tile.row * TILE_M + part.warp_m, first_n = part.tile.column * TILE_N + part.warp_n;
+    const WarpTile mine(args);
+    const int64 first_m = mine.tile.row * TILE_M + mine.warp_m, first_n = mine.tile.column * TILE_N + mine.warp_n;
     const int m_left = inside(Pipeline::m(args), first_m, WARP_M), n_left = inside(args.n, first_n, WARP_N);
     if (parts(args) > 1) {
       const int64 m = Pipeline::m(args), ld = Sums::ld(args, m);
-      float* sums = Sums::at(args, m, part.of_steps, part.tile.batch);
-      return store_at(sums + start_of(ld, first_m, first_n), ld, part, c, m_left, n_left);
+      float* sums = Sums::at(args, m, mine.split, mine.tile.batch);
+      return store_at(sums + start_of(ld, first_m, first_n), ld, mine, c, m_left, n_left);
     }
     if (OUT_TRANSPOSED && args.bias != nullptr) {
       const float* bias = static_cast<const float*>(args.bias) + first_m;
       constexpr int kDown = kTransposed ? Product::kEachN : Product::kEachM, kAcross = kTransposed ? Product::kEachM : Product::kEachN;
 #pragma unroll
       for (int i = 0; i < kDown; ++i) {
-        const int m = kTransposed ? Product::Right::at(part.lane_right, i) : Product::Left::at(part.lane_left, i);
+        const int m = kTransposed ? Product::Right::at(mine.lane_right, i) : Product::Left::at(mine.lane_left, i);
         const float b = m < m_left ? bias[m] : 0.0f;
 #pragma unroll
         for (int j = 0; j < kAcross; ++j) c[kTransposed ? j * Product::kEachN + i : i * Product::kEachN + j] += b;
       }
     }
     apply_activation<F32>(c, args.activation);
-    float* out = static_cast<float*>(args.out) + part.tile.batch * args.out_batch_stride;
-    store_at(out + start_of(args.out_ld, first_m, first_n), args.out_ld, part, c, m_left, n_left);
+    float* out = static_cast<float*>(args.out) + mine.tile.batch * args.out_batch_stride;
+    store_at(out + start_of(args.out_ld, first_m, first_n), args.out_ld, mine, c, m_left, n_left);
   }
 
   static __device__ __forceinline__ int64 start_of(int64 ld, int64 m, int64 n) { return OUT_TRANSPOSED ? n * ld + m : m * ld + n; }
 
   // `ld` by reference, since with a copy of it dds nt spills in blocks of 128.
-  static __device__ __forceinline__ void store_at(float* out, const int64& ld, const Part& part, const typename Product::Accumulators& c,
-                                                  int m_left, int n_left) {
+  static __device__ __forceinline__ void store_at(float* out, const int64& ld, const WarpTile& mine,
+                                                  const typename Product::Accumulators& c, int m_left, int n_left) {
     // Operands are aligned, so an extent of the output is a multiple of a run along it: a run is inside whole.
-    Product::template for_each_run<OUT_TRANSPOSED != kTransposed>(c, part.lane_left, part.lane_right, [&](int i, int j, const auto& run) {
+    Product::template for_each_run<OUT_TRANSPOSED != kTransposed>(c, mine.lane_left, mine.lane_right, [&](int i, int j, const auto& run) {
       const int m = kTransposed ? j : i, n = kTransposed ? i : j;
       if (m < m_left && n < n_left) store_run(out + start_of(ld, m, n), run);
     });
   }
 
-  static SpmmArgs prepared(const SpmmArgs& args) { return args; }
   static int64 grid(const SpmmArgs& args) { return Pipeline::grid(args) * parts(args); }
 
   // What is left to do where steps were divided.

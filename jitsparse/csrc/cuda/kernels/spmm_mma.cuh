@@ -116,7 +116,6 @@ struct SpmmMma {
                                                            shared + warp * kStagedBytes, lane);
   }
 
-  static SpmmArgs prepared(const SpmmArgs& args) { return args; }
   static int64 grid(const SpmmArgs& args) { return Pipeline::grid(args) * parts(args); }
 
   // What is left to do where steps were divided.

@@ -1,4 +1,4 @@
-// How the output of a block-sparse x dense product in 16 bits leaves on Hopper: each warpgroup has an outbox behind the ring of stages.
+// How the output of a block-sparse x dense product in 16 bits leaves on Hopper: each warpgroup has staging buffers behind the ring of stages.
 //
 // Stages: what the ring holds (SpmmStages). OUT_TRANSPOSED: the output is n x m. ACCUMULATOR_ROWS: rows of the accumulators are rows of
 // the output, or else its columns.
@@ -6,13 +6,13 @@
 
 #include "../../abi.h"
 #include "../tensor_map.cuh"
-#include "../tile/outbox.cuh"
+#include "../tile/epilogue_staging.cuh"
 
 namespace jitsparse {
 
 template <typename Stages, bool OUT_TRANSPOSED, bool ACCUMULATOR_ROWS>
 struct SpmmOutput {
-  using Out = Outbox<ACCUMULATOR_ROWS>;
+  using Out = EpilogueStaging<ACCUMULATOR_ROWS>;
   static constexpr int kOutAt = Stages::kRingBytes, kOutBytes = Out::kBuffers * Out::kBytes;  // of a warpgroup
   static constexpr int kBarriersAt = kOutAt + Stages::kConsumers * kOutBytes;
   static constexpr int kSharedBytes = kBarriersAt + Stages::kStages * 16 + kSharedAlignment;
@@ -22,20 +22,20 @@ struct SpmmOutput {
     CUtensorMap out;
   };
 
-  static __device__ __forceinline__ Out outbox_of(unsigned base, int group, int thread) {
+  static __device__ __forceinline__ Out staging_of(unsigned base, int group, int thread) {
     return {base + kOutAt + group * kOutBytes, group, thread};
   }
 
-  // Sends off what has been put into an outbox: 64 x 64 of the output from (at_m, at_n) on.
-  static __device__ __forceinline__ void store(const Params& params, const Out& outbox, unsigned at, int at_m, int at_n, int batch) {
-    outbox.store(at, &params.out, OUT_TRANSPOSED ? at_m : at_n, OUT_TRANSPOSED ? at_n : at_m, batch);
+  // Sends off what has been staged: 64 x 64 of the output from (at_m, at_n) on.
+  static __device__ __forceinline__ void store(const Params& params, const Out& staging, unsigned at, int at_m, int at_n, int batch) {
+    staging.store(at, &params.out, OUT_TRANSPOSED ? at_m : at_n, OUT_TRANSPOSED ? at_n : at_m, batch);
   }
 
-  static __device__ __forceinline__ void send(const Params& params, Out& outbox, const unsigned (&packed)[8 * 2], int at_m, int at_n,
+  static __device__ __forceinline__ void send(const Params& params, Out& staging, const unsigned (&packed)[8 * 2], int at_m, int at_n,
                                               int batch) {
-    const unsigned at = outbox.acquire();
-    outbox.stage(at, packed);
-    store(params, outbox, at, at_m, at_n, batch);
+    const unsigned at = staging.acquire();
+    staging.stage(at, packed);
+    store(params, staging, at, at_m, at_n, batch);
   }
 
   static cudaError_t prepare(const SpmmArgs& args, Params& params) {

@@ -34,7 +34,7 @@ struct SpmmPipeline {
 
   // A stage is TILE_K deep: several steps of a small block, or a part of a large one.
   static constexpr int kSlots = TILE_K > kBlockK ? TILE_K / kBlockK : 1;
-  static constexpr int kParts = kBlockK > TILE_K ? kBlockK / TILE_K : 1;
+  static constexpr int kStagesPerStep = kBlockK > TILE_K ? kBlockK / TILE_K : 1;
   static constexpr int kSlotK = TILE_K / kSlots;
   static_assert(kSlots * kGroup <= 32, "one warp fetches a stage's block positions");
 
@@ -109,7 +109,7 @@ struct SpmmPipeline {
   // Fetches the steps of `stage`. Threads past the number of slots have nothing to do.
   static __device__ __forceinline__ void fetch_steps(const Steps& steps, Rings& rings, int stage, int thread) {
     if (thread >= kSlots) return;
-    const int step = steps.begin + stage / kParts * kSlots + thread;
+    const int step = steps.begin + stage / kStagesPerStep * kSlots + thread;
     int4* to = rings.step(stage, thread);
     if (step >= steps.end) {
       *to = make_int4(0, 0, 0, 0);
@@ -130,7 +130,7 @@ struct SpmmPipeline {
     int at;
     bool present;
     if constexpr (kGroup == 1) {
-      at = steps.begin + stage / kParts * kSlots + slot;
+      at = steps.begin + stage / kStagesPerStep * kSlots + slot;
       present = at < steps.end;
     } else {
       const int4 step = *rings.step(stage, slot);
@@ -201,8 +201,8 @@ struct SpmmPipeline {
       steps[i] = dense_copy.has(i) ? rings.step(stage, dense_copy.tile(i))->x : 0;
     }
 
-    const int part = stage % kParts;
-    const char* blocks = from.blocks + part * kSlotK * (FLIPPED ? kBlockPitch : kSize);
+    const int stage_in_step = stage % kStagesPerStep;
+    const char* blocks = from.blocks + stage_in_step * kSlotK * (FLIPPED ? kBlockPitch : kSize);
 #pragma unroll
     for (int i = 0; i < BlockCopy::kTiles; ++i) {
       if (positions[i] < 0) continue;
@@ -212,7 +212,7 @@ struct SpmmPipeline {
     for (int i = 0; i < DenseCopy::kTiles; ++i) {
       if (!dense_copy.has(i)) continue;
       // A slot past the last step has block column 0 and is copied for nothing, which costs less than asking.
-      const unsigned first = steps[i] * kBlockK + part * kSlotK;
+      const unsigned first = steps[i] * kBlockK + stage_in_step * kSlotK;
       const char* dense = from.dense + first * (DENSE_K_CONTIGUOUS ? uint64(kSize) : uint64(from.dense_stride));
       dense_copy.start(buffer + kBlockBytes, i, dense, from.dense_stride, from.rows_inside(int(first)));
     }
@@ -230,7 +230,7 @@ struct SpmmPipeline {
     __device__ __forceinline__ Stream(const SpmmArgs& args, int64 panel, int64 first_n, int64 batch,
                                       unsigned char* shared, int thread_, int part, int parts)
         : steps(args, panel, part, parts), rings(shared), sources(args, first_n, batch, thread_),
-          stage_count((steps.end - steps.begin + kSlots - 1) / kSlots * kParts),
+          stage_count((steps.end - steps.begin + kSlots - 1) / kSlots * kStagesPerStep),
           buffers(unsigned(__cvta_generic_to_shared(shared))), thread(thread_) {}
 
     // Starts the copies of the first stages, kAhead of them.

@@ -18,7 +18,7 @@ struct SpmmSimt {
   using Accumulator = typename Element::Accumulator;
   static constexpr int kBlockM = FLIPPED ? BLOCK_COLS : BLOCK_ROWS;
   static constexpr int kBlockK = FLIPPED ? BLOCK_ROWS : BLOCK_COLS;
-  static constexpr int kParts = kBlockM / TILE_M;
+  static constexpr int kStripsPerBlock = kBlockM / TILE_M;
   static_assert(kBlockM % TILE_M == 0, "a tile lies inside one block row");
   static constexpr int kDepth = kBlockK < 16 ? kBlockK : 16;
   using Tile = SimtTile<Accumulator, TILE_M, TILE_N, kDepth>;
@@ -35,8 +35,8 @@ struct SpmmSimt {
   static __device__ __forceinline__ void run(const SpmmArgs& args) {
     __shared__ typename Tile::Shared shared;
     const TileCoordinates tile = grouped_order(blockIdx.x, row_tiles(args), column_tiles(args), kGroupedPanels);
-    const int64 block_row = tile.row / kParts, first_m = tile.row * TILE_M, first_n = tile.column * TILE_N;
-    const int row_in_block = int(tile.row % kParts) * TILE_M;
+    const int64 block_row = tile.row / kStripsPerBlock, first_m = tile.row * TILE_M, first_n = tile.column * TILE_N;
+    const int row_in_block = int(tile.row % kStripsPerBlock) * TILE_M;
 
     const Index index(args.index, args.rows, args.cols, args.nnz);
     const int* pointers = FLIPPED ? index.ccol() : index.crow();
@@ -49,12 +49,12 @@ struct SpmmSimt {
     for (int step = pointers[block_row]; step < pointers[block_row + 1]; ++step) {
       const int64 position = FLIPPED ? index.perm()[step] : step;
       const Storage* block = values + position * (kBlockM * kBlockK);
-      for (int part = 0; part < kBlockK; part += kDepth) {
-        const int64 first_k = int64(minor[step]) * kBlockK + part;
+      for (int chunk = 0; chunk < kBlockK; chunk += kDepth) {
+        const int64 first_k = int64(minor[step]) * kBlockK + chunk;
         product.template multiply<!FLIPPED, DENSE_K_CONTIGUOUS>(
             shared,
             [&](int i, int p) {
-              const int row = row_in_block + i, column = part + p;
+              const int row = row_in_block + i, column = chunk + p;
               return Element::load(block[FLIPPED ? column * kBlockM + row : row * kBlockK + column]);
             },
             [&](int p, int j) {

@@ -39,9 +39,9 @@ struct SpmmStages {
   // The block as op(S) uses it.
   static constexpr int kBlockM = FLIPPED ? BLOCK_COLS : BLOCK_ROWS;
   static constexpr int kBlockK = FLIPPED ? BLOCK_ROWS : BLOCK_COLS;
-  static constexpr int kParts = kBlockK > SLAB ? kBlockK / SLAB : 1;   // stages that a step takes
+  static constexpr int kStagesPerStep = kBlockK > SLAB ? kBlockK / SLAB : 1;   // stages that a step takes
   static constexpr int kAcross = kBlockK < SLAB ? SLAB / kBlockK : 1;  // block columns that a step covers
-  static constexpr int kStepK = kParts * SLAB, kSlotK = SLAB / kAcross;
+  static constexpr int kStepK = kStagesPerStep * SLAB, kSlotK = SLAB / kAcross;
   static constexpr int kDown = kPanel / kBlockM;   // block rows of a panel
   static constexpr int kSlots = kDown * kAcross;   // blocks of a stage, at most; one lane copies each
   static_assert(kSlots <= 32, "a step's mask has 32 bits");
@@ -52,7 +52,7 @@ struct SpmmStages {
 
   // As many as fit: L2 throughput follows the bytes in flight (tiles of 128 columns, six for four: 1.15 times as fast in blocks of 64,
   // 1.05 in others, 1.00 in slabs of 32). Four for TF32 in blocks of 128: stages must be a multiple of four warps.
-  static constexpr int kFitting = kTileN == 256 ? 4 : kTileN == 128 ? (kParts > 2 ? 4 : 6) : 8;
+  static constexpr int kFitting = kTileN == 256 ? 4 : kTileN == 128 ? (kStagesPerStep > 2 ? 4 : 6) : 8;
   static constexpr int kStages = kTall ? 3 : kFitting * (kSwizzleElements / SLAB);  // slabs of half a line are half as large
 
   static constexpr int kConsumers = PANEL / 64;  // warpgroups
@@ -61,8 +61,8 @@ struct SpmmStages {
   static constexpr bool kHigh = kBlockM >= 64;
   // Producer warps fill stages round-robin, each stage always by the same warp: one warp's waits overlap the others' copies, and none
   // gets two rounds of the ring ahead of another. A warp has its part of every kStride-th step.
-  static constexpr int kProducers = kStages % 4 == 0 ? 4 : kParts == 1 ? 3 : 2, kStride = kProducers / kParts;
-  static_assert(kStages % kProducers == 0 && kProducers % kParts == 0);
+  static constexpr int kProducers = kStages % 4 == 0 ? 4 : kStagesPerStep == 1 ? 3 : 2, kStride = kProducers / kStagesPerStep;
+  static_assert(kStages % kProducers == 0 && kProducers % kStagesPerStep == 0);
   static constexpr int kThreads = 128 * (kConsumers + 1);  // registers are given back by a whole warpgroup
   static constexpr bool kFloats = kElementBytes == 4;  // whose consumers hold fragments besides
   static constexpr int kConsumerRegisters = kTall ? 160 : kFloats ? 224 : 216, kProducerRegisters = kTall ? 32 : kFloats ? 56 : 72;
@@ -111,7 +111,7 @@ struct SpmmStages {
     // The index is read while the barriers are made: 36.8 -> 35.8 us (4096, blocks of 64, density 0.1). All wait in one place: where
     // producers and consumers have a barrier in their own branch, synccheck finds divergent threads.
     Walked walked(params);
-    if (produces) walked.begin(params, producer / kParts, threadIdx.x % 32);
+    if (produces) walked.begin(params, producer / kStagesPerStep, threadIdx.x % 32);
     __syncthreads();
     if (producer >= 0) {
       ptx::setmaxnreg_dec<kProducerRegisters>();
@@ -137,9 +137,9 @@ struct SpmmStages {
       // Every column of tiles wants the blocks again: where they are few beside the output, 1.09 times as fast.
       policy_of_blocks = params.blocks_once ? ptx::l2_evict_normal() : ptx::l2_evict_last();
       walk.begin(first);
-      take(lane);
+      advance(lane);
     }
-    __device__ __forceinline__ void take(int lane) {
+    __device__ __forceinline__ void advance(int lane) {
       step = walk.take();
       position = walk.position(step, lane);
       first_k = walk.first_k(step, lane);
@@ -148,34 +148,36 @@ struct SpmmStages {
 
   static __device__ __forceinline__ void produce(const Params& params, Walked& walked, unsigned base, const StageBarriers& barriers,
                                                  int warp, int lane) {
-    const int part = warp % kParts;
+    const int stage_in_step = warp % kStagesPerStep;
     const typename Walk::Step& step = walked.step;
     const int &position = walked.position, &first_k = walked.first_k;
     while (step.valid) {
       const unsigned mask = step.words.y;
-      const int fill = step.number * kParts + part, at = fill % kStages;
+      const int fill = step.number * kStagesPerStep + stage_in_step, at = fill % kStages;
       const unsigned stage = base + at * kStageBytes, full_barrier = barriers.full_barrier(at);
       barriers.wait_empty(at, fill / kStages);
       const int pieces = CONDENSED ? __popc(__ballot_sync(~0u, first_k >= 0)) : 1;
       if (lane == 0) ptx::mbarrier_arrive_expect_tx(full_barrier, pieces * kPieceBytes + __popc(mask) * kSlotBytes);
       __syncwarp();
       if (lane < pieces) {
-        load_operand<DENSE_K_CONTIGUOUS, kTileN, kSwizzleElements, kSubtileBytes>(stage + lane * kPieceK * 128, &params.dense,
-                                                                                  full_barrier, step.first_n, first_k + part * SLAB,
-                                                                                  step.batch, walked.policy);
+        load_operand<DENSE_K_CONTIGUOUS, kTileN, kSwizzleElements, kSubtileBytes>(
+            stage + lane * kPieceK * 128, &params.dense, full_barrier, step.first_n, first_k + stage_in_step * SLAB, step.batch,
+            walked.policy);
       }
-      if (position >= 0) load_block(params, stage + kDenseBytes + lane * kSlotBytes, full_barrier, position, part, walked.policy_of_blocks);
+      if (position >= 0) {
+        load_block(params, stage + kDenseBytes + lane * kSlotBytes, full_barrier, position, stage_in_step, walked.policy_of_blocks);
+      }
       // Not before the copies: where a tile ends, this takes its time. (37.8 -> 36.7 us: 4096, blocks of 64, density 0.1.)
-      walked.take(lane);
+      walked.advance(lane);
     }
   }
 
-  static __device__ __forceinline__ void load_block(const Params& params, unsigned slot, unsigned full_barrier, int position, int part,
-                                                    uint64 policy) {
-    const int row = position * kLyingRows + (kLiesFlipped ? part * SLAB : 0);
+  static __device__ __forceinline__ void load_block(const Params& params, unsigned slot, unsigned full_barrier, int position,
+                                                    int stage_in_step, uint64 policy) {
+    const int row = position * kLyingRows + (kLiesFlipped ? stage_in_step * SLAB : 0);
 #pragma unroll
     for (int i = 0; i < kSlotColumns / kSlotSpan; ++i) {
-      const int column = kLiesFlipped ? i * kSwizzleElements : part * SLAB;
+      const int column = kLiesFlipped ? i * kSwizzleElements : stage_in_step * SLAB;
       ptx::tma_load_3d(slot + i * kSlotBoxBytes, &params.values, full_barrier, column, row, 0, policy);
     }
   }

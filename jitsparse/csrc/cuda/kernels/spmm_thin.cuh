@@ -39,8 +39,10 @@ struct SpmmThin {
   static __device__ __forceinline__ void run(const SpmmArgs& args) {
     __shared__ float shared[kWarps][TILE_M][kPitch];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int64 strip = blockIdx.x % strips(args), rest = blockIdx.x / strips(args);
-    const int64 first_n = rest % column_tiles(args) * TILE_N, batch = rest / column_tiles(args);
+    // In 32 bits, since a grid has fewer than 2^31 CTAs: a 64-bit division takes a hundred instructions, before the first load.
+    const unsigned rows = unsigned(strips(args)), columns = unsigned(column_tiles(args));
+    const unsigned strip = blockIdx.x % rows, rest = blockIdx.x / rows;
+    const int64 first_n = int64(rest % columns) * TILE_N, batch = rest / columns;
     Sums c = {};
     multiply(args, strip, first_n, batch, warp, lane, c);
 #pragma unroll
@@ -52,7 +54,7 @@ struct SpmmThin {
       }
     }
     __syncthreads();
-    store(args, shared, strip * TILE_M, first_n, batch);
+    store(args, shared, int64(strip) * TILE_M, first_n, batch);
   }
 
   static __device__ __forceinline__ void multiply(const SpmmArgs& args, int64 strip, int64 first_n, int64 batch, int warp, int lane,

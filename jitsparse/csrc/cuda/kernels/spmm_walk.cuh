@@ -63,11 +63,11 @@ struct SpmmTiles {
 
   __device__ __forceinline__ explicit SpmmTiles(const typename Stages::Params& params) : order(params.order), index(params.index) {}
 
-  // Goes to the first tile, which take() takes.
+  // Goes to the first tile, which advance() makes the current one.
   __device__ __forceinline__ void begin() {
     next = tile = SpmmTile(order, number());
     if (Stages::kSplit) part = int(blockIdx.x - order.parts.quotient(blockIdx.x) * order.parts.value);
-    ask();
+    prefetch_panel();
   }
 
   // Of the tile in the round that is next.
@@ -76,7 +76,7 @@ struct SpmmTiles {
     return tile_of_round(round);
   }
 
-  __device__ __forceinline__ void ask() {
+  __device__ __forceinline__ void prefetch_panel() {
     if (!next.valid) return;
     next_panel = index.panel(next.rank);
     if (Stages::kSplit && order.parts.value > 1) {
@@ -88,14 +88,14 @@ struct SpmmTiles {
   }
 
   // Goes on to the next tile, if there is one.
-  __device__ __forceinline__ bool take() {
+  __device__ __forceinline__ bool advance() {
     if (!next.valid) return false;
     tile = next;
     panel = next_panel;
     rows = next_rows;
     ++round;
     next = SpmmTile(order, number());
-    ask();
+    prefetch_panel();
     return true;
   }
 
@@ -120,21 +120,21 @@ struct SpmmWalk {
     // The kernel's first copies wait for one read from memory, since this and the panel's do not wait for each other.
     static_assert(Stages::kStride <= SpmmSteps<Stages>::kFirstSteps, "each warp's first step stands beside the panel");
     if (!Stages::kSplit) words = tiles.index.first_step(tiles.next.rank, first);
-    enter();
-    if (Stages::kSplit || at >= end) find();
+    next_tile();
+    if (Stages::kSplit || at >= end) seek();
   }
 
   // Goes on to the next tile, if there is one.
-  __device__ __forceinline__ bool enter() {
-    if (!tiles.take()) return false;
+  __device__ __forceinline__ bool next_tile() {
+    if (!tiles.advance()) return false;
     at = tiles.panel.x + (at - end);  // carries the stride past the end of the tile before
     end = tiles.panel.y;
     return true;
   }
 
   // Goes on to the tile that has the warp's next step, and asks for that.
-  __device__ __forceinline__ void find() {
-    while (at >= end && enter()) {}
+  __device__ __forceinline__ void seek() {
+    while (at >= end && next_tile()) {}
     if (at < end) words = __ldg(tiles.index.steps + at);
   }
 
@@ -149,7 +149,7 @@ struct SpmmWalk {
     const Step step = {words, number, tiles.tile.column * Stages::kTileN, tiles.tile.batch, at < end};
     at += Stages::kStride;
     number += Stages::kStride;
-    if (step.valid) find();
+    if (step.valid) seek();
     return step;
   }
 

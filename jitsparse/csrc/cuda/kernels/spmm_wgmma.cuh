@@ -8,7 +8,7 @@
 #include "../ptx/wgmma.cuh"
 #include "../tile/element.cuh"
 #include "../tile/ring.cuh"
-#include "../tile/staged_part.cuh"
+#include "../tile/epilogue_subtile.cuh"
 #include "../tile/step_masks.cuh"
 #include "../tile/store_fragments.cuh"
 #include "spmm_output.cuh"
@@ -31,7 +31,7 @@ struct SpmmWgmma {
   using Sums = SpmmSums<OUT_TRANSPOSED>;
   static constexpr int kThreads = Stages::kThreads, kMinCtas = 1, kBarriersAt = Output::kBarriersAt, kSharedBytes = Output::kSharedBytes;
   static constexpr int kConsumers = Stages::kConsumers;
-  static constexpr int kPanel = PANEL, kTileN = TILE_N, kParts = Stages::kParts, kAcross = Stages::kAcross;
+  static constexpr int kPanel = PANEL, kTileN = TILE_N, kStagesPerStep = Stages::kStagesPerStep, kAcross = Stages::kAcross;
   static constexpr int kSlotK = Stages::kSlotK, kSlots = Stages::kSlots, kBlockM = Stages::kBlockM;
   static constexpr int kSlotBytes = Stages::kSlotBytes, kSlotRowBytes = Stages::kSlotRowBytes;
   static constexpr int kSlotBoxBytes = Stages::kSlotBoxBytes;
@@ -46,8 +46,8 @@ struct SpmmWgmma {
   // ---- consumers
 
   // Of a warpgroup: parts of 64 x 64 of the output, each [eight columns][mma fragment].
-  static constexpr int kOutParts = kTileN / 64;
-  using Accumulators = float[kOutParts][8 * 4];
+  static constexpr int kSubtiles = kTileN / 64;
+  using Accumulators = float[kSubtiles][8 * 4];
 
   // With one block a group and stage, a tile is stored while the next one is multiplied. With more the warps are as busy as the
   // tensor cores, and waiting costs 4 to 7 %; three warpgroups have no registers for it.
@@ -56,69 +56,48 @@ struct SpmmWgmma {
   static constexpr int kWide = Stages::kTall ? 128 : kTileN;
 
   // A finished tile, rounded and packed, of which parts are still to be stored.
-  static constexpr unsigned kStored = 1u << kOutParts;
+  static constexpr unsigned kStored = 1u << kSubtiles;
   struct Unstored {
-    unsigned packed[kOutParts][8 * 2];
-    unsigned next = kStored;  // 1 << the part that is stored next (by a number the compiler would index local memory)
+    unsigned packed[kSubtiles][8 * 2];
+    unsigned next = kStored;  // 1 << the subtile that is stored next (by a number the compiler would index local memory)
     int first_m, next_n, batch;
+  };
+
+  // What a warpgroup carries from tile to tile.
+  struct Consumer {
+    const Params& params;
+    unsigned base;
+    const StageBarriers& barriers;
+    int group, lane;
+    StepMasks masks;
+    Out staging;
+    RingPosition ring = {};
+    Unstored unstored = {};
+
+    __device__ __forceinline__ int first_slot() const { return kBlockM > kGroupM ? 0 : group * kAcross; }
+    __device__ __forceinline__ void release(int stage) const { barriers.release(stage, lane); }
   };
 
   static __device__ __forceinline__ void consume(const Params& params, unsigned base, const StageBarriers& barriers, int group,
                                                  int thread) {
-    const int lane = thread % 32, first_slot = kBlockM > kGroupM ? 0 : group * kAcross;
+    const int lane = thread % 32;
     SpmmTiles<Stages, /*STORES=*/true> tiles(params);
     tiles.begin();
-    StepMasks masks(tiles.index.steps, lane);
-    RingPosition ring;
-    Out outbox = Output::outbox_of(base, group, thread);
-    Unstored unstored;
-    if (kSlots > 1) masks.start(tiles.next_panel.x, tiles.next_panel.y);
+    Consumer my = {params, base, barriers, group, lane, StepMasks(tiles.index.steps, lane), Output::staging_of(base, group, thread)};
+    if (kSlots > 1) my.masks.start(tiles.next_panel);
     const bool biased = OUT_TRANSPOSED && params.args.bias != nullptr;
     BiasOfRows<Element> bias;
-    // Loaded while the tile before is finished. (At the tile's own start up to 1 % slower: a wait for the masks waits for this too.)
-    const auto ask_for_bias = [&] {
+    // Loaded while the previous tile is finished. (At the tile's own start up to 1 % slower: a wait for the masks waits for this too.)
+    const auto prefetch_bias = [&] {
       const int first_row = Steps::first_row(tiles.next_rows, group) + thread / 32 * 16;
-      if (tiles.next.valid) bias.ask(params.args.bias, first_row, Stages::m(params.args), lane);
+      if (tiles.next.valid) bias.prefetch(params.args.bias, first_row, Stages::m(params.args), lane);
     };
-    if (biased) ask_for_bias();
-    while (tiles.take()) {
+    if (biased) prefetch_bias();
+    while (tiles.advance()) {
       const int first_m = Steps::first_row(tiles.rows, group);
       Accumulators c = {};
-      int pending = -1;  // the stage that is being multiplied
-      for (int step = 0; step < tiles.steps(); ++step) {
-        const unsigned mask = kSlots > 1 ? masks.take(step) >> first_slot : 1;  // from the group's first block on
-#pragma unroll
-        for (int part = 0; part < kParts; ++part) {
-          barriers.wait_full(ring.stage, ring.round);
-          const unsigned stage = base + ring.stage * Stages::kStageBytes;
-          if constexpr (kDeferred) {
-            if (mask & 1) {
-              multiply(c, stage, first_slot, group, mask);
-              ptx::wgmma_wait<1>();
-              if (pending >= 0) barriers.release(pending, lane);
-              pending = ring.stage;
-              store_part(params, unstored, outbox);  // in both branches: behind them 256 columns would spill
-            } else {
-              // The stage before must not be held over a run of steps that are the other warpgroup's: the ring would stop.
-              ptx::wgmma_wait<0>();
-              if (pending >= 0) barriers.release(pending, lane);
-              pending = -1;
-              barriers.release(ring.stage, lane);
-              store_part(params, unstored, outbox);
-            }
-          } else {
-            if (kAcross > 1 || mask & 1) {
-              multiply(c, stage, first_slot, group, mask);
-              ptx::wgmma_wait<0>();
-            }
-            barriers.release(ring.stage, lane);
-          }
-          ring.next(Stages::kStages);
-        }
-      }
-      ptx::wgmma_wait<0>();
-      if (pending >= 0) barriers.release(pending, lane);
-      if (kSlots > 1 && tiles.next.valid) masks.start(tiles.next_panel.x, tiles.next_panel.y);
+      main_loop(my, c, tiles.steps());
+      if (kSlots > 1 && tiles.next.valid) my.masks.start(tiles.next_panel);
       ptx::fence_accumulators(c);
       if (SPLIT && params.args.parts > 1) {
         store_sums(params.args, c, first_m, tiles.tile, tiles.part, thread);
@@ -126,18 +105,62 @@ struct SpmmWgmma {
       }
       if (biased) {
         add_bias_down(reinterpret_cast<float(&)[kTileN / 8][4]>(c), bias);
-        ask_for_bias();
+        prefetch_bias();
       }
       if constexpr (kDeferred) {
         // What a short tile has left to store of the one before it.
-        while (unstored.next != kStored) store_part(params, unstored, outbox);
-        finish(params, c, first_m, tiles.tile, unstored);
+        while (my.unstored.next != kStored) store_subtile(params, my.unstored, my.staging);
+        finish(params, c, first_m, tiles.tile, my.unstored);
       } else {
-        store(params, c, first_m, tiles.tile, outbox);
+        store(params, c, first_m, tiles.tile, my.staging);
       }
     }
-    while (unstored.next != kStored) store_part(params, unstored, outbox);
-    outbox.drain();
+    while (my.unstored.next != kStored) store_subtile(params, my.unstored, my.staging);
+    my.staging.drain();
+  }
+
+  // ---- the main loop: c += panel x dense operand, over the steps of a tile
+
+  static __device__ __forceinline__ void main_loop(Consumer& my, Accumulators& c, int steps) {
+    int pending = -1;  // the stage that wgmma still reads
+    for (int step = 0; step < steps; ++step) {
+      const unsigned mask = kSlots > 1 ? my.masks.take(step) >> my.first_slot() : 1;  // from the group's first block on
+#pragma unroll
+      for (int i = 0; i < kStagesPerStep; ++i) {
+        my.barriers.wait_full(my.ring.stage, my.ring.round);
+        const unsigned stage = my.base + my.ring.stage * Stages::kStageBytes;
+        if constexpr (kDeferred) {
+          pending = multiply_and_store(my, c, stage, mask, pending);
+        } else {
+          if (kAcross > 1 || mask & 1) {
+            multiply(c, stage, my.first_slot(), my.group, mask);
+            ptx::wgmma_wait<0>();
+          }
+          my.release(my.ring.stage);
+        }
+        my.ring.next(Stages::kStages);
+      }
+    }
+    ptx::wgmma_wait<0>();
+    if (pending >= 0) my.release(pending);
+  }
+
+  // Starts to multiply a stage, then releases the one that was pending and stores a subtile of the previous tile. Returns the stage that
+  // is pending now, -1 if none.
+  static __device__ __forceinline__ int multiply_and_store(Consumer& my, Accumulators& c, unsigned stage, unsigned mask, int pending) {
+    if (mask & 1) {
+      multiply(c, stage, my.first_slot(), my.group, mask);
+      ptx::wgmma_wait<1>();
+      if (pending >= 0) my.release(pending);
+      store_subtile(my.params, my.unstored, my.staging);  // in both branches: behind them 256 columns would spill
+      return my.ring.stage;
+    }
+    // The pending stage must not be held over a run of steps that are the other warpgroup's: the ring would stop.
+    ptx::wgmma_wait<0>();
+    if (pending >= 0) my.release(pending);
+    my.release(my.ring.stage);
+    store_subtile(my.params, my.unstored, my.staging);
+    return -1;
   }
 
   // Starts c += blocks x slab, for the blocks in the mask. With one block a group there is no branch: ptxas ends a batch of
@@ -178,20 +201,20 @@ struct SpmmWgmma {
   }
 
   static __device__ __forceinline__ void store(const Params& params, Accumulators& c, int first_m, const SpmmTile& tile,
-                                               Out& outbox) {
+                                               Out& staging) {
 #pragma unroll
-    for (int i = 0; i < kOutParts; ++i) {
+    for (int i = 0; i < kSubtiles; ++i) {
       const int at_n = tile.column * kTileN + i * 64;
       if (first_m >= Stages::m(params.args) || at_n >= params.args.n) break;
       unsigned packed[1][8 * 2];
-      finish_parts<Element>(reinterpret_cast<float(&)[1][8][4]>(c[i]), params.args.activation, packed);
-      Output::send(params, outbox, packed[0], first_m, at_n, tile.batch);
+      finish_subtiles<Element>(reinterpret_cast<float(&)[1][8][4]>(c[i]), params.args.activation, packed);
+      Output::send(params, staging, packed[0], first_m, at_n, tile.batch);
     }
   }
 
   static __device__ __forceinline__ void finish(const Params& params, Accumulators& c, int first_m, const SpmmTile& tile,
                                                 Unstored& unstored) {
-    finish_parts<Element>(reinterpret_cast<float(&)[kOutParts][8][4]>(c), params.args.activation, unstored.packed);
+    finish_subtiles<Element>(reinterpret_cast<float(&)[kSubtiles][8][4]>(c), params.args.activation, unstored.packed);
     unstored.next = first_m < Stages::m(params.args) ? 1 : kStored;
     unstored.first_m = first_m;
     unstored.next_n = tile.column * kTileN;
@@ -199,14 +222,14 @@ struct SpmmWgmma {
   }
 
   // Starts to store the next part of a finished tile, if there is one.
-  static __device__ __forceinline__ void store_part(const Params& params, Unstored& unstored, Out& outbox) {
+  static __device__ __forceinline__ void store_subtile(const Params& params, Unstored& unstored, Out& staging) {
     if (unstored.next == kStored) return;
-    const unsigned at = outbox.acquire();
+    const unsigned at = staging.acquire();
 #pragma unroll
-    for (int i = 0; i < kOutParts; ++i) {
-      if (unstored.next & 1u << i) outbox.stage(at, unstored.packed[i]);
+    for (int i = 0; i < kSubtiles; ++i) {
+      if (unstored.next & 1u << i) staging.stage(at, unstored.packed[i]);
     }
-    Output::store(params, outbox, at, unstored.first_m, unstored.next_n, unstored.batch);
+    Output::store(params, staging, at, unstored.first_m, unstored.next_n, unstored.batch);
     unstored.next_n += 64;
     unstored.next = unstored.next_n < params.args.n ? unstored.next << 1 : kStored;
   }

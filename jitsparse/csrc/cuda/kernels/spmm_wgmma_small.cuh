@@ -16,7 +16,7 @@
 #include "../tile/element.cuh"
 #include "../tile/register_operand.cuh"
 #include "../tile/ring.cuh"
-#include "../tile/staged_part.cuh"
+#include "../tile/epilogue_subtile.cuh"
 #include "../tile/step_masks.cuh"
 #include "../tile/store_fragments.cuh"
 #include "spmm_output.cuh"
@@ -91,35 +91,35 @@ struct SpmmWgmmaSmall {
     StepMasks masks(tiles.index.steps, lane);
     RingPosition ring;
     bool full = false;  // as far as is known
-    Out outbox = Output::outbox_of(base, group, thread);
-    masks.start(tiles.next_panel.x, tiles.next_panel.y);
-    while (tiles.take()) {
+    Out staging = Output::staging_of(base, group, thread);
+    masks.start(tiles.next_panel);
+    while (tiles.advance()) {
       Accumulators c = {};
       unsigned ahead = masks.take(0);
       for (int step = 0; step < tiles.steps(); ++step) {
         const unsigned mask = ahead >> first_slot;
 #pragma unroll
-        for (int part = 0; part < Stages::kParts; ++part) {
+        for (int i = 0; i < Stages::kStagesPerStep; ++i) {
           if (!full) barriers.wait_full(ring.stage, ring.round);
           const int stage = ring.stage;
           multiply(c, operands, mask, [&] {
             ring.next(Stages::kStages);
             full = kAsksAhead && barriers.is_full(ring.stage, ring.round);
             operands = ring.stage == 0 ? first : operands.next();
-            if (part == 0) ahead = masks.take(step + 1);
+            if (i == 0) ahead = masks.take(step + 1);
           });
           barriers.release(stage, lane);
         }
       }
-      if (tiles.next.valid) masks.start(tiles.next_panel.x, tiles.next_panel.y);
+      if (tiles.next.valid) masks.start(tiles.next_panel);
       ptx::fence_accumulators(reinterpret_cast<float(&)[kTiles * kHalves][8 * 4]>(c));
       if (SPLIT && params.args.parts > 1) {
         store_sums(params.args, c, tiles, first_tile, first_half, thread);
         return;
       }
-      store(params, c, tiles.rows, tiles.tile, first_tile, first_half, outbox);
+      store(params, c, tiles.rows, tiles.tile, first_tile, first_half, staging);
     }
-    outbox.drain();
+    staging.drain();
   }
 
   // c += blocks x slab of a stage, for the blocks in the mask; `meanwhile` makes ready what the next stage needs.
@@ -176,12 +176,12 @@ struct SpmmWgmmaSmall {
 
   // Bias, activation, rounding, and out.
   static __device__ __forceinline__ void store(const Params& params, Accumulators& c, const int4& rows, const SpmmTile& tile,
-                                               int first_tile, int first_half, Out& outbox) {
+                                               int first_tile, int first_half, Out& staging) {
     const int64 m = Stages::m(params.args);
     BiasOfColumns<Element> bias[kHalves];
     if (OUT_TRANSPOSED && params.args.bias != nullptr) {
 #pragma unroll
-      for (int i = 0; i < kHalves; ++i) bias[i].ask(params.args.bias, Steps::first_row(rows, first_half + i), m, outbox.thread % 32);
+      for (int i = 0; i < kHalves; ++i) bias[i].prefetch(params.args.bias, Steps::first_row(rows, first_half + i), m, staging.thread % 32);
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
@@ -195,8 +195,8 @@ struct SpmmWgmmaSmall {
         const int at_n = tile.column * TILE_N + (first_tile + t) * 64, at_m = Steps::first_row(rows, first_half + i);
         if (at_m >= m || at_n >= params.args.n) continue;
         unsigned packed[1][8 * 2];
-        finish_parts<Element>(reinterpret_cast<float(&)[1][8][4]>(c[t][i]), params.args.activation, packed);
-        Output::send(params, outbox, packed[0], at_m, at_n, tile.batch);
+        finish_subtiles<Element>(reinterpret_cast<float(&)[1][8][4]>(c[t][i]), params.args.activation, packed);
+        Output::send(params, staging, packed[0], at_m, at_n, tile.batch);
       }
     }
   }

@@ -54,13 +54,13 @@ struct SpmmWgmmaTf32 {
     tiles.begin();
     StepMasks masks(tiles.index.steps, lane);
     RingPosition ring;
-    if (Stages::kSlots > 1) masks.start(tiles.next_panel.x, tiles.next_panel.y);
-    while (tiles.take()) {
+    if (Stages::kSlots > 1) masks.start(tiles.next_panel);
+    while (tiles.advance()) {
       Accumulators c = {};
       for (int step = 0; step < tiles.steps(); ++step) {
         const unsigned mask = Stages::kSlots > 1 ? masks.take(step) : 1;
 #pragma unroll
-        for (int part = 0; part < Stages::kParts; ++part) {
+        for (int i = 0; i < Stages::kStagesPerStep; ++i) {
           barriers.wait_full(ring.stage, ring.round);
           multiply(c, base + ring.stage * Stages::kStageBytes, group, warp, lane, mask);
           barriers.release(ring.stage, lane);
@@ -68,7 +68,7 @@ struct SpmmWgmmaTf32 {
         }
       }
       ptx::fence_accumulators(reinterpret_cast<float(&)[kTiles][kRight / 2]>(c));
-      if (Stages::kSlots > 1 && tiles.next.valid) masks.start(tiles.next_panel.x, tiles.next_panel.y);
+      if (Stages::kSlots > 1 && tiles.next.valid) masks.start(tiles.next_panel);
       if constexpr (kBlocksLeft) {
         store_rows(params.args, c, Steps::first_row(tiles.rows, group), tiles.tile.column * TILE_N, tiles.tile.batch, warp, lane);
       } else {
@@ -131,18 +131,18 @@ struct SpmmWgmmaTf32 {
   static __device__ __forceinline__ void store_half(const SpmmArgs& args, const Accumulators& c, int half, int first_m, int first_n,
                                                     int batch, int warp, int lane) {
     const int64 m = Stages::m(args);
-    float part[kTiles][8][4];
+    float rows[kTiles][8][4];
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) part[t][j][e] = c[t][8 * half + j][e];
+        for (int e = 0; e < 4; ++e) rows[t][j][e] = c[t][8 * half + j][e];
       }
     }
-    if (const float* bias = bias_of(args)) add_bias_right(part, bias, first_m, m, lane);
-    apply_activation<Tf32>(reinterpret_cast<float(&)[kTiles * 32]>(part), args.activation);
-    store_fragments<typename Left::Order, !OUT_TRANSPOSED>(part, out_of(args, batch), args.out_ld, first_n, args.n, first_m, m, warp,
+    if (const float* bias = bias_of(args)) add_bias_right(rows, bias, first_m, m, lane);
+    apply_activation<Tf32>(reinterpret_cast<float(&)[kTiles * 32]>(rows), args.activation);
+    store_fragments<typename Left::Order, !OUT_TRANSPOSED>(rows, out_of(args, batch), args.out_ld, first_n, args.n, first_m, m, warp,
                                                            lane);
   }
 

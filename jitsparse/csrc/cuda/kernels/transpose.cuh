@@ -35,10 +35,10 @@ struct Transpose {
 
   static __device__ __forceinline__ void run(const Params& params) {
     const unsigned across = unsigned(div_up(params.width, kAcross)), deep = unsigned(div_up(params.k, kDeep));
-    const unsigned part = blockIdx.x / across, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int64 batch = part / deep;
+    const unsigned strip = blockIdx.x / across, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int64 batch = strip / deep;
     const int64 column = int64(blockIdx.x % across) * kAcross + lane % 8 * kSide;
-    const int64 k = int64(part % deep) * kDeep + (warp * 4 + lane / 8) * kSide, ld = transposed_ld<Storage>(params.k);
+    const int64 k = int64(strip % deep) * kDeep + (warp * 4 + lane / 8) * kSide, ld = transposed_ld<Storage>(params.k);
     if (column >= params.width || k >= ld) return;
     const Storage* from = params.from + batch * params.batch_stride + k * params.ld + column;
     unsigned rows[kSide][4];
@@ -83,7 +83,7 @@ int transpose_operand(Args& args, const void*& operand, int64& ld, int64& batch_
 
 // What a template does to its operands before it launches a kernel.
 template <typename Kernel, typename Args>
-int as_they_lie(Args&) {
+int no_copy(Args&) {
   return cudaSuccess;
 }
 template <typename Kernel>
@@ -115,11 +115,11 @@ int transpose_values(SpmmArgs& args) {
                                                              args.nnz);
 }
 
-// The whole of a launcher: `transpose` is one of those above, and changes the arguments that `launch` is given.
+// The whole of a launcher: `copy` is one of those above, and changes the arguments that `launch` is given.
 template <typename Args>
-int launch_transposed(const void* words, int (*transpose)(Args&), int (*launch)(const Args&)) {
+int launch_after(const void* words, int (*copy)(Args&), int (*launch)(const Args&)) {
   Args args = *static_cast<const Args*>(words);
-  if (int code = transpose(args)) return code;
+  if (int code = copy(args)) return code;
   return launch(args);
 }
 

@@ -13,21 +13,21 @@ struct StepMasks {
 
   __device__ __forceinline__ StepMasks(const int4* steps, int lane) : steps(steps), lane(lane) {}
 
-  // Of the steps from `begin` to `end`.
-  __device__ __forceinline__ void start(int begin, int end) {
-    next = begin;
-    this->end = end;
-    ask();
+  // Goes to the first step of `panel`, which has steps x to y.
+  __device__ __forceinline__ void start(const int4& panel) {
+    next = panel.x;
+    end = panel.y;
+    prefetch();
   }
 
-  __device__ __forceinline__ void ask() { ahead = next + lane < end ? __ldg(&steps[next + lane].y) : 0; }
+  __device__ __forceinline__ void prefetch() { ahead = next + lane < end ? __ldg(&steps[next + lane].y) : 0; }
 
   // Of the tile's n-th step; to be called for each in turn. Past the last it is of no use, and does no harm.
   __device__ __forceinline__ unsigned take(int n) {
     if (n % 32 == 0) {
       these = ahead;
       next += 32;
-      ask();
+      prefetch();
     }
     return __shfl_sync(~0u, these, n % 32);
   }

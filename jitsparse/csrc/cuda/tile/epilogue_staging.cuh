@@ -5,13 +5,13 @@
 #include "../ptx/fence.cuh"
 #include "../ptx/l2_policy.cuh"
 #include "../ptx/tma.cuh"
-#include "staged_part.cuh"
+#include "epilogue_subtile.cuh"
 
 namespace jitsparse {
 
 // ROWS: the accumulator's rows are rows of the output, which run along the box's second axis, or else its columns.
 template <bool ROWS>
-struct Outbox {
+struct EpilogueStaging {
   static constexpr int kBytes = 64 * 128, kBuffers = 2;  // which take turns
 
   unsigned staged;
@@ -27,7 +27,7 @@ struct Outbox {
   }
 
   __device__ __forceinline__ void stage(unsigned at, const unsigned (&packed)[8 * 2]) const {
-    stage_part<ROWS>(packed, at, thread / 32, thread % 32);
+    stage_subtile<ROWS>(packed, at, thread / 32, thread % 32);
   }
 
   // Stores what all have put there to (x, y, batch) of the output; evict-first, as nobody reads it soon.

@@ -17,7 +17,7 @@ struct BiasOfColumns {
   typename Element::Storage of[8][2];
 
   // `first` is the part's first column.
-  __device__ __forceinline__ void ask(const void* values, int first, int64 extent, int lane) {
+  __device__ __forceinline__ void prefetch(const void* values, int first, int64 extent, int lane) {
     const auto* bias = static_cast<const typename Element::Storage*>(values);
 #pragma unroll
     for (int r = 0; r < 8; ++r) {
@@ -31,14 +31,14 @@ struct BiasOfColumns {
 };
 
 template <typename Element>
-__device__ __forceinline__ void add_bias_along(float (&part)[8][4], const BiasOfColumns<Element>& bias) {
+__device__ __forceinline__ void add_bias_along(float (&subtile)[8][4], const BiasOfColumns<Element>& bias) {
 #pragma unroll
   for (int r = 0; r < 8; ++r) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const float b = Element::load(bias.of[r][e]);
-      part[r][e] += b;
-      part[r][e + 2] += b;
+      subtile[r][e] += b;
+      subtile[r][e + 2] += b;
     }
   }
 }
@@ -49,7 +49,7 @@ struct BiasOfRows {
   typename Element::Storage upper = 0, lower = 0;
 
   // `first` is the warp's first row.
-  __device__ __forceinline__ void ask(const void* values, int first, int64 extent, int lane) {
+  __device__ __forceinline__ void prefetch(const void* values, int first, int64 extent, int lane) {
     const auto* bias = static_cast<const typename Element::Storage*>(values) + first + lane / 4;
     const int64 left = extent - first - lane / 4;
     upper = left > 0 ? bias[0] : 0;
@@ -58,46 +58,46 @@ struct BiasOfRows {
 };
 
 template <typename Element, int EIGHTS>
-__device__ __forceinline__ void add_bias_down(float (&part)[EIGHTS][4], BiasOfRows<Element> bias) {
+__device__ __forceinline__ void add_bias_down(float (&subtile)[EIGHTS][4], BiasOfRows<Element> bias) {
   const float upper = Element::load(bias.upper), lower = Element::load(bias.lower);
 #pragma unroll
   for (int r = 0; r < EIGHTS; ++r) {
-    part[r][0] += upper;
-    part[r][1] += upper;
-    part[r][2] += lower;
-    part[r][3] += lower;
+    subtile[r][0] += upper;
+    subtile[r][1] += upper;
+    subtile[r][2] += lower;
+    subtile[r][3] += lower;
   }
 }
 
 // Rounded: for stmatrix, four registers for every 16 columns.
 template <typename Element, bool RELU, int EIGHTS>
-__device__ __forceinline__ void pack_part(const float (&part)[EIGHTS][4], unsigned (&packed)[EIGHTS * 2]) {
+__device__ __forceinline__ void pack_subtile(const float (&subtile)[EIGHTS][4], unsigned (&packed)[EIGHTS * 2]) {
 #pragma unroll
   for (int r = 0; r < EIGHTS; ++r) {
 #pragma unroll
     for (int e = 0; e < 4; e += 2) {
-      const float low = part[r][e], high = part[r][e + 1];
+      const float low = subtile[r][e], high = subtile[r][e + 1];
       packed[2 * r + e / 2] = RELU ? Element::pack_relu(low, high) : Element::pack(low, high);
     }
   }
 }
 
 // Activation and rounding of all parts. One branch for all: one a part is 1 % of a product, and so is relu outside the cvt.
-template <typename Element, int PARTS>
-__device__ __forceinline__ void finish_parts(float (&c)[PARTS][8][4], int64 activation, unsigned (&packed)[PARTS][8 * 2]) {
+template <typename Element, int SUBTILES>
+__device__ __forceinline__ void finish_subtiles(float (&c)[SUBTILES][8][4], int64 activation, unsigned (&packed)[SUBTILES][8 * 2]) {
   if (activation == kRelu) {
 #pragma unroll
-    for (int i = 0; i < PARTS; ++i) pack_part<Element, /*RELU=*/true>(c[i], packed[i]);
+    for (int i = 0; i < SUBTILES; ++i) pack_subtile<Element, /*RELU=*/true>(c[i], packed[i]);
     return;
   }
-  apply_activation<Element>(reinterpret_cast<float(&)[PARTS * 8 * 4]>(c), activation);
+  apply_activation<Element>(reinterpret_cast<float(&)[SUBTILES * 8 * 4]>(c), activation);
 #pragma unroll
-  for (int i = 0; i < PARTS; ++i) pack_part<Element, /*RELU=*/false>(c[i], packed[i]);
+  for (int i = 0; i < SUBTILES; ++i) pack_subtile<Element, /*RELU=*/false>(c[i], packed[i]);
 }
 
 // A packed part into shared memory at `to`, with the 128-byte swizzle; rows there are the accumulator's rows, or else its columns.
 template <bool ROWS>
-__device__ __forceinline__ void stage_part(const unsigned (&packed)[8 * 2], unsigned to, int warp, int lane) {
+__device__ __forceinline__ void stage_subtile(const unsigned (&packed)[8 * 2], unsigned to, int warp, int lane) {
 #pragma unroll
   for (int r = 0; r < 8; r += 2) {
     const unsigned of_16[4] = {packed[2 * r], packed[2 * r + 1], packed[2 * r + 2], packed[2 * r + 3]};
