@@ -49,7 +49,7 @@ class Case:
         dtype: a key of :data:`DTYPES`; ``tf32`` is float32 with TF32 allowed, for the peers too.
         device: where it runs.
         pattern: one of :data:`~jitsparse.bench.patterns.PATTERNS`.
-        layout: one letter an operand, left then right, as in a variant's ``l`` knob: ``n`` as
+        layout: one letter per operand, left then right, as in a variant's ``l`` knob: ``n`` as
             stored or last axis contiguous, ``t`` a transposed view of that.
     """
 
@@ -64,7 +64,7 @@ class Case:
 
     @property
     def facts(self) -> dict[str, object]:
-        """What tells the case from others, as its row of a table says it."""
+        """What distinguishes the case from others, as its row of a table has it."""
         return {
             "op": self.op,
             "layout": self.layout,
@@ -88,7 +88,7 @@ class Case:
         return {"dsd": self.layout[0], "dds": self.layout[1], "sdd": "n"}[self.op] == "t"
 
     def useful_flops(self, pattern: Pattern) -> float:
-        """2 M N K times the density that the pattern really has."""
+        """2 M N K times the actual density of the pattern."""
         return 2.0 * math.prod(self.size) * pattern.density
 
 
@@ -107,7 +107,7 @@ def expert_case(
             and nn are the latter two transposed.
         shape: ``(tokens, hidden, ffn, experts)``.
         block: both sides of a block.
-        dtype, device: as of :class:`Case`.
+        dtype, device: as in :class:`Case`.
     """
     tokens, hidden, ffn, experts = shape
     wide = ffn * experts
@@ -197,5 +197,5 @@ def block_name(block: tuple[int, int]) -> str:
 
 
 def size_name(m: int, n: int, k: int) -> str:
-    """``4096`` of a cube, else ``MxNxK``."""
+    """``4096`` for a cube, else ``MxNxK``."""
     return f"{m}" if m == n == k else f"{m}x{n}x{k}"

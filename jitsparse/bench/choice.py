@@ -1,4 +1,4 @@
-"""Measuring choices: every legal variant of many products, and how far the chosen one is off."""
+"""Measuring choices: every legal variant of many products, and how far off the chosen one is."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ _LAYERS = (("dds", "nn"), ("dds", "nt"))
 _DSD_AND_DDS = (("dsd", "nn"), ("dsd", "tn"), *_LAYERS)
 
 _PATTERNS = ("random", "random", "banded", "powerlaw")
-"""Random ones are twice as frequent."""
+"""Random patterns are twice as frequent."""
 _CLUSTERED = (("banded", (0.1, 0.25, 0.5)), ("diagonal", (0.125, 0.5)), ("causal", (0.5,)))
-"""Patterns whose blocks lie together, and densities: most steps of a panel are full of blocks."""
+"""Patterns of clustered blocks, and densities: most steps of a panel are full of blocks."""
 
 
 def choice_section(device: torch.device, extents: Extents) -> Section:
@@ -68,12 +68,13 @@ def choice_section(device: torch.device, extents: Extents) -> Section:
 
 
 def _sample(device: torch.device, extents: Extents) -> Iterator[Case]:
-    """Of every combination some, in random order; shapes are those of the sparse operand. Then
-    some with few columns, where both operands lie along the axis that is summed over, as in the
-    forward pass of a layer: more families compete there. Then those of the other sections: headline
-    products, layers, and mixtures of experts. Then those on patterns whose blocks lie together. Of
-    those on random patterns a part comes in TF32 and in IEEE float32, too, and gradients of the
-    weights of layers."""
+    """Sample the combinations, in random order; shapes are those of the sparse operand.
+
+    After these come some with few columns and both operands contiguous along k, as in the forward
+    pass of a layer: more families compete there. Then the products of other sections (headline
+    products, layers, mixtures of experts) and those on patterns of clustered blocks. Some on random
+    patterns, and the gradients of layers' weights, come in TF32 and IEEE float32, too.
+    """
     dtype = "bf16" if device.type == "cuda" else "f32"
     everything = list(
         product(
@@ -126,7 +127,7 @@ def _sample(device: torch.device, extents: Extents) -> Iterator[Case]:
 
 
 def _headlines(extents: Extents) -> Iterator[tuple[str, str, int, float, _Shape, str]]:
-    """Dsd and dds of the sections products and linear, but those of few tokens."""
+    """Dsd and dds of the sections products and linear, except those of few tokens."""
     squares = [(size, size, size) for size in extents.products]
     layers = [
         (rows, tokens, cols)
@@ -139,7 +140,7 @@ def _headlines(extents: Extents) -> Iterator[tuple[str, str, int, float, _Shape,
 
 
 def _weight_gradients(extents: Extents) -> Iterator[tuple[str, str, int, float, _Shape, str]]:
-    """Sdd of the section linear, but those of most tokens, which take longest."""
+    """Sdd of the section linear, except those of the most tokens, which take longest."""
     for (rows, cols), tokens, block, density in product(
         extents.layers, sorted(extents.tokens)[:-1], _BLOCKS, _DENSITIES[:2]
     ):
@@ -147,7 +148,7 @@ def _weight_gradients(extents: Extents) -> Iterator[tuple[str, str, int, float, 
 
 
 def _clustered(extents: Extents) -> Iterator[tuple[str, str, int, float, _Shape, str]]:
-    """Dsd and dds in blocks that share the steps of a panel, on patterns where they do."""
+    """Dsd and dds in blocks that can share the steps of a panel, on patterns where they do."""
     smaller = [block for block in _BLOCKS if block < PANEL]
     for size, (op, layout), block in product(extents.clustered, _DSD_AND_DDS, smaller):
         for pattern, densities in _CLUSTERED:
@@ -156,7 +157,7 @@ def _clustered(extents: Extents) -> Iterator[tuple[str, str, int, float, _Shape,
 
 
 def _half(case: Case) -> str:
-    """By what is measured, so that a case is in the same half of every sample."""
+    """The half of a case, by what is measured, so that it is the same in every sample."""
     return (FITTED, HELD_OUT)[zlib.crc32(repr(sorted(case.facts.items())).encode()) % 2]
 
 
@@ -223,7 +224,7 @@ def _turns(copies: Sequence[calls.Call], candidate: Candidate) -> Callable[[int]
 
 
 def _summary(table: Table) -> Table:
-    """How many choices are how good, by operation and half."""
+    """How good the choices are, by operation and half."""
     chosen = [row for row in table.rows if row["chosen"]]
     groups: dict[tuple[str, str], list[float]] = {}
     for row in chosen:

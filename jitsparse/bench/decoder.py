@@ -1,4 +1,4 @@
-"""A decoder as language models have it; a factory makes its linear layers dense or block-sparse."""
+"""A decoder as in language models; a factory makes its linear layers dense or block-sparse."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class DecoderShape:
     Attributes:
         width: features of a token.
         hidden: features within the feed-forward part.
-        heads: of the queries; there are ``kv_heads`` of keys and values.
-        kv_heads: a divisor of ``heads``.
-        layers: one after the other.
-        context: tokens that keys and values are kept of, when one is added.
+        heads: heads of the queries.
+        kv_heads: heads of keys and values, a divisor of ``heads``.
+        layers: number of layers.
+        context: tokens whose keys and values are kept when one is added.
     """
 
     width: int
@@ -85,7 +85,7 @@ class Decoder(nn.Module):
     def caches(
         self, batch: int, dtype: torch.dtype, generator: torch.Generator
     ) -> list[tuple[Tensor, Tensor]]:
-        """Standard normal keys and values of so many sequences, for each layer."""
+        """Standard normal keys and values of ``batch`` sequences, for each layer."""
         shape = self.shape
         size = batch, shape.kv_heads, shape.context, shape.head_dim
 
@@ -139,8 +139,8 @@ class _Layer(nn.Module):
 
 
 def _rotary(first: int, tokens: int, head_dim: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, ``(tokens, head_dim / 2)``, by which the features of tokens from the
-    ``first`` position on are turned (rotary position embedding: Su et al., 2021,
+    """Cosines and sines, ``(tokens, head_dim / 2)``, that rotate the features of tokens from the
+    ``first`` position on (rotary position embedding: Su et al., 2021,
     https://arxiv.org/abs/2104.09864)."""
     half, device = head_dim // 2, like.device
     rates = _ROTARY_BASE ** (-torch.arange(half, device=device) / half)

@@ -15,28 +15,27 @@ class Extents:
 
     Attributes:
         products: m = n = k of the headline products.
-        dtypes: likewise where dtypes are compared.
-        patterns: likewise where patterns are compared.
+        dtypes: m = n = k where dtypes are compared.
+        patterns: m = n = k where patterns are compared.
         layers: ``(out, in)`` of the linear layers.
-        heaviest: of one more layer, whose values exceed 100 MB on a GPU.
+        heaviest: ``(out, in)`` of one more layer, whose values exceed 100 MB on a GPU.
         tokens: rows of a layer's input.
-        few_tokens: likewise where reading the values is what takes time.
+        few_tokens: rows so few that reading the values takes the time.
         experts: ``(tokens, hidden, ffn, experts)`` of the block-diagonal products.
         choices: ``(rows, extent, cols)`` of products whose choice of kernel is measured: the shape
-            of the sparse operand, and the third extent between.
+            of the sparse operand, with the third extent between.
         chosen: how many of those products, over all blocks, densities and patterns.
         few_choices: ``(rows, cols)`` of the sparse operand of products with few columns, whose
-            choice is measured besides.
+            choice is measured, too.
         few_columns: how many columns these have.
         few_chosen: how many of those products.
         chosen_in_32_bits, few_chosen_in_32_bits: how many of both, on random patterns, in TF32, and
             as many in IEEE float32.
-        sdd_chosen_in_32_bits: how many sdd of the first of both, likewise.
-        more_experts: as ``experts``: the choice is measured for the products of both.
-        clustered: m = n = k of products whose choice is measured on patterns with blocks that lie
-            together.
+        sdd_chosen_in_32_bits: likewise, how many sdd of the former.
+        more_experts: as ``experts``; the choice is measured for the products of both.
+        clustered: m = n = k of products whose choice is measured on patterns of clustered blocks.
         decoder: sizes of the model that is measured as a whole.
-        phases: ``(phase, tokens)`` in which it is, see :mod:`jitsparse.bench.models`.
+        phases: ``(phase, tokens)`` that are measured of it, see :mod:`jitsparse.bench.models`.
     """
 
     products: tuple[int, ...]
@@ -69,7 +68,7 @@ H200 = Extents(
     heaviest=(16384, 16384),
     tokens=(256, 4096, 16384),
     few_tokens=(1, 8, 16, 32),
-    # Those of MegaBlocks' matmul_benchmark.py.
+    # From MegaBlocks' matmul_benchmark.py.
     experts=(
         (65536, 512, 2048, 64),
         (32768, 768, 3072, 64),
@@ -141,4 +140,4 @@ SMALL = Extents(
     decoder=DecoderShape(width=256, hidden=512, heads=4, kv_heads=2, layers=1, context=32),
     phases=(("decode", 2), ("prefill", 32), ("train", 32)),
 )
-"""What a CPU does in seconds: it shows that the suite works, and says nothing about Hopper."""
+"""Takes a CPU seconds: it shows that the suite works, and says nothing about Hopper."""

@@ -1,7 +1,7 @@
-"""First use: one kernel and twenty, from an empty cache and from a full one, beside the peers; and
-eight processes that miss together.
+"""First use of one kernel and of twenty, from an empty and from a full cache, beside the peers.
 
-Every figure is that of a fresh process. The contestants take turns.
+Eight processes that miss together are measured, too. Every figure is from a fresh process. The
+contestants take turns.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ CONTESTANTS = {
     "triton": "Triton",
 }
 COUNTS = {"one": 1, "twenty": len(PROBLEMS)}
-"""Kernels of a process."""
+"""Kernels per process."""
 SECTIONS = (*COUNTS, "together")
 RANKS = 8
 RUNS = 5
-"""Of a contestant at most, and"""
+"""At most, for each contestant."""
 PATIENCE = 60.0
-"""no further one after so many seconds."""
+"""Seconds of cold runs after which a contestant has no further run."""
 
 
 def first_use_tables(
@@ -105,7 +105,7 @@ def _rows(
     jobs: int,
     on_step: Callable[[str], None],
 ) -> Iterator[dict[str, object]]:
-    """Turns of cold runs, each followed by a warm one on the cache that it filled."""
+    """Cold runs in turns, each followed by warm ones on the cache that it filled."""
     cold: dict[str, list[dict[str, float]]] = {name: [] for name in contestants}
     warm: dict[str, list[dict[str, float]]] = {name: [] for name in contestants}
     for turn in range(RUNS):
@@ -147,14 +147,14 @@ def _process(
         _arguments(name, device, count, jobs, folder),
         folder,
         TRITON_CACHE_DIR=str(folder),
-        # Threads that wait for work count as busy, and the products are not what is measured.
+        # Threads waiting for work would count as busy, and the products are not what is measured.
         OMP_NUM_THREADS="1",
     )
     return took
 
 
 def _check_entries(folder: Path, count: int) -> None:
-    """The table says how many kernels there were, so there have to be as many."""
+    """Check that there were as many kernels as the table says."""
     from jitsparse.jit import Cache
 
     found = len(list(Cache(folder).entries()))
@@ -163,7 +163,7 @@ def _check_entries(folder: Path, count: int) -> None:
 
 
 def _together(scratch: Path, device: torch.device) -> Table:
-    """Ranks of one host that need the same kernel at the same moment, of an empty cache."""
+    """Ranks of one host that need the same kernel at the same moment, with an empty cache."""
     from jitsparse.jit import Cache
 
     runs: list[dict[str, Any]] = []

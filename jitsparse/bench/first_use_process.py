@@ -35,7 +35,7 @@ PROBLEMS: tuple[tuple[str, str, int, str], ...] = (
     ("dds", "bf16", 32, "nt"),
     ("dsd", "f64", 32, "nn"),
 )
-"""(operation, dtype, block, layout), a kernel each: all operations and dtypes, three block sizes,
+"""(operation, dtype, block, layout), one kernel each: all operations and dtypes, three block sizes,
 and the layouts that a layer needs for its forward pass and both gradients."""
 
 DTYPES = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}
@@ -49,14 +49,14 @@ def ours(device: torch.device, count: int, folder: Path) -> Iterator[Callable[[]
 
     problems = list(PROBLEMS)
     if device.type == "cuda":
-        # Tensor cores are what most calls there are for.
+        # Most calls there are for tensor cores.
         problems.sort(key=lambda problem: problem[1] != "bf16")
     calls: dict[str, Callable[..., Any]] = {"dsd": js.dsd, "dds": js.dds, "sdd": js.sdd}
     for op, dtype, block, layout in problems[:count]:
         sparse = js.random(
             (SIZE, SIZE), block, 0.25, dtype=getattr(torch, DTYPES[dtype]), device=device
         )
-        # The context, the allocator and cuBLAS are no part of a first use.
+        # The context, the allocator and cuBLAS are not part of a first use.
         dense = torch.ones_like(sparse.to_dense())
         _ = dense @ dense
         operands: dict[str, tuple[Any, Any]] = {
@@ -95,7 +95,7 @@ def torch_headers(device: torch.device, count: int, folder: Path) -> Iterator[Ca
 
 
 def triton(device: torch.device, count: int, folder: Path) -> Iterator[Callable[[], Any]]:
-    """Dense products of Triton, each with tiles of its own."""
+    """Dense products in Triton, each with a different tile."""
     import torch
 
     from jitsparse.bench.triton_peer import TILES, product
@@ -117,7 +117,7 @@ CONTESTANTS: dict[str, Callable[[torch.device, int, Path], Iterator[Callable[[],
 
 
 def _processor_seconds() -> float:
-    """Of this process, and of its compilers as far as they have ended."""
+    """CPU time of this process, and of its compilers that have ended."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in used)
 
@@ -134,7 +134,7 @@ def main(contestant: str, device_name: str, count: str, jobs: str, folder: str, 
             torch.cuda.synchronize(device)
 
     synchronize()
-    # What imports left may fall due for collection at any moment, longer than a warm first use.
+    # Garbage of the imports may be collected at any moment, longer than a warm first use.
     gc.collect()
     if wait:
         print("ready", flush=True)

@@ -1,6 +1,6 @@
 """Fitting the cost model to measured times; needs SciPy.
 
-Run it on what the bench printed, all at once or in several files, and look at the change::
+Run it on the output of the bench, in one file or several, and look at the change::
 
     jitsparse bench --suite hopper --section choice --json > times.json
     python -m jitsparse.bench.fitting times.json
@@ -24,16 +24,18 @@ from jitsparse.kernels.problem import Problem, product_problem
 __all__ = ["fit", "main", "problem_of"]
 
 _Sample = tuple[list[float], float]
-"""Parts, and what is to be explained of the time, both over the time."""
+"""Parts, and how much of the time they are to explain, both divided by the time."""
 
 _FAITH = 1.0
-"""How much the prices of similar kinds count: as much as a sample in which a part takes as large a
-share of the time as in any, for each part. From 0.5 to 2 the choice is as good."""
+"""Weight of the prices of similar kinds: for each part, that of a sample in which the part takes
+its largest share of the time. From 0.5 to 2 the choice is equally good."""
 
 
 def main(*paths: str) -> None:
-    """Replace the prices of ``costs.json`` by what fits the times in all of the files, those of
-    each GPU by its own times. Prices of GPUs, and of groups on a GPU, that were not timed stay."""
+    """Fit the prices of ``costs.json`` to the times in all of the files, for each GPU to its own.
+
+    Prices of GPUs, and of groups on a GPU, that were not timed stay.
+    """
     files = [json.loads(Path(path).read_text(encoding="utf-8")) for path in paths]
     gpus = json.loads(price_table.TABLE.read_text(encoding="utf-8"))["gpus"]
     names = ("device", "commit", "command")
@@ -65,7 +67,7 @@ def main(*paths: str) -> None:
 
 
 def _formatted(gpus: Mapping[str, Mapping[str, Any]]) -> str:
-    """As JSON, a line for each kind of kernel."""
+    """As JSON, one line per kind of kernel."""
     tables = []
     for gpu, table in gpus.items():
         prices = (
@@ -83,16 +85,16 @@ def _formatted(gpus: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def fit(rows: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
-    """Prices of the parts that explain best what extras leave of the times: least squares of the
-    relative errors, none of them negative.
+    """Fit prices of the parts, none negative, to the times less the extras.
 
-    A kind is timed in 5 to 200 products, too few for eight prices. So kinds that differ little are
-    fitted together first, and each of them may then leave those prices as far as its own times ask
-    for it (a ridge). Cross-validated on the fitted half, and on the other, the choice was within
-    5 % of the best in 0.849 and 0.889 of the cases, without in 0.841 and 0.867 (028bcf0).
+    It minimises the squares of relative errors. A kind is timed in 5 to 200 products, too few for
+    eight prices. So kinds that differ little are fitted together first, and each may then deviate
+    from those prices as far as its own times require (a ridge). Cross-validated on the fitted half,
+    and on the other, the choice was within 5 % of the best in 0.849 and 0.889 of the cases, without
+    in 0.841 and 0.867 (028bcf0).
 
     Args:
-        rows: of the section ``choice``; those of the held-out half are not looked at.
+        rows: of the section ``choice``; those of the held-out half are ignored.
 
     Returns:
         kind of kernel to a price for each of :data:`~jitsparse.kernels.cost.PARTS`.
@@ -117,9 +119,12 @@ def fit(rows: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
 
 
 def _alike(kind: str) -> str:
-    """What kinds that differ little share: those of ``thin`` in the height of a block and in
-    whether an SM has two CTAs at most, others in how the dense operand lies and in whether block
-    columns are condensed, those of ``mma`` and ``fma`` in the width of a tile, too."""
+    """The common name of kinds that differ little.
+
+    Those of ``thin`` may differ in the height of a block and in whether an SM has two CTAs at most,
+    others in the layout of the dense operand and in whether block columns are condensed, those of
+    ``mma`` and ``fma`` in the width of a tile, too.
+    """
     group = price_table.group_of(kind)
     if group in price_table.OF_THEIR_OWN:
         alike = _alike_sdd if group.endswith(".sdd") else _alike
@@ -135,27 +140,27 @@ def _alike(kind: str) -> str:
 
 
 def _alike_sdd(kind: str) -> str:
-    """Likewise: how operands lie, and the side that is gathered; of ``simt`` the tile, and of
-    ``wgmma`` the block."""
+    """Kinds of an sdd may differ in the layouts of operands and in the side that is gathered, those
+    of ``simt`` in the tile, too, and those of ``wgmma`` in the block."""
     family, size, *others = kind.split(".")
     kept = [each for each in others if each not in ("along", "across", "either", "rows", "cols")]
     return ".".join((family, *([] if family in ("simt", "wgmma") else [size]), *kept))
 
 
 def _prices(samples: Sequence[_Sample], expected: Sequence[float] | None = None) -> list[float]:
-    """What explains the samples best, and deviates little from what is expected."""
+    """Prices that explain the samples best and deviate little from the expected ones."""
     import numpy as np
     from scipy.optimize import nnls
 
     parts, rest = (np.asarray(each) for each in zip(*samples, strict=True))
-    # nnls wants columns of like size.
+    # nnls needs columns of similar magnitude.
     scale = np.maximum(np.max(parts, axis=0), 1e-30)
     parts = parts / scale
     if expected is not None:
         parts = np.vstack([parts, _FAITH * np.eye(scale.size)])
         rest = np.concatenate([rest, _FAITH * scale * np.asarray(expected)])
     found, _ = nnls(parts, rest)
-    # Of no sample does what is left out take more than a millionth.
+    # What is dropped takes no more than a millionth of any sample.
     return [float(price) for price in np.where(found < 1e-6, 0, found) / scale]
 
 

@@ -19,13 +19,13 @@ __all__ = ["epilogue_calls", "measure_epilogue", "measure_few_tokens"]
 
 COPY = "copy"
 COPY_BYTES = {"cpu": 1 << 22, "cuda": 1 << 30}
-"""Of the tensor whose copy tells the bandwidth, on CUDA far beyond any cache."""
+"""Size of the tensor whose copy measures the bandwidth, on CUDA far beyond any cache."""
 
 PLAIN = "none"
 
 
 def measure_few_tokens(case: LayerCase, *, seconds: float = 2.0) -> Outcome:
-    """Time a layer on few tokens beside the dense one and beside a copy: a row a number."""
+    """Time a layer on few tokens beside the dense one and a copy: a row per number of tokens."""
     with float32_as(case.dtype), torch.no_grad():
         generator = torch.Generator(case.device).manual_seed(0)
         sparse = sparse_weights(case, generator)

@@ -17,8 +17,7 @@ __all__ = ["Process", "answer", "run", "start"]
 
 
 class Process(subprocess.Popen[str]):
-    """One whose errors go to a file: nobody reads them while it runs, and a full pipe would stop
-    it."""
+    """A process whose errors go to a file: a full pipe that nobody reads would stop it."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self.said = tempfile.TemporaryFile("w+", errors="replace")
@@ -33,9 +32,9 @@ class Process(subprocess.Popen[str]):
 
 
 def start(arguments: Sequence[str], cache: str | Path, **environment: str) -> Process:
-    """Start Python with arguments of its own and a cache of its own.
+    """Start Python with its own arguments and its own cache.
 
-    ``JITSPARSE_*`` settings of this process are not what is measured, and do not reach it.
+    It does not inherit the ``JITSPARSE_*`` settings of this process, which are not measured.
     """
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("JITSPARSE_")}
     # An installed package has its bytecode; without this, a checkout would be compiled every time.
@@ -47,10 +46,10 @@ def start(arguments: Sequence[str], cache: str | Path, **environment: str) -> Pr
 
 
 def answer(process: Process) -> Any:
-    """What a process prints last, as JSON, when it has ended.
+    """Wait for a process to end and parse the last line that it printed as JSON.
 
     Raises:
-        JitsparseError: it failed; with what it said.
+        JitsparseError: it failed; with its errors.
     """
     out, _ = process.communicate()
     with process.said as file:
@@ -61,7 +60,7 @@ def answer(process: Process) -> Any:
 
 
 def run(arguments: Sequence[str], cache: str | Path, **environment: str) -> Any:
-    """What Python prints last, as JSON, run in a process of its own.
+    """Run Python in a fresh process and parse the last line that it printed as JSON.
 
     Raises:
         JitsparseError: it failed.

@@ -25,7 +25,7 @@ __all__ = ["hopper"]
 
 _SIDES = (128, 64, 32, 16)
 _LAYOUTS = {"dsd": ("nn", "tn"), "dds": ("nn", "nt"), "sdd": LAYOUTS}
-"""The sparse operand as stored and transposed; of sdd every layout of its dense operands."""
+"""The sparse operand as stored and transposed; for sdd every layout of its dense operands."""
 
 
 def hopper(
@@ -36,7 +36,7 @@ def hopper(
     Args:
         device: where they run.
         extents: how large the cases are; by default :data:`H200` on CUDA, else :data:`SMALL`.
-        torch_tuned: also measure torch's BSR product after its own tuning, minutes a case.
+        torch_tuned: also measure torch's BSR product after its own tuning, minutes per case.
     """
     if extents is None:
         extents = H200 if device.type == "cuda" else SMALL

@@ -58,7 +58,7 @@ class LayerCase:
 
     @property
     def facts(self) -> dict[str, object]:
-        """What tells the case from others, as its rows say it."""
+        """What distinguishes the case from others, as its rows have it."""
         return {
             "layer": "x".join(map(str, self.shape)),
             "dtype": self.dtype,
@@ -106,7 +106,7 @@ def copies(case: LayerCase, shape: tuple[int, ...], generator: torch.Generator) 
 
 
 def make_layer(case: LayerCase) -> LayerData:
-    """Data of a case of one number of tokens."""
+    """Data of a case with a single number of tokens."""
     generator = torch.Generator(case.device).manual_seed(0)
     (rows, cols), (tokens,) = case.shape, case.tokens
     return LayerData(

@@ -22,11 +22,11 @@ from jitsparse.sparse import BlockSparse
 __all__ = ["PHASES", "ModelCase", "measure_model"]
 
 PHASES = ("decode", "prefill", "train")
-"""One more token of each sequence; all tokens of one sequence; these, with all gradients."""
+"""One more token of each sequence; all tokens of one sequence; the latter with all gradients."""
 
 _MULTIPLE = 16
-"""Of tokens that torch's BSR product is given, zeros in place of those that are not there: its
-kernels multiply no fewer."""
+"""Tokens for torch's BSR product are padded with zeros to a multiple of this: its kernels multiply
+no fewer."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class ModelCase:
     Attributes:
         shape: sizes of the decoder.
         phase: one of :data:`PHASES`.
-        tokens: that a call takes; of ``decode`` each is of a sequence of its own.
+        tokens: tokens per call; those of ``decode`` are each of a different sequence.
         block: ``(block_rows, block_cols)`` of the weights.
         density: share of their blocks that are stored, at random places.
         dtype: a key of :data:`~jitsparse.bench.cases.DTYPES`.
@@ -53,7 +53,7 @@ class ModelCase:
 
     @property
     def facts(self) -> dict[str, object]:
-        """What tells the case from others, as its row says it."""
+        """What distinguishes the case from others, as its row has it."""
         return {
             "phase": f"{self.phase} {self.tokens}",
             "dtype": self.dtype,
@@ -64,7 +64,7 @@ class ModelCase:
 
 def measure_model(case: ModelCase, *, seconds: float = 2.0) -> Outcome:
     """Time a decoder beside the dense one and, where that computes it, torch's BSR product."""
-    # Every case is other graphs of the same code, of which Dynamo compiles eight.
+    # Every case needs new graphs of the same code, of which Dynamo compiles eight.
     torch.compiler.reset()
     makers: dict[str, Callable[[], Call]] = {
         DENSE: partial(_call, case, _dense(case)),
@@ -84,19 +84,19 @@ def measure_model(case: ModelCase, *, seconds: float = 2.0) -> Outcome:
 
 
 def _dense(case: ModelCase) -> Linear:
-    """What makes dense layers."""
+    """A factory of dense layers."""
     factory = {"device": case.device, "dtype": DTYPES[case.dtype]}
     return lambda fan_in, fan_out: nn.Linear(fan_in, fan_out, bias=False, **factory)
 
 
 def _torch_bsr(case: ModelCase) -> Linear:
-    """What makes layers on torch's BSR product."""
+    """A factory of layers on torch's BSR product."""
     sparse = _sparse(case)
     return lambda fan_in, fan_out: _BsrLinear(sparse(fan_in, fan_out).weight)
 
 
 def _sparse(case: ModelCase) -> Callable[[int, int], BlockSparseLinear]:
-    """What makes ours, layers of one shape on one pattern."""
+    """A factory of our layers; those of one shape have one pattern."""
 
     def layer(fan_in: int, fan_out: int) -> BlockSparseLinear:
         generator = torch.Generator(case.device).manual_seed(0)
@@ -112,10 +112,10 @@ def _sparse(case: ModelCase) -> Callable[[int, int], BlockSparseLinear]:
 
 
 class _BsrLinear(nn.Module):
-    """torch's BSR product, ``weight @ x.T``, for at least as many tokens as it takes.
+    """torch's BSR product, ``weight @ x.T``, padded to as many tokens as it takes at least.
 
-    What it returns is copied to lie as x does: what follows in a decoder takes several times as
-    long on transposed activations.
+    The result is copied to the layout of x: the rest of a decoder takes several times as long on
+    transposed activations.
     """
 
     def __init__(self, weight: BlockSparse) -> None:
@@ -136,13 +136,15 @@ class _BsrLinear(nn.Module):
 
 
 def _call(case: ModelCase, linear: Linear, *, whole: bool = True) -> Call:
-    """A decoder's phase, as programs run it on CUDA: compiled a layer at a time, and a step of
-    ``decode`` replayed as a CUDA graph, since one by one its kernels take the host longer than the
-    GPU. On a CPU, where this suite only shows that it works, eager.
+    """A decoder's phase, as programs run it.
+
+    On CUDA layers are compiled one by one, and a step of ``decode`` is replayed as a CUDA graph,
+    since its kernels, launched one by one, take the host longer than the GPU. On a CPU, where this
+    suite only shows that it works, it runs eagerly.
 
     Args:
         case: what is measured.
-        linear: what makes the linear layers.
+        linear: makes the linear layers.
         whole: whether these can be compiled, too.
     """
     dtype = DTYPES[case.dtype]
@@ -183,6 +185,6 @@ def _replay(step: Callable[[], object]) -> Call:
 
     def replay(i: int) -> object:
         graph.replay()
-        return step  # whose tensors the graph reads: they live as long as this function
+        return step  # keeps the tensors alive that the graph reads
 
     return replay

@@ -22,7 +22,7 @@ from jitsparse.bench.timing import interleave_host
 __all__ = ["overhead_table"]
 
 PROCESSES = 7
-"""Fresh processes behind a median."""
+"""Fresh processes per median."""
 
 IMPORT = """
 import json, time, torch
@@ -37,7 +37,7 @@ print(json.dumps([imported - start, time.perf_counter() - start]))
 def overhead_table(
     device: torch.device, *, on_step: Callable[[str], None] = lambda what: None
 ) -> Table:
-    """Measure everything around the kernel but its first use.
+    """Measure everything around the kernel except its first use.
 
     Args:
         device: ``cpu`` or ``cuda``.
@@ -69,7 +69,7 @@ def overhead_table(
         on_step("making a pattern")
         arguments = ["-m", "jitsparse.bench.pattern_process", str(device)]
         patterns = fresh.run(arguments, scratch)
-    # Most of the package is imported when one of its names is first asked for.
+    # Most of the package is imported when one of its names is first accessed.
     for number, what in enumerate(("", " and a first name")):
         median = statistics.median(each[number] for each in beyond)
         add(f"import jitsparse{what}, beyond torch", median, "ms")
@@ -122,7 +122,7 @@ def _host_times(
 
 
 def _triton_launch(x: torch.Tensor) -> Callable[[], Any]:
-    """A Triton kernel that does nothing much, with as many arguments as dsd has operands."""
+    """A Triton kernel that does very little, with as many arguments as dsd has operands."""
     from jitsparse.bench.triton_peer import touch
 
     out = torch.empty_like(x)

@@ -1,5 +1,7 @@
-"""A process that makes patterns, and prints as JSON the median seconds of one of each size, and of
-its index alone with torch operations (:mod:`jitsparse.indexing`)::
+"""A process that makes patterns of several sizes and prints their median seconds as JSON.
+
+For each size, those of a pattern, and of its index alone with torch operations
+(:mod:`jitsparse.indexing`)::
 
     python -m jitsparse.bench.pattern_process cuda
 """
@@ -24,7 +26,7 @@ LAYOUTS = ((4096, 64), (8192, 128), (8192, 32), (8192, 16))
 
 DENSITY = 0.25
 PATTERNS = 16
-"""Of which the second half is behind a median."""
+"""The median is that of the second half."""
 
 
 def main(device_name: str) -> None:
@@ -36,7 +38,7 @@ def main(device_name: str) -> None:
 
 
 def seconds(device: torch.device, size: int, block: int) -> tuple[float, float]:
-    """Of random patterns, each of another number of blocks, until the device is done."""
+    """Time random patterns, each with a different number of blocks, until the device is done."""
     whole, index_alone = [], []
     for number in range(PATTERNS):
         density = DENSITY + number * (block / size) ** 2

@@ -1,4 +1,4 @@
-"""Where the blocks of a benchmark's matrices are: the hard case, and those that programs have."""
+"""Where the blocks of a benchmark's matrices are: the hard case, and the ones found in programs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def make_pattern(
         shape: of the matrix as stored, in elements.
         block: ``(block_rows, block_cols)``.
         density: share of the blocks that are stored; ``causal`` has its own.
-        generator: of what is random about it.
+        generator: for what is random about it.
 
     Raises:
         ArgumentError: a pattern that does not exist.
@@ -51,7 +51,7 @@ def _banded(rows: int, cols: int, density: float, generator: torch.Generator) ->
 
 
 def _diagonal(rows: int, cols: int, density: float, generator: torch.Generator) -> Tensor:
-    """Squares along the diagonal, as a mixture of experts has them."""
+    """Squares along the diagonal, as in a mixture of experts."""
     squares = max(1, round(1 / density))
     row = torch.arange(rows, device=generator.device)[:, None] * squares // rows
     col = torch.arange(cols, device=generator.device) * squares // cols
@@ -66,8 +66,8 @@ def _causal(rows: int, cols: int, density: float, generator: torch.Generator) ->
 def _powerlaw(rows: int, cols: int, density: float, generator: torch.Generator) -> Tensor:
     """The block row of rank r holds blocks in proportion to 1 / r, at random places.
 
-    A row holds ``cols`` at most; what the first rows have no room for goes to the others. As many
-    blocks are stored as in a random pattern of the same density. Ranks are dealt out at random.
+    A row holds at most ``cols``; what the first rows have no room for goes to the others. As many
+    blocks are stored as in a random pattern of the same density. Ranks are assigned at random.
     """
     device = generator.device
     total = round(density * rows * cols)

@@ -1,4 +1,4 @@
-"""Who is measured: jitsparse and the ways of computing the same product without it."""
+"""The contestants: jitsparse, and the ways of computing the same product without it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TORCH_TUNED = "torch BSR tuned"
 STK = "stk"
 
 PEERS = (DENSE, TORCH_BSR, STK)
-"""Who is invited unless a section says otherwise."""
+"""The peers, unless a section names others."""
 
 
 def contestants(
@@ -54,11 +54,11 @@ def contestants(
     Args:
         case: the product.
         operands: its data.
-        peers: who is invited beside jitsparse.
+        peers: contestants beside jitsparse.
 
     Returns:
-        name to call, name to the reason of an absence. A call takes a number, reduces it modulo the
-        copies of its inputs, and neither allocates inputs nor synchronises.
+        name to call, name to the reason for an absence. A call takes a number, reduces it modulo
+        the copies of its inputs, and neither allocates inputs nor synchronises.
     """
     makers = {name: partial(_MAKERS[name], case, operands) for name in peers}
     calls, absent = those_that_run(makers, case.device)
@@ -68,7 +68,7 @@ def contestants(
 def those_that_run(
     makers: Mapping[str, Callable[[], Call]], device: torch.device
 ) -> tuple[dict[str, Call], dict[str, str]]:
-    """The calls of peers, each tried once, and of others why not: name to call, name to reason."""
+    """The calls of peers that run, each tried once, by name; and why others do not, by name."""
     calls: dict[str, Call] = {}
     absent: dict[str, str] = {}
     for name, make in makers.items():
@@ -85,7 +85,7 @@ def those_that_run(
 
 
 def variant_of(op: str, *operands: Any) -> str:
-    """The variant that a call ran; where there is no compiler, that it ran none."""
+    """The variant that a call ran, or, without a compiler, a text that says that it ran none."""
     explanation = explain(op, *operands)
     return explanation.variant if explanation.cached else "plain torch (no compiler)"
 
@@ -161,7 +161,7 @@ def _torch_bsr(case: Case, operands: Operands) -> Call:
 
 
 def _torch_tuned(case: Case, operands: Operands) -> Call:
-    """The same after torch's own search, which takes up to minutes a case."""
+    """The same after torch's own search, which takes up to minutes per case."""
     if case.op == "sdd" or case.device.type != "cuda":
         raise NotImplementedError("torch tunes bsr_dense_addmm on CUDA only")
     from torch.sparse._triton_ops_meta import tune_bsr_dense_addmm
@@ -176,7 +176,7 @@ def _torch_tuned(case: Case, operands: Operands) -> Call:
 
 
 _TUNED: dict[tuple[object, ...], dict[str, int]] = {}
-"""What torch's search found. Not left with torch, whose untuned product would use it too."""
+"""What torch's search found. It is not left in torch, whose untuned product would use it too."""
 
 
 def _for_bsr(case: Case, operands: Operands) -> tuple[list[Tensor], list[Tensor]]:
@@ -222,8 +222,7 @@ def _stk_matrix(sparse: BlockSparse) -> object:
 
 
 def bsr_product(matrix: Tensor, **options: Any) -> Callable[[Tensor], Tensor]:
-    """What torch multiplies its BSR matrix with a dense one from the right by; ``options`` are
-    those of its Triton kernels."""
+    """torch's function for its BSR matrix times a dense one, with options of its Triton kernels."""
     if matrix.device.type != "cuda":
         return lambda dense: matrix @ dense
     from torch.sparse._triton_ops import bsr_dense_addmm
@@ -235,9 +234,9 @@ def bsr_product(matrix: Tensor, **options: Any) -> Callable[[Tensor], Tensor]:
 
 
 def bsr_of(sparse: BlockSparse) -> Tensor:
-    """As torch's BSR matrix."""
+    """Convert to torch's BSR matrix."""
     with warnings.catch_warnings():
-        # torch announces once a process that its BSR layout is in beta.
+        # torch announces once per process that its BSR layout is in beta.
         warnings.simplefilter("ignore", UserWarning)
         return sparse.to_bsr()
 

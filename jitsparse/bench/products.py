@@ -28,11 +28,11 @@ __all__ = ["Measurement", "measure", "measure_beside", "rate_scale"]
 
 @dataclass(frozen=True)
 class Measurement:
-    """A case and how long everyone took for it.
+    """A case and how long each contestant took for it.
 
     Attributes:
         case: what was measured.
-        density: share of the blocks that the pattern really stores.
+        density: share of the blocks that the pattern actually stores.
         variant: the kernel that jitsparse used.
         flops: useful operations of a call.
         timings: contestant to time.
@@ -47,7 +47,7 @@ class Measurement:
     absent: dict[str, str]
 
     def rate(self, name: str) -> float | None:
-        """Useful operations a second; for the dense product, all of its operations."""
+        """Useful operations per second; for the dense product, all of its operations."""
         if name not in self.timings:
             return None
         flops = self.flops / self.density if name == DENSE and self.density else self.flops
@@ -78,7 +78,7 @@ class Measurement:
         }
 
     def outcome(self) -> Outcome:
-        """The row, and who is missing from it."""
+        """The row, and the contestants missing from it."""
         return Outcome([self.row()], f"{self.case.op} {self.case.dtype}", self.absent)
 
 
@@ -91,7 +91,7 @@ def measure(
         case: what to measure.
         seconds: rough time to spend, compiling not counted.
         seed: of the data.
-        peers: who is invited.
+        peers: contestants beside jitsparse.
 
     Raises:
         ArgumentError: the case names something that does not exist.
@@ -111,7 +111,7 @@ def measure_beside(case: Case, other: Case, name: str, *, seconds: float = 2.0) 
     Args:
         case: what the row is about.
         other: what it is compared with: another dtype or another pattern.
-        name: of the other in the columns.
+        name: what the columns call the other.
         seconds: rough time to spend.
     """
     with float32_as(case.dtype), torch.no_grad():
@@ -135,5 +135,5 @@ def measure_beside(case: Case, other: Case, name: str, *, seconds: float = 2.0) 
 
 
 def rate_scale(device: torch.device) -> float:
-    """From operations a second to TFLOP/s on a GPU, GFLOP/s on a CPU."""
+    """From operations per second to TFLOP/s on a GPU, GFLOP/s on a CPU."""
     return 1e-12 if device.type == "cuda" else 1e-9

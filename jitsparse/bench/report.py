@@ -1,5 +1,4 @@
-"""How figures are written down: a table that becomes rich text, Markdown or JSON, under a header
-that says where it was measured."""
+"""How figures are reported: tables in rich text, Markdown or JSON, and a header on their origin."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ class Table:
         title: what was measured.
         columns: names of the columns, in order.
         rows: column to value.
-        notes: lines below the table: who is absent, and why.
+        notes: lines below the table: absent contestants, and why.
     """
 
     title: str
@@ -62,7 +61,7 @@ class Table:
                 raise ArgumentError(
                     f"there is no column {name!r}; there are {', '.join(self.columns)}"
                 )
-        # What identifies a case stands left of the first figure.
+        # The columns left of the first figure identify a case.
         facts = [c for c in self.columns[: self.columns.index("us")] if c != across]
         heads = list(dict.fromkeys(f"{across} {cell(row[across])}" for row in self.rows))
         grouped: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -134,11 +133,11 @@ def _cpu_model() -> str:
 
 
 def _commit() -> str | None:
-    """The git commit that this package is, marked if files were changed since; None outside git."""
+    """The git commit of this package, marked if files were changed since; None outside git."""
     directory = Path(__file__).parent
     git = ["git", "-C", str(directory)]
     try:
-        # An installed package may lie inside a repository that is not its own.
+        # An installed package may be inside a repository that is not its own.
         subprocess.run(
             [*git, "ls-files", "--error-unmatch", __file__], capture_output=True, check=True
         )

@@ -1,4 +1,4 @@
-"""A table to be: its cases, how one of them is measured, and how the figures are shown."""
+"""What becomes a table: its cases, how one of them is measured, and how the figures are shown."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class Described(Protocol):
 
     @property
     def facts(self) -> Mapping[str, object]:
-        """What tells the case from others: column to value."""
+        """What distinguishes the case from others: column to value."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What measuring a case gave.
+    """The result of measuring a case.
 
     Attributes:
-        rows: of the table; the facts stand left of ``us``, our time, the figures right of it.
-        about: what the absences are of.
+        rows: of the table; the facts are left of ``us``, our time, the figures right of it.
+        about: what the absences refer to.
         absent: contestant to the reason why it has no figures.
     """
 
@@ -36,7 +36,7 @@ class Outcome:
 
 
 class Unfinished(Exception):
-    """A section that its cause stopped, after some of its cases.
+    """A section that this exception's cause stopped after some of its cases.
 
     Attributes:
         table: of what was measured.
@@ -58,7 +58,7 @@ class Section:
         measure: a case and the rough seconds to spend on it, to its outcome.
         notes: what the figures mean.
         views: ``(column, across)`` of each pivot that shows the section, all rows if there is none.
-        prepare: done with all cases before the first is measured.
+        prepare: called with all cases before the first is measured.
         summary: of the table, shown instead of it.
     """
 
@@ -72,7 +72,7 @@ class Section:
     summary: Callable[[Table], Table] | None = None
 
     def narrowed(self, wanted: Mapping[str, Collection[object]]) -> Section:
-        """The cases all of whose facts are among the wanted ones; a fact it lacks is not."""
+        """Keep the cases all of whose facts are among the wanted ones; a missing fact is not."""
         kept = [
             case
             for case in self.cases
@@ -83,15 +83,15 @@ class Section:
     def table(
         self, *, seconds: float, on_case: Callable[[int, str], None] = lambda done, label: None
     ) -> Table:
-        """Measure the cases and write them down, the ones that we lose too.
+        """Measure the cases and tabulate them, including the ones that we lose.
 
         Args:
             seconds: rough time for each, compiling not counted.
             on_case: called before each with how many are done and what it is.
 
         Raises:
-            ArgumentError: none of the cases can be measured; of one that cannot a note says why.
-            Unfinished: anything else went wrong, or the user interrupts, which is its cause.
+            ArgumentError: none of the cases can be measured; if only some cannot, notes say why.
+            Unfinished: anything else went wrong, or the user interrupted; that is its cause.
         """
         rows: list[dict[str, Any]] = []
         missing: dict[tuple[str, str], set[str]] = {}
@@ -134,7 +134,7 @@ class Section:
         return Table(self.title, columns, list(rows), [*self.notes, *notes, *more])
 
     def shown(self, table: Table) -> list[Table]:
-        """The views of the section's table, of those columns that have figures, or its summary."""
+        """The summary of the section's table, or its views of the columns that have figures."""
         if self.summary is not None:
             return [self.summary(table)]
         views = [

@@ -1,13 +1,13 @@
 """The timing protocol. The rates in docs/performance.md were taken by :func:`interleave`.
 
 The contestants take turns in one process, so that clock changes, other users of the machine and
-memory placement meet all of them alike. A sample is long enough for its clock, and the median of
+memory placement affect all of them alike. A sample is long enough for its clock, and the median of
 the samples is reported; a ratio is the median of the ratios within a turn.
 
-CPU: ``perf_counter`` around enough calls to last a millisecond, after one that is not timed: who
-comes next would pay for the memory that the contestant before gave back to the system. (torch's BSR
-product gives back so much that the 16 MB output of the next call are 4096 new pages, which take
-4 to 5 ms of its 10.)
+CPU: ``perf_counter`` around enough calls to last a millisecond, after one that is not timed: the
+first call pays for the memory that the previous contestant returned to the system. (torch's BSR
+product returns so much that the 16 MB output of the next call is 4096 new pages, which take 4 to
+5 ms of its 10.)
 
 CUDA: an event before and after enough calls to last a millisecond, queued behind a sleep kernel
 that lasts until the host has queued them all, so that the host's speed is not measured. Inputs
@@ -43,14 +43,14 @@ MIN_SAMPLES = 7
 MAX_SAMPLES = 200
 MAX_CALLS = {"cpu": 1000, "cuda": 50}
 CLOCK = 2e9
-"""Cycles a second, about as many as any current GPU has at most."""
+"""Cycles per second, about the most of any current GPU."""
 SLEEP_SECONDS = (1.25e-3, 20e-3)
 """Shortest and longest sleep before a sample: 50 short calls are queued in the former."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds a call, one sample a turn.
+    """Seconds per call, one sample per turn.
 
     Attributes:
         samples: in the order in which they were taken.
@@ -60,14 +60,14 @@ class Timing:
 
     @property
     def median(self) -> float:
-        """Of all samples."""
+        """Median of all samples."""
         return statistics.median(self.samples)
 
     def times_faster_than(self, other: Timing) -> float:
         """Median over the turns of the other's time over this one's.
 
-        The samples of one turn lie milliseconds apart, so a machine that slows down for a while
-        slows both of them, where it would move the quotient of two medians.
+        The samples of one turn are milliseconds apart, so a machine that slows down for a while
+        slows both of them, whereas it would change the quotient of two medians.
         """
         pairs = zip(other.samples, self.samples, strict=True)
         return statistics.median(theirs / ours for theirs, ours in pairs)
@@ -120,8 +120,7 @@ def estimate(call: Call, device: torch.device) -> float:
 
 
 def copies_beyond_l2(bytes_each: int, device: torch.device) -> int:
-    """How many copies of inputs of this size exceed twice the L2 cache together, 64 at most; 1 on a
-    CPU."""
+    """How many copies of inputs of this size exceed twice the L2 cache, at most 64; 1 on a CPU."""
     if device.type != "cuda":
         return 1
     l2 = torch.cuda.get_device_properties(device).L2_cache_size
@@ -139,7 +138,7 @@ def sleep_cycles(count: int, host_seconds: float) -> int:
 
     Args:
         count: calls in the sample.
-        host_seconds: that the host needs for one of them. A call that waits for the device, as
+        host_seconds: what the host needs for one of them. A call that waits for the device, as
             some peers' do, looks like a very slow one: no sleep is long enough for it.
     """
     shortest, longest = SLEEP_SECONDS
@@ -181,7 +180,7 @@ def interleave_host(
 ) -> dict[str, float]:
     """Median seconds that the host spends in a call, the calls taking turns.
 
-    On CUDA the clock stops before the device is waited for, so only the host's part counts; the
+    On CUDA the clock stops before waiting for the device, so only the host's part counts; the
     calls must be short enough for the device to keep up.
 
     Args:

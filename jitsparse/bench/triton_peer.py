@@ -27,7 +27,7 @@ TILES = [(rows, cols, 32) for rows in (16, 32, 64, 128) for cols in (16, 32, 64,
 
 @triton.jit  # type: ignore[untyped-decorator]
 def product(left, right, out, n, k, ROWS: tl.constexpr, COLS: tl.constexpr, INNER: tl.constexpr):  # type: ignore[no-untyped-def]
-    """out = left @ right, a tile a program; the tiles divide the matrices."""
+    """out = left @ right, one tile per program; the tiles divide the matrices."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     cols = tl.program_id(1) * COLS + tl.arange(0, COLS)
     inner = tl.arange(0, INNER)

@@ -1,8 +1,8 @@
-"""The command line: ``jitsparse`` and ``python -m jitsparse``, one module a command.
+"""The command line: ``jitsparse`` and ``python -m jitsparse``, one module per command.
 
 Data goes to stdout, progress and errors to stderr. Exit codes: 0 done, 1 failed, 2 asked for
-something that does not exist, 3 ``warmup --check`` found a kernel missing, 130 interrupted, 143 by
-SIGTERM.
+something that does not exist, 3 ``warmup --check`` found a kernel missing, 130 interrupted, 143
+ended by SIGTERM.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: by default those of the process.
 
     Returns:
-        The exit code of a command that fails. Any other leaves through SystemExit, as usage errors
-        and ``--help`` do.
+        The exit code of a command that fails. Everything else, such as usage errors and ``--help``,
+        exits through SystemExit.
     """
-    # Closed by who started this process. To print to a stream that is None is to print to stdout.
+    # Closed by the parent process. Printing to a stream that is None would print to stdout.
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # A path may hold bytes that are no text, and is printed as the bytes that it is.
+        # A path may contain bytes that are not text, and is printed byte for byte.
         sys.stdout.reconfigure(errors="surrogateescape")
     try:
         try:
@@ -81,12 +81,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # A ValueError: what was asked for is wrong; any other error: doing it failed.
         return 2 if isinstance(error, ValueError) else 1
     except OSError as error:
-        if not isinstance(error, BrokenPipeError):  # of which who reads wants no more
+        if not isinstance(error, BrokenPipeError):  # the reader wants no more
             print(f"jitsparse: {error}", file=sys.stderr)
         _drop_output()
         return 1
     except (MemoryError, RuntimeError) as error:
-        # torch has no error of its own for a processor that is out of memory.
+        # torch has no error of its own for a CPU that is out of memory.
         if not isinstance(error, MemoryError) and "allocate" not in str(error):
             raise
         print(f"jitsparse: out of memory: {error}", file=sys.stderr)
@@ -102,13 +102,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _as_a_program() -> Iterator[None]:
-    """A scheduler's SIGTERM ends compilers and clears up, as Ctrl-C does. A warning is its text,
-    without the place in a command's code."""
+    """Let a scheduler's SIGTERM end compilers and clean up, as Ctrl-C does. Print warnings as text
+    alone, without the place in a command's code."""
 
     def end(number: int, _: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    # Who has set another handler, or ignores the signal, knows why.
+    # Another handler, or ignoring the signal, was someone's choice.
     main = threading.current_thread() is threading.main_thread()
     handles = main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if handles:
@@ -123,7 +123,7 @@ def _as_a_program() -> Iterator[None]:
 
 
 def _drop_output() -> None:
-    """Nothing that is still to be written fails once more when the process ends."""
+    """Drop what is still buffered, so that writing it does not fail again when the process ends."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

@@ -59,8 +59,8 @@ def command(
 
     Options may be repeated and may hold several values between commas; every combination is
     measured. With --suite they replace that part of the suite; with --suite hopper, whose sections
-    measure more than products, they select among its cases. The hopper suite is one of large
-    sizes on CUDA, and one of small sizes, which only shows that it works, on a CPU.
+    measure more than products, they select among its cases. The hopper suite has large sizes on
+    CUDA; on a CPU it has small sizes, which only show that it works.
     """
     from jitsparse.bench.cases import DTYPES, OPERATIONS
     from jitsparse.bench.first_use import SECTIONS
@@ -124,16 +124,16 @@ def command(
     for part in sections:
         try:
             table = _measure(part, seconds, where)
-        except Unfinished as unfinished:  # what was measured is not lost
+        except Unfinished as unfinished:  # keep what was measured
             table, stopped = unfinished.table, unfinished.__cause__
         if as_json:
             tables.append({"section": part.name, **table.as_json()})
         else:
-            # Of several tables not every one has the column; the others are shown as usual.
+            # Of several tables some may lack the column; those are shown as usual.
             columns = [c for c in pivot if len(sections) == 1 or c in table.columns]
             try:
                 views = [table.pivot(column) for column in columns]
-            except ArgumentError:  # nor with a name misspelt
+            except ArgumentError:  # keep it after a misspelt name, too
                 _print(part.shown(table), table, markdown)
                 raise
             _print(views or part.shown(table), table, markdown)
@@ -166,7 +166,7 @@ def _grid(suite: str, device: torch.device, chosen: dict[str, Any], torch_tuned:
 def _hopper(
     device: torch.device, names: Sequence[str], chosen: dict[str, Any], torch_tuned: bool
 ) -> list[Section]:
-    """The named sections of the hopper suite, and of their cases the chosen ones."""
+    """The named sections of the hopper suite, with the chosen ones of their cases."""
     from jitsparse.bench.cases import block_name, size_name
     from jitsparse.bench.hopper import hopper
 
@@ -208,7 +208,7 @@ _FACTS = {
 
 
 def _measure(section: Section, seconds: float, device: torch.device) -> Table:
-    # A call that has to be compiled is not to be answered, and timed, by plain torch.
+    # A call that has to be compiled must not be answered by plain torch, and timed.
     with config.override(first_use="wait"), _progress() as progress:
         task = progress.add_task("", total=len(section.cases))
         table = section.table(
@@ -224,7 +224,7 @@ def _measure(section: Section, seconds: float, device: torch.device) -> Table:
 
 
 _AROUND = ("overhead", "first-use")
-"""Suites of what surrounds products."""
+"""Suites that measure what surrounds products."""
 
 
 def _around(suite: str, device: torch.device, sections: Sequence[str]) -> list[Table]:

@@ -35,8 +35,8 @@ def export(
     """Write entries and the tuned table, of read-only caches too, to one archive.
 
     Without filters everything is exported. Filters may be repeated and may hold several values
-    between commas. With kernels for a GPU goes what computes the indices of patterns there, unless
-    variants are named. Exits with 1 if something asked for is damaged; the rest is written.
+    between commas. Kernels for a GPU come with the function that computes patterns' indices there,
+    unless variants are named. Exits with 1 if something asked for is damaged; the rest is written.
     """
     from jitsparse.jit.exporting import export as write
 
@@ -59,7 +59,7 @@ def export(
 
 
 def _with_index(asked: Callable[[Variant], bool], cache: Cache) -> Callable[[Variant], bool]:
-    """What is asked for, and with kernels for a GPU the function that patterns on a GPU want, which
+    """What is asked for, and with kernels for a GPU the function that patterns on a GPU need, which
     no filter on operations, dtypes or targets names."""
     from jitsparse.jit import Variant
     from jitsparse.kernels import registry
@@ -76,7 +76,7 @@ def import_(
 ) -> None:
     """Bring the entries of a bundle into the writable cache. Runs nothing that is in it.
 
-    A bundle is code: import it only from whom you would take a program. Entries that are there
+    A bundle is code: import it only from someone whose programs you would run. Existing entries
     stay. Exits with 1 if something in the bundle is damaged; the rest is imported.
     """
     from jitsparse.jit.importing import import_bundle

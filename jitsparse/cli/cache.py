@@ -1,7 +1,7 @@
 """``jitsparse cache``: where compiled kernels are, and everything that is done with them.
 
-Exit codes: 0 fine; 1 something is bad: a damaged entry, a bundle that is none, a cache that others
-can write to; 2 asked for in a way that is not understood.
+Exit codes: 0 fine; 1 something is bad: a damaged entry, a file that is not a bundle, a cache that
+others can write to; 2 the arguments are not understood.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def info(as_json: bool = JSON) -> None:
 
 @app.command("clear")
 def clear(as_json: bool = JSON) -> None:
-    """Delete every entry of the writable cache. Read-only caches and what was tuned are kept."""
+    """Delete every entry of the writable cache. Read-only caches and the tuned table are kept."""
     where = jit.cache_info()["path"]
     count = jit.clear_cache()
     if as_json:

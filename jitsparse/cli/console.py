@@ -37,9 +37,9 @@ PROSE = "error"
 
 
 def stdout() -> Console:
-    """Console for data. Redirected, it has no width, so that no cell is ever cut.
+    """Console for data. When redirected it has no width limit, so that no cell is ever cut.
 
-    Without markup: a path or a compiler's message may hold square brackets.
+    Without markup: a path or a compiler's message may contain square brackets.
     """
     width = None if sys.stdout.isatty() else 10_000
     return Console(highlight=False, markup=False, emoji=False, width=width)
@@ -70,7 +70,7 @@ def print_table(
 ) -> None:
     """Rows as a table on stdout; figures to three digits, flush right.
 
-    Where a terminal is too narrow, columns that distinguish no rows go into the title; what is
+    If the terminal is too narrow, columns that distinguish no rows go into the title; what is
     still too wide is left to the terminal, so that a name stays whole and can be copied.
     """
     console = console or stdout()
@@ -104,7 +104,7 @@ def _table(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -> Tabl
 
 
 def _width(console: Console, table: Table) -> int:
-    """What a table takes where nothing limits it; with text, the width of the terminal."""
+    """Width of a table if nothing limits it; with text, the width of the terminal."""
     if any(column.header == PROSE for column in table.columns):
         return console.width
     return console.measure(table, options=console.options.update(width=100_000)).maximum

@@ -29,9 +29,9 @@ def command(
     """Look at compilers, torch, driver, settings and caches, and compile one kernel for the CPU
     and, if there is nvcc, one with it.
 
-    Each finding that is not as it should be comes with its remedy. Exits with 1 if one of them
-    makes calls fail, run what others could have written, or lose what they compile (x); one that
-    costs time or may surprise (!) leaves the exit code 0. Works when torch cannot be imported.
+    Each problem comes with its remedy. Exits with 1 if one of them makes calls fail, run what
+    others could have written, or lose what they compile (x); a problem that costs time or may
+    surprise (!) leaves the exit code 0. Works when torch cannot be imported.
     """
     from jitsparse.doctor import examine
 
@@ -52,14 +52,14 @@ def command(
 
 
 def _table(findings: Sequence[Finding]) -> Table:
-    """A row a finding; below what is wrong stands its remedy."""
+    """One row per finding, with its remedy, if any, below."""
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column()
     table.add_column()
     table.add_column(overflow="fold")
     for finding in findings:
         mark, style = MARKS[finding.status]
-        # Text, and not markup: a path or a compiler's message may hold square brackets.
+        # Text, not markup: a path or a compiler's message may contain square brackets.
         table.add_row(Text(mark, style), Text(finding.name), Text(finding.found))
         if finding.remedy:
             table.add_row("", "", Text(f"-> {finding.remedy}", "bold"))

@@ -34,8 +34,8 @@ def command(
 ) -> None:
     """Print which kernel a product runs, why, and where it is kept. Compiles nothing.
 
-    The product is (m, k) @ (k, n); what is sparse is the left operand of dsd, the right one of dds
-    and the result of sdd. ``--arch`` and ``--gpu`` explain another machine's choice.
+    The product is (m, k) @ (k, n). The left operand of dsd is sparse, the right one of dds and the
+    result of sdd. ``--arch`` and ``--gpu`` explain another machine's choice.
     """
     from jitsparse.explain import explain
     from jitsparse.kernels import price_table, registry
@@ -69,7 +69,7 @@ def command(
 
 
 def _device(asked: str, targets: tuple[str, ...]) -> str:
-    """The device of a request: as asked, else that of the target, else the GPU if there is one."""
+    """The device of a request: the one named, else the target's, else the GPU if there is one."""
     import torch
 
     from jitsparse.kernels import registry

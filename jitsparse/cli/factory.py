@@ -1,4 +1,4 @@
-"""A model of the user's, named on the command line as ``module:factory``, and its inputs."""
+"""A user's model, named on the command line as ``module:factory``, and its inputs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _AUTOCAST = {"bf16": "bfloat16", "f16": "float16"}
 def check_model_options(
     model: str, products: Mapping[str, Any], of_model: Mapping[str, Any]
 ) -> None:
-    """Refuse what belongs to a model where there is none, and names products where there is one.
+    """Refuse options of a model if there is none, and options that name products if there is one.
 
     Args:
         model: the value of ``--model``.
@@ -74,8 +74,10 @@ def with_model(
     autocast: str,
     find: Callable[[torch.nn.Module, list[torch.Tensor], str | None], Sequence[_Found]],
 ) -> list[_Found]:
-    """All that is found of a model, given it, examples of its inputs and its dtype if one is asked
-    for, for each size of the inputs, under autocast to a dtype if that is asked for.
+    """Everything that ``find`` returns for a model, for each size of its inputs.
+
+    It gets the model, examples of its inputs and the dtype, if one is asked for. It runs under
+    autocast to a dtype, if that is asked for.
 
     Raises:
         typer.BadParameter: the model, its inputs or the dtype are not what they should be.
@@ -96,7 +98,7 @@ def with_model(
         )
     together = [[each[i % len(each)] for each in examples] for i in range(max(counts))]
     try:
-        # What the model's own code prints is not to stand before our JSON.
+        # What the model's own code prints must not precede our JSON.
         with contextlib.redirect_stdout(sys.stderr), _autocast(autocast):
             model, dtype = one(name, read_model, "--model"), dtypes[0] if dtypes else None
             found = [each for some in together for each in find(model, some, dtype)]
@@ -112,7 +114,7 @@ def with_model(
 
 @contextlib.contextmanager
 def _autocast(name: str) -> Iterator[None]:
-    """Autocast of processors and GPUs to a dtype; nothing if its name is empty."""
+    """Autocast of CPUs and GPUs to a dtype; nothing if its name is empty."""
     if not name:
         yield
         return
@@ -120,25 +122,25 @@ def _autocast(name: str) -> Iterator[None]:
 
     dtype = getattr(torch, _AUTOCAST[one(name, one_of(tuple(_AUTOCAST)), "--autocast")])
     with contextlib.ExitStack() as stack:
-        # Where there is no GPU a model runs as if on a processor.
+        # Without a GPU a model runs as if on a CPU.
         for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
             stack.enter_context(torch.autocast(device, dtype))
         yield
 
 
 def read_model(text: str) -> torch.nn.Module:
-    """What ``module:factory`` names, called without arguments.
+    """Call the factory that ``module:factory`` names, without arguments.
 
     The module is found as ``python -m`` finds it: in the current directory, too.
 
     Raises:
-        ValueError: there is no such module or factory, it raised, or made no model. The message
-            says which.
+        ValueError: there is no such module or factory, it raised, or it returned no model. The
+            message says which.
     """
     import torch
 
     module, _, path = text.partition(":")
-    # The import system takes a name apart itself; relative ones have nothing to be relative to.
+    # The import system splits a name itself; relative ones have nothing to be relative to.
     parts = [*module.split("."), *path.split(".")]
     if not all(part.isidentifier() for part in parts):
         raise ValueError(
@@ -161,9 +163,10 @@ def read_model(text: str) -> torch.nn.Module:
 
 
 def read_inputs(text: str) -> list[torch.Tensor]:
-    """``"8x512"`` or ``"8x128:int64"`` as an example without data; ``"5-64x512"`` as one of 5 and
-    one for each power of two up to 64. Kernels are chosen by sizes rounded up to these, so no other
-    number of rows between has one of its own.
+    """``"8x512"`` or ``"8x128:int64"`` as an example without data, a range as several.
+
+    ``"5-64x512"`` is one of 5 and one for each power of two up to 64. Kernels are chosen by sizes
+    rounded up to these, so no other number of rows between has its own.
 
     Raises:
         ValueError: it is none of these.
@@ -196,8 +199,8 @@ def _size(text: str) -> int:
 
 
 def _enough(first: int, last: int) -> list[int]:
-    """Numbers whose multiples, rounded up to powers of two, are those of all from ``first`` to
-    ``last``."""
+    """Numbers whose multiples, rounded up to powers of two, are the same as those of all numbers
+    from ``first`` to ``last``."""
     from jitsparse.kernels.problem import octave
 
     sizes = [first]
@@ -223,7 +226,7 @@ def _import(name: str) -> Any:
 
 
 def _said(error: BaseException) -> str:
-    """An error's kind, its first line, and where the user's code raised it, if that did."""
+    """An error's type, its first line, and where the user's code raised it, if it did."""
     text = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return text if frame.filename == __file__ else f"{text} ({frame.filename}:{frame.lineno})"

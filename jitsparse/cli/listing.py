@@ -66,7 +66,7 @@ def command(
         sized = [row | {"library": format_bytes(row["library_bytes"])} for row in rows]
         print_table(sized, ["variant", "library", "compile s", "compiled"])
     number = counted(len(rows), "known variant" if known else "cached kernel")
-    # What is known is asked of no cache, which may be one that is refused.
+    # The default table needs no cache, which may be one that is refused.
     where = "" if known else f" in {', '.join(str(root) for root in cache.current().roots)}"
     stderr().print(f"{number}{where}", soft_wrap=True)
 

@@ -1,4 +1,4 @@
-"""Values of options that several commands take; what is wrong with one is a ValueError."""
+"""Values of options that several commands take; an illegal one raises ValueError."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ written first."""
 
 
 def one_of(legal: Sequence[str]) -> Callable[[str], str]:
-    """A reader of names."""
+    """A reader of legal names."""
 
     def read(text: str) -> str:
         if text not in legal:
@@ -71,7 +71,7 @@ def read_density(text: str) -> float:
 
 
 def readable_file(text: str) -> Path:
-    """A file that is there."""
+    """A file that exists."""
     path = Path(text)
     short = len(os.fsencode(text)) <= MAX_PATH
     if short and path.is_dir():
@@ -82,9 +82,9 @@ def readable_file(text: str) -> Path:
 
 
 def writable_file(text: str) -> Path:
-    """A file that is there or could be; asked before the work whose result it is to hold."""
+    """A file that exists or could; checked before the work whose result it will hold."""
     path = Path(text)
-    # Written beside and renamed, so what is no regular file would be replaced by one.
+    # Written beside and renamed, so anything but a regular file would be replaced by one.
     if not path.name or (os.path.lexists(path) and not os.path.isfile(path)):
         raise ValueError("not the name of a file")
     if len(os.fsencode(path.name)) > MAX_NAME:
@@ -109,7 +109,7 @@ def variant_filter(
 
     Raises:
         typer.BadParameter: an operation or a dtype that neither jitsparse nor a cached kernel of
-            another template has; a block size or target that there cannot be.
+            another template has; an impossible block size or target.
     """
     from jitsparse.jit import Variant, cache
     from jitsparse.kernels import registry

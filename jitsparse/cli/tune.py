@@ -63,9 +63,9 @@ def command(
     """Time every legal kernel of products and have calls on this kind of machine use the fastest.
 
     Options may be repeated and may hold several values between commas; every combination is
-    tuned. With --model what is tuned are the products that it computes, on random patterns. Exits
-    with 1 if a product could not be tuned, or a kernel did not compile, did not run or gave wrong
-    results. --export alone writes the table that there is.
+    tuned. With --model the products that it computes are tuned, on random patterns. Exits with 1 if
+    a product could not be tuned, or a kernel did not compile, did not run or gave wrong results.
+    --export alone writes the existing table.
     """
     from jitsparse.jit import cache as caches
     from jitsparse.kernels import registry
@@ -126,7 +126,7 @@ def command(
         _print_plans(problems, where, as_they_are=bool(model), as_json=as_json)
         return
     caches.current().require_writable("no winner would be kept")
-    # What was asked for by its sizes exists, or that is an error; a model may have what does not.
+    # A problem asked for by its sizes must exist; a model may have problems that do not.
     done, untuned = _time(problems, where, seconds, jobs or None, all_exist=not model)
     failures = _print_tunings(done, untuned, as_json=as_json)
     if export is not None:
@@ -144,8 +144,8 @@ def _print_plans(
 
     plans = []
     for problem in problems:
-        # Where sizes are odd, tensors as torch allocates them have another problem. A model's lie
-        # as they do there.
+        # If sizes are odd, tensors as torch allocates them have another problem. A model's problems
+        # are those of its own tensors.
         real = problem if as_they_are else calls.sample(problem, device).problem
         names = [each.variant.name for each in legal_candidates(real, _index(device))]
         plans.append({"problem": real.name, "variants": names})
@@ -168,7 +168,7 @@ def _time(
     *,
     all_exist: bool,
 ) -> tuple[list[Tuning], dict[Problem, str]]:
-    """What was found of each problem, and why others have no call that could be timed.
+    """The tuning of each problem, and why others have no call that could be timed.
 
     Raises:
         ArgumentError: one has none, and ``all_exist``.
@@ -193,8 +193,8 @@ def _time(
         for each in legal_candidates(problem.rounded(), _index(device))
     )
     with progress:
-        # All at once, so that no compiler waits for another problem's clock, or disturbs it. What
-        # fails here fails again, and is reported, where it is missed.
+        # All at once, so that no compiler waits for another problem's timing, or disturbs it. What
+        # fails here fails again, and is reported, where it is needed.
         task = progress.add_task("compiling", total=len(variants))
         compile_variants(variants, jobs=jobs, on_outcome=lambda _: progress.advance(task))
         task = progress.add_task("", total=len(problems))
@@ -215,7 +215,7 @@ def _time(
 def _print_tunings(
     done: Sequence[Tuning], untuned: Mapping[Problem, str], *, as_json: bool
 ) -> list[dict[str, Any]]:
-    """What came of it; returns what failed."""
+    """Print the results; returns what failed."""
     failures = [
         {"problem": each.problem.name, "failed": name, "error": error}
         for each in done
@@ -244,7 +244,7 @@ def _print_tunings(
 
 
 def _index(device: torch.device) -> int:
-    """Of a GPU; -1 for the current one, or a CPU."""
+    """Index of a GPU; -1 for the current one, or a CPU."""
     return -1 if device.index is None else device.index
 
 

@@ -19,7 +19,7 @@ JSON = typer.Option(False, "--json", help="Print JSON.")
 
 
 def ls(as_json: bool = JSON) -> None:
-    """List every entry: size, target, what it took to compile, last use. Last used first."""
+    """List every entry: size, target, compile time, last use. The last used come first."""
     entries = sorted(stored(caches.current()), key=lambda each: -each.last_use)
     if as_json:
         print_json(
@@ -83,7 +83,7 @@ def prune(
     dry_run: bool = typer.Option(False, "--dry-run", help="Print what would go, and stop."),
     as_json: bool = JSON,
 ) -> None:
-    """Delete entries of the writable cache, those that were not used for longest first.
+    """Delete entries of the writable cache, the least recently used first.
 
     Kernels that a process has loaded are safe, and so are builds in progress and read-only caches.
     """
@@ -115,7 +115,7 @@ def explain_miss(
     variant: str = typer.Argument(help="Name of a variant of ours, as explain and list print it."),
     as_json: bool = JSON,
 ) -> None:
-    """Print why a kernel would be compiled: in what the nearest entry of its name differs."""
+    """Print why a kernel would be compiled: how the nearest entry of its name differs."""
     from jitsparse.kernels import registry
 
     parsed = one(variant, registry.variant_named, "VARIANT")

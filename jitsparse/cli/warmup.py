@@ -185,7 +185,7 @@ def _of_model(
 
 
 def _print_survey(outcomes: Sequence[Outcome], *, everything: bool, as_json: bool) -> int:
-    """What would be compiled, and everything else if asked; returns how many those are."""
+    """Print what would be compiled, and everything else if asked; returns the former's number."""
     counts = Counter(outcome.status for outcome in outcomes)
     shown = [each for each in outcomes if everything or each.status == "missing"]
     if as_json:
@@ -207,7 +207,7 @@ def _print_survey(outcomes: Sequence[Outcome], *, everything: bool, as_json: boo
 def _print_outcomes(
     outcomes: Sequence[Outcome], seconds: float, jobs: int, *, as_json: bool
 ) -> bool:
-    """What came of it; returns whether something failed."""
+    """Print the results; returns whether something failed."""
     counts = Counter(outcome.status for outcome in outcomes)
     failed = [outcome for outcome in outcomes if outcome.error is not None]
     if as_json:
@@ -251,13 +251,13 @@ def _facts(outcome: Outcome) -> dict[str, object]:
 
 
 def _failures(failed: list[Outcome]) -> list[dict[str, object]]:
-    """A row for each error: a missing compiler fails every variant with the same one."""
+    """A row per error: a missing compiler fails every variant with the same one."""
     grouped: dict[str, list[tuple[str, str]]] = {}
     for outcome in failed:
         name = outcome.variant.name
         # The first lines hold the compiler's first error; the log has the rest.
         text = "\n".join(str(outcome.error).strip().splitlines()[:3])
-        # What differs from one to the next: the name, and the log, whose path has it too.
+        # What differs from one to the next: the name, and the log, whose path contains it, too.
         common = _LOG_PATH.sub("", text).replace(name, "the kernel")
         grouped.setdefault(common, []).append((name, text))
     return [

@@ -13,11 +13,11 @@ __all__ = ["draw", "missing_library"]
 
 COLORS = {"dense": "#8a8f98", "sparse": "#d1495b"}
 SMOOTHING = 10
-"""Steps averaged for a point of the training curve."""
+"""Steps averaged for each point of the training curve."""
 
 
 def missing_library() -> str | None:
-    """What to say if the picture cannot be drawn, or None if it can."""
+    """What to print if the picture cannot be drawn, or None if it can."""
     if find_spec("matplotlib") is not None:
         return None
     return (
@@ -54,7 +54,7 @@ def draw(demo: Demo, path: Path) -> Path:
     losses.legend(frameon=False)
     losses.spines[["top", "right"]].set_visible(False)
 
-    # The first steps fall so far that the rest would look flat.
+    # The loss of the first steps falls so far that the rest would look flat.
     losses.set_ylim(top=max(loss for run in demo.runs.values() for _, loss in run.held_out) + 0.5)
 
     sparse = demo.models["sparse"]

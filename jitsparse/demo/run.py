@@ -22,7 +22,7 @@ from jitsparse.nn import BlockSparseLinear
 __all__ = ["Demo"]
 
 TRAINING_SECONDS = 75.0
-"""Where the default number of steps would take longer, fewer are taken."""
+"""If the default number of steps would take longer, there are fewer."""
 
 MIN_STEPS = 20
 
@@ -32,8 +32,8 @@ class Demo:
 
     Args:
         device: where to train.
-        steps: optimiser steps of each model; by default what suits the device, and what a slow one
-            can do in :data:`TRAINING_SECONDS`.
+        steps: optimiser steps of each model; by default what suits the device, or as many as a slow
+            one can do in :data:`TRAINING_SECONDS`.
         seed: of initial weights, patterns and batches.
         config: sizes of the models; by default what suits the device.
     """
@@ -72,14 +72,14 @@ class Demo:
         """Compile what training needs, and set the number of steps if none was asked for.
 
         Returns:
-            Cache entries of the kernels that were compiled. Those that were in the cache before are
-            not among them and count no compile seconds.
+            Cache entries of the kernels that were compiled. Kernels already in the cache are not
+            among them and add no compile seconds.
         """
         compiled: list[jit.Entry] = []
         step_seconds = 0.0
         for name, model in self.models.items():
             before = {entry.path for entry in cache.current().entries()}
-            with config.override(first_use="wait"):  # what is answered by plain torch is no step
+            with config.override(first_use="wait"):  # a step of plain torch does not count
                 step_seconds += warm_up(model, self.config, self.settings, self.device)
             fresh = [entry for entry in cache.current().entries() if entry.path not in before]
             self._compile_seconds[name] = sum(entry.compile_seconds for entry in fresh)
@@ -99,7 +99,7 @@ class Demo:
             return explain("linear", x, layer.weight, layer.bias).cached
 
     def train(self, on_step: Callable[[int, str], None] = lambda done, text: None) -> None:
-        """Train both models; ``on_step`` hears how many steps are done and how it goes."""
+        """Train both models; ``on_step`` gets the number of steps done and the losses as text."""
 
         def report(done: int, runs: dict[str, Run]) -> None:
             losses = (f"{name} {run.train_loss[-1]:.3f}" for name, run in runs.items())
@@ -143,7 +143,7 @@ class Demo:
         ]
 
     def write_json(self, path: Path) -> Path:
-        """Every figure of the run, with where and by which command it was measured."""
+        """Write every figure of the run, and where and by which command it was measured."""
         runs = {
             name: {
                 **self.summary()[name],

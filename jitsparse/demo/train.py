@@ -1,4 +1,4 @@
-"""Training the twins side by side: one step of each in turn, so that both see the same machine."""
+"""Training the twins side by side, one step of each in turn, so that both see the same machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TrainConfig:
         batch: windows in a step.
         learning_rate: peak of a short warm-up followed by a cosine.
         evaluations: how often the held-out loss is taken, the end included.
-        eval_batches: batches of held-out text averaged for one of them.
+        eval_batches: batches of held-out text averaged for each of them.
     """
 
     steps: int = 120
@@ -41,7 +41,7 @@ SETTINGS = {
     "cpu": TrainConfig(),
     "cuda": TrainConfig(steps=600, batch=16, learning_rate=3e-4),
 }
-"""About a minute with the model of the same device."""
+"""Training takes about a minute with the model of the same device."""
 
 
 @dataclass
@@ -50,8 +50,8 @@ class Run:
 
     Attributes:
         parameters: trainable parameters.
-        train_loss: loss of each step, in nats a character.
-        held_out: ``(step, loss)`` of each evaluation, in nats a character.
+        train_loss: loss of each step, in nats per character.
+        held_out: ``(step, loss)`` of each evaluation, in nats per character.
         step_seconds: seconds of each step: forward, backward, optimiser.
         compile_seconds: seconds that the compiler took before the first step.
     """
@@ -71,9 +71,9 @@ class Run:
 def warm_up(
     model: CharTransformer, config: ModelConfig, settings: TrainConfig, device: torch.device
 ) -> float:
-    """Run a few forward and backward passes and evaluations, and forget them.
+    """Run a few forward and backward passes and evaluations, and discard them.
 
-    Every kernel that training needs is compiled in the first round, so step times hold no
+    Every kernel that training needs is compiled in the first round, so step times include no
     compilation.
 
     Returns:
@@ -122,7 +122,7 @@ def train(
     held_out = [(x.to(device), y.to(device)) for x, y in held_out]
     runs = {name: Run(_parameters(model)) for name, model in models.items()}
     optimisers = {
-        # Fused: the dense twin, with four times the parameters, would lose most without it.
+        # Fused: without it the dense twin, with four times the parameters, would lose the most.
         name: torch.optim.AdamW(model.parameters(), lr=0.0, betas=(0.9, 0.95), fused=True)
         for name, model in models.items()
     }
@@ -157,12 +157,12 @@ def precision(device: torch.device) -> torch.autocast:
 
 @torch.no_grad()
 def evaluate(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> float:
-    """Mean loss in nats a character over equally large batches."""
+    """Mean loss in nats per character over equally large batches."""
     return sum(_loss(model, x, y).item() for x, y in batches) / len(batches)
 
 
 def _loss(model: nn.Module, characters: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy in nats a character."""
+    """Cross-entropy in nats per character."""
     with precision(characters.device):
         return F.cross_entropy(model(characters).flatten(0, 1), targets.flatten())
 

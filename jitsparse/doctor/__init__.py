@@ -1,7 +1,7 @@
 """What ``jitsparse doctor`` looks at: the machine, its compilers, the settings and the caches.
 
-Nothing here imports torch before another process has shown that this is possible, and nothing
-stops at a setting that is illegal: it is reported, and the rest is looked at without it.
+Nothing here imports torch before another process has shown that this is possible. An illegal
+setting stops nothing: it is reported, and everything else is examined without it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def examine(*, smoke_compile: bool = True) -> list[Finding]:
         smoke_compile: whether to compile a kernel for the CPU and one for CUDA.
 
     Returns:
-        The findings, in an order that depends on nothing but what there is to look at.
+        The findings, in an order that depends only on what there is to look at.
 
     Example:
         >>> from jitsparse.doctor import examine

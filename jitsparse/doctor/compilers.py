@@ -20,7 +20,7 @@ __all__ = ["check_cxx", "check_ninja", "check_nvcc", "toolkit_version"]
 
 COMPILE_TIMEOUT = 120.0
 
-# What kernels need of a compiler: the standard library's headers, OpenMP, a shared library.
+# What kernels need from a compiler: the standard library's headers, OpenMP, a shared library.
 _SOURCE = """
 #include <cmath>
 #include <cstdint>
@@ -86,7 +86,7 @@ def check_ninja(settings: Config) -> Iterator[Finding]:
 
 
 def check_nvcc(settings: Config, torch: Torch) -> Iterator[Finding]:
-    """The CUDA toolkit, held against the CUDA that torch was built with."""
+    """The CUDA toolkit, compared with the CUDA that torch was built with."""
     try:
         tools = toolchain.find("cuda")
     except ToolchainError as error:
@@ -119,7 +119,7 @@ def check_nvcc(settings: Config, torch: Torch) -> Iterator[Finding]:
 
 
 def toolkit_version() -> tuple[int, int] | None:
-    """Release of the toolkit that is found, or None if there is none or it does not say."""
+    """Release of the toolkit found, or None if there is none or it does not report one."""
     try:
         nvcc = toolchain.find("cuda").nvcc
         text = nvcc.ask() if nvcc else ""
@@ -137,7 +137,7 @@ def _missing(name: str, message: str, settings: Config) -> Finding:
 
 
 def _lacking(name: str, status: Status, message: str) -> Finding:
-    """A finding of the toolchain's own message, whose last sentences are the remedy."""
+    """A finding from the toolchain's own message, whose last sentences are the remedy."""
     before, separator, after = message.partition(" Install")
     remedy = f"Install{after}" if separator else "Install it, or set CXX or CUDA_HOME to another."
     return Finding(name, status, before, remedy)

@@ -1,4 +1,4 @@
-"""What a check of ``jitsparse doctor`` has to say."""
+"""What a check of ``jitsparse doctor`` reports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Finding:
     Attributes:
         name: what it was, the same in every run: ``torch``, ``cache.mount``.
         status: ``"ok"``; ``"warn"`` for what costs time or may surprise; ``"fail"`` for what makes
-            calls fail; ``"skip"`` if it could not be looked at, or was not to be.
+            calls fail; ``"skip"`` if it could not be examined, or was not to be.
         found: what there is, in words.
         remedy: what to do about it, in one line; empty if there is nothing to do.
     """
@@ -30,9 +30,9 @@ class Finding:
 
 
 def guarded(name: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
-    """The findings of a check; that the check itself broke is one more.
+    """The findings of a check, and one more if the check itself fails.
 
-    A doctor who dies of what he looks at helps nobody: whatever a check did not foresee is
+    A doctor that crashes on what it examines helps nobody: whatever a check did not foresee is
     reported, and the other checks go on.
     """
     try:

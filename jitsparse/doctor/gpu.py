@@ -15,10 +15,10 @@ from jitsparse.jit.environment import CPU_TARGETS, Config
 __all__ = ["check_driver", "check_gpu", "check_targets", "driver_version"]
 
 LEAST_CAPABILITY = (8, 0)
-"""Of the GPUs that CUDA kernels are written for."""
+"""The least compute capability that CUDA kernels are written for."""
 
 DEVICE_NODE = Path("/dev/nvidiactl")
-"""Is there if the driver's kernel module is loaded, and was handed into the container."""
+"""Exists if the driver's kernel module is loaded and was passed into the container."""
 
 
 def driver_version() -> tuple[int, int] | None:
@@ -32,7 +32,7 @@ def driver_version() -> tuple[int, int] | None:
 
 
 def check_driver(torch: Torch, driver: tuple[int, int] | None) -> Iterator[Finding]:
-    """The driver, held against torch and the toolkit: newer is never a problem, older may be."""
+    """The driver, compared with torch and the toolkit: newer is never a problem, older may be."""
     if driver is None:
         if DEVICE_NODE.exists():
             text = f"{DEVICE_NODE} is there, and libcuda.so.1 cannot be loaded"

@@ -26,7 +26,7 @@ def check_variables(
     errors: Mapping[str, ConfigError],
     torch: Torch,
 ) -> Iterator[Finding]:
-    """One finding a variable that is wrong, and one for those that are right."""
+    """One finding for each variable that is wrong, and one for all that are correct."""
     wrong = set(errors)
     for name in sorted(name for name in environment if name.startswith("JITSPARSE_")):
         if name not in OURS:
@@ -55,7 +55,7 @@ def check_variables(
 
 
 def check_jit(settings: Config) -> Iterator[Finding]:
-    """What ``JITSPARSE_JIT`` means with the entries that there are."""
+    """What ``JITSPARSE_JIT`` means with the existing entries."""
     if settings.jit:
         yield Finding("jit", "ok", "on: a kernel that is not cached is compiled at its first use")
         return
@@ -70,14 +70,14 @@ def check_jit(settings: Config) -> Iterator[Finding]:
 
 
 def check_rank(settings: Config) -> Iterator[Finding]:
-    """Said only in a process of torchrun that is not the one that speaks."""
+    """A finding only in a process of torchrun other than rank 0, which is the one that reports."""
     if settings.rank:
         text = f"rank {settings.rank}: only rank 0 says what is compiled and who waits for whom"
         yield Finding("rank", "ok", text)
 
 
 def _check_pin(settings: Config, torch: Torch) -> Iterator[Finding]:
-    """Pins that cannot be read, and those that the calls which they are for cannot obey here."""
+    """Pins that cannot be parsed, and those that the calls they are for cannot obey here."""
     try:
         asked = pins.parse_pins(settings.pin, "JITSPARSE_PIN: ")
         for pinned in asked if torch.usable else ():
@@ -88,7 +88,7 @@ def _check_pin(settings: Config, torch: Torch) -> Iterator[Finding]:
 
 
 def _check_obeyable(pinned: pins.Pin, settings: Config, torch: Torch) -> Iterator[Finding]:
-    # These import torch; the registry says what operations there are.
+    # These import torch; the registry declares the operations.
     from jitsparse.checks import BLOCK_SIZES
     from jitsparse.kernels import registry
 
@@ -120,7 +120,7 @@ def _check_record(settings: Config) -> Iterator[Finding]:
     path = settings.record
     if path is None:
         return
-    # os.path, which takes a path that is too long for one that does not exist.
+    # os.path, for which a path that is too long does not exist.
     target = path if os.path.exists(path) else path.parent
     if os.path.isdir(path) or not os.access(target, os.W_OK):
         yield Finding(

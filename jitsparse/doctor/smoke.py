@@ -1,4 +1,4 @@
-"""A smoke compile: one kernel for the CPU and one for CUDA, in a cache that is removed again."""
+"""A smoke compile: one kernel for the CPU and one for CUDA, in a cache that is then removed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def check_smoke_cpu(torch: Torch, *, allowed: bool) -> Iterator[Finding]:
             text = f"{variant.name} compiled in {entry.compile_seconds:.1f} s"
             text += f", {entry.library_bytes / 1e3:.0f} kB"
     except JitsparseError as error:
-        # The rest of the message points at files that are gone by now.
+        # The rest of the message refers to files that are already gone.
         text = str(error).partition("\n  log:")[0]
         yield _refused(name, text, "Check the findings on c++, ninja and torch above, and CXX.")
     else:
@@ -52,9 +52,9 @@ def check_smoke_cpu(torch: Torch, *, allowed: bool) -> Iterator[Finding]:
 
 
 def check_smoke_cuda(torch: Torch, *, allowed: bool) -> Iterator[Finding]:
-    """Compile a CUDA kernel with nvcc alone, which tells whether it accepts its host compiler.
+    """Compile a CUDA kernel with nvcc alone, which shows whether it accepts its host compiler.
 
-    The product's own way needs a torch built with CUDA; this one tells something without it too.
+    A first use needs a torch built with CUDA; this works without one, too.
     """
     name = "smoke.cuda"
     try:
@@ -115,7 +115,7 @@ def _nvcc(variant: Variant, tools: toolchain.Toolchain, folder: Path) -> str:
 
 
 def _plain(target: str) -> Variant:
-    """The kernel of a plain product, which every target has."""
+    """The kernel of a basic product, which every target has."""
     from jitsparse.kernels import registry
 
     return registry.select_variants([target], ops=["dsd"], dtypes=["f32"], block_sizes=[(32, 32)])[

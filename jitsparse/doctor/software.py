@@ -1,7 +1,7 @@
 """Python, the packages that jitsparse needs, and torch.
 
-Torch is asked in a process of its own: one that ends the process that imports it, or never returns,
-is a finding like any other.
+Torch is probed in a separate process: a torch that ends the process that imports it, or never
+returns, is a finding like any other.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jitsparse.doctor.finding import Finding
 __all__ = ["MINIMUM", "Torch", "check_packages", "check_python", "check_torch", "probe_torch"]
 
 MINIMUM = {"python": (3, 10), "torch": (2, 8)}
-"""Oldest versions that jitsparse runs with, as pyproject.toml has them."""
+"""Oldest versions that jitsparse runs with, as in pyproject.toml."""
 
 PACKAGES = ("ninja", "filelock", "jinja2", "typer", "rich")
 
@@ -30,7 +30,7 @@ IMPORT_TIMEOUT = 120.0
 
 _INSTALL = "https://pytorch.org/get-started/locally"
 
-# Searches for torch where this process would; the script's own directory is not to hide it.
+# Searches for torch where this process would; the script's own directory must not hide it.
 _PROBE = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
@@ -48,7 +48,7 @@ print("\\n" + json.dumps(facts))
 
 @dataclass(frozen=True)
 class Torch:
-    """What torch says of itself.
+    """What torch reports about itself.
 
     Attributes:
         version: as text.
@@ -85,7 +85,7 @@ def probe_torch() -> Torch:
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
         return Torch(error=last[0])
-    # Whatever else is printed at import stands before or after the line of facts.
+    # Whatever else is printed at import is before or after the line of facts.
     lines = [line for line in done.stdout.splitlines() if line.startswith('{"version"')]
     if not lines:
         return Torch(error="the process that imported it ended without an answer")
@@ -115,7 +115,7 @@ def check_packages() -> Iterator[Finding]:
         except metadata.PackageNotFoundError:
             missing.append(name)
     text = ", ".join(found)
-    # That of ninja may be the system's; whether there is one at all is a check of its own.
+    # Ninja may be the system's; whether there is one at all is a separate check.
     needed = [name for name in missing if name != "ninja"]
     if needed:
         remedy = f"pip install {' '.join(needed)}"
@@ -125,7 +125,7 @@ def check_packages() -> Iterator[Finding]:
 
 
 def check_torch(torch: Torch) -> Iterator[Finding]:
-    """Whether torch can be imported, is new enough, and for what it was built."""
+    """Whether torch can be imported and is new enough, and for what it was built."""
     if torch.error:
         install = "pip install torch" if "No module named 'torch'" in torch.error else ""
         remedy = install or f"Reinstall torch as {_INSTALL} says for this system."
@@ -144,7 +144,7 @@ def check_torch(torch: Torch) -> Iterator[Finding]:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """``"2.13.0+cpu"`` as ``(2, 13)``; what is no version comes before every other."""
+    """``"2.13.0+cpu"`` as ``(2, 13)``; text that is no version sorts before every version."""
     match = re.match(r"(\d+)\.(\d+)", version)
     return (int(match[1]), int(match[2])) if match else (0, 0)
 

@@ -1,6 +1,6 @@
 """The layers of the cache: whether they can be read, written, locked and executed from.
 
-Whatever can be tried is tried, in a probe directory that is removed again: permissions as text say
+Whatever can be tried is tried, in a probe directory that is then removed: permission bits say
 little about network file systems, user namespaces and read-only mounts. No cache is created.
 """
 
@@ -42,7 +42,7 @@ def check_root(settings: Config) -> Iterator[Finding]:
     """The cache that entries are written to."""
     root = settings.cache_dir
     existing = root
-    # os.path, which takes a path that is too long for one that does not exist.
+    # os.path, for which a path that is too long does not exist.
     while not os.path.exists(existing) and existing != existing.parent:
         existing = existing.parent
     try:
@@ -104,7 +104,7 @@ def mount_of(path: Path, table: str) -> tuple[str, str, frozenset[str]] | None:
     """Mount point, file system and options of a path, out of the text of a mount table.
 
     Args:
-        path: what is looked for; it must exist.
+        path: the path to look up; it must exist.
         table: lines as in ``/proc/self/mounts``; of equal mount points the last one counts.
     """
     where = os.path.realpath(path)
@@ -113,7 +113,7 @@ def mount_of(path: Path, table: str) -> tuple[str, str, frozenset[str]] | None:
         parts = line.split()
         if len(parts) < 4:
             continue
-        # Blanks and the like stand in the table as \040.
+        # The table escapes blanks and the like as \040.
         point = parts[1].encode("latin-1", "replace").decode("unicode_escape")
         point = point.encode("latin-1", "replace").decode("utf-8", "replace")
         if where == point or where.startswith(point.rstrip("/") + "/"):
@@ -167,7 +167,7 @@ def _check_space(path: Path) -> Iterator[Finding]:
 
 
 def _check_mount(name: str, path: Path) -> Iterator[Finding]:
-    """Whether the mount table allows that libraries are mapped."""
+    """Whether the mount table allows libraries to be mapped."""
     try:
         mount = mount_of(path, MOUNT_TABLE.read_text(encoding="utf-8", errors="replace"))
     except OSError as error:
@@ -207,7 +207,7 @@ def _check_mapping(probe: Path) -> Iterator[Finding]:
 
 
 def _check_locks(probe: Path) -> Iterator[Finding]:
-    """Whether a lock that is held excludes whoever opens the file again."""
+    """Whether a held lock excludes others that open the file."""
     remedy = "Nothing breaks: processes that miss together may each compile, and one entry stays."
     with (probe / "lock").open("w") as first, (probe / "lock").open("w") as second:
         try:

@@ -1,6 +1,6 @@
 """The toolkit: kernels from templates, compiled on first use, cached, pinned and tuned.
 
-It knows nothing of sparse matrices. A template of your own goes through the same door as ours:
+It knows nothing of sparse matrices. A template of your own is loaded the same way as ours:
 
     >>> import ctypes, pathlib, tempfile
     >>> from jitsparse import jit
@@ -32,9 +32,9 @@ It knows nothing of sparse matrices. A template of your own goes through the sam
     >>> list(x)
     [3.0, 6.0, 9.0, 12.0]
 
-A launcher takes one pointer to a row of 64-bit words, ``arguments`` of them, and returns 0 or a
-code that ``jitsparse_error`` explains. Includes of the template's own headers are followed, and
-their text is part of the cache key.
+A launcher takes one pointer to an array of ``arguments`` 64-bit values, and returns 0 or a code
+that ``jitsparse_error`` explains. Includes of the template's own headers are followed, and their
+text is part of the cache key.
 """
 
 from __future__ import annotations
@@ -81,12 +81,12 @@ __all__ = [
 
 
 def cache_info() -> dict[str, Any]:
-    """Facts of the cache in use.
+    """Facts about the cache in use.
 
     Returns:
-        ``path`` (where entries are written), ``layers`` (read-only caches in front of it), and of
+        ``path`` (where entries are written), ``layers`` (read-only caches in front of it), and over
         all of these ``entries`` (how many), ``bytes`` (of their libraries) and ``compile_seconds``
-        (that they took together).
+        (in total).
 
     Example:
         >>> import jitsparse as js
@@ -99,6 +99,6 @@ def cache_info() -> dict[str, Any]:
 def clear_cache() -> int:
     """Delete every entry of the writable cache; returns how many there were.
 
-    Kernels that this process has mapped go on working. Read-only caches are left alone.
+    Kernels that this process has mapped keep working. Read-only caches are left alone.
     """
     return _cache.current().clear()

@@ -1,8 +1,8 @@
-"""Builds by threads that nobody waits for: ``first_use("fallback")``, warming up in the background.
+"""Builds in background threads, for ``first_use("fallback")`` and for warm-ups in the background.
 
-The threads are daemons: a program that ends does not wait for its compilers. What they were doing
-then is interrupted as Ctrl-C would, so that no compiler goes on for nobody and the cache holds no
-half build. A forked child has none of these threads, and starts its own.
+The threads are daemons: a program that ends does not wait for its compilers. It interrupts their
+work as Ctrl-C would, so that no compiler keeps running for nobody and the cache holds no partial
+build. A forked child has none of these threads, and starts its own.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ __all__ = ["start", "submit"]
 
 T = TypeVar("T")
 Key = tuple[object, ...]
-"""(cache key, number of words); (source, variant name) if the key cannot be computed."""
+"""(cache key, number of arguments); (source, variant name) if the key cannot be computed."""
 
 EXIT_PATIENCE = 2.0
-"""Seconds that the end of a program may take to clear away the builds that it interrupts."""
+"""Seconds that a program's exit may take to clean up the builds that it interrupts."""
 
 
 class _Builds:
-    """Builds that are waiting, under way or failed, and the threads that do them."""
+    """Builds that are waiting, under way or failed, and the threads that run them."""
 
     def __init__(self) -> None:
         self.reset()
@@ -59,22 +59,22 @@ os.register_at_fork(after_in_child=_builds.reset)
 def start(
     template: Template, variant: Variant, *, hint: Callable[[], str] | None = None
 ) -> Future[Kernel]:
-    """The build of a variant in the background: the one that there is, else a new one.
+    """The background build of a variant: the existing one, else a new one.
 
-    As many builds run at a time as in a warm-up. One that failed is kept, and is tried again when
-    the configuration changes.
+    As many builds run at a time as in a warm-up. A failed one is kept, and retried when the
+    configuration changes.
 
     Args:
         template: what it is rendered from.
-        variant: which one.
+        variant: the variant to build.
         hint: as for :func:`~jitsparse.jit.kernel.load`.
 
     Returns:
-        What :func:`~jitsparse.jit.kernel.load` will return or raise.
+        A future of what :func:`~jitsparse.jit.kernel.load` returns or raises.
     """
     try:
         key: Key = Request(template, variant).key, template.arguments
-    except Exception:  # which load will raise
+    except Exception:  # load will raise it
         key = template.source, variant.name
     with _builds.guard:
         if _builds.generation != config.generation:
@@ -91,15 +91,14 @@ def start(
 
 
 def submit(job: Callable[[], T], jobs: int | None = None) -> Future[T]:
-    """A job that builds something, done in the background after those that are waiting.
+    """Run a job that builds something in the background, after those that are waiting.
 
     Args:
         job: what to do.
-        jobs: how many may be under way at a time, of all that were submitted; by default as many as
-            in a warm-up.
+        jobs: how many of all submitted jobs may run at a time; by default as many as in a warm-up.
 
     Returns:
-        What the job will return or raise.
+        A future of what the job returns or raises.
     """
     limit = jobs or config.get().jobs
     with _builds.guard:
@@ -107,10 +106,10 @@ def submit(job: Callable[[], T], jobs: int | None = None) -> Future[T]:
 
 
 def _enter(job: Callable[[tuple[int, int]], T], jobs: int) -> Future[T]:
-    """Have a job wait for its turn, which it is told: the i-th of n. The guard is held."""
-    # Here rather than by the thread that will need it, 0.05 to 0.1 s once: it imports setuptools,
-    # which takes a finder out of sys.meta_path in place, and an import by the program's own thread
-    # at that moment would pass over the next finder (seen as a ModuleNotFoundError of sympy's).
+    """Queue a job, which is called with its position, the i-th of n. The caller holds the guard."""
+    # Here rather than in the thread that will need it, 0.05 to 0.1 s once: it imports setuptools,
+    # which removes a finder from sys.meta_path in place, and an import by the program's own thread
+    # at that moment would skip the next finder (seen as a ModuleNotFoundError of sympy's).
     extensions.ready()
     future: Future[T] = Future()
     if not _builds.threads:
@@ -140,10 +139,10 @@ def _work() -> None:
             continue
         try:
             answer = job(position)
-        except BaseException as error:  # whatever it is, a call is to raise it
+        except BaseException as error:  # whatever it is, a call must raise it
             if build.is_interrupted():
                 future.set_exception(_ended())
-            elif isinstance(error, KeyboardInterrupt):  # of a call it would end the program
+            elif isinstance(error, KeyboardInterrupt):  # raised by a call it would end the program
                 future.set_exception(_stopped())
             else:
                 future.set_exception(error)
@@ -161,7 +160,7 @@ def _stopped() -> JitsparseError:
 
 @atexit.register
 def _interrupt() -> None:
-    """End the builds of a program that ends, and the waiting for those that have not begun."""
+    """End the builds of a program that exits, and fail those that have not begun."""
     with _builds.guard:
         for future, _ in _builds.waiting:
             if future.set_running_or_notify_cancel():

@@ -1,12 +1,12 @@
 """One build: a variant is rendered and compiled by ``torch.utils.cpp_extension.load``.
 
-``load`` is called only for a miss, in a directory that no other process knows, because much of what
-it does is unfit for a shared one: it links in place, up to torch 2.13 it waits for ever on the lock
+``load`` is called only for a miss, in a directory that no other process uses, because much of what
+it does is unsafe in a shared one: it links in place, up to torch 2.13 it waits forever on the lock
 of a builder that was killed, and after a failure the next call in the process skips the build.
 
-A kernel needs nothing of torch, so a compiler could be called without it. ``load`` is the way
-because it is torch's own: what a distribution or a cluster patches in torch so that extensions
-build there (compilers, flags, ABI, where CUDA is) serves kernels, too.
+A kernel needs nothing from torch, so the compiler could be called directly. ``load`` is used
+because it is torch's own: whatever a distribution or a cluster patches in torch so that extensions
+build there (compilers, flags, ABI, location of CUDA) works for kernels, too.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["BuildFailure", "build", "check_backend", "interrupt", "is_interrupte
 
 
 class BuildFailure(Exception):
-    """The compiler refused; carries its output and the command that was run."""
+    """The compiler rejected the source; carries its output and the command that was run."""
 
     def __init__(self, output: str, command: str) -> None:
         super().__init__(first_error(output))
@@ -43,7 +43,7 @@ class BuildFailure(Exception):
 
 
 def check_backend(template: Template, variant: Variant) -> None:
-    """Whether this torch can build the template's language at all.
+    """Check that this torch can build the template's language at all.
 
     Raises:
         ToolchainError: a CUDA template, and torch was built without CUDA.
@@ -66,19 +66,19 @@ def build(
 
     Args:
         template: what it is rendered from.
-        variant: which one.
-        name: of the entry that it will be, which nobody else builds in this process meanwhile.
-        tools: what compiles it.
+        variant: the variant to compile.
+        name: name of the future entry, which no other thread of this process builds meanwhile.
+        tools: the compilers.
         staging: an empty directory.
 
     Returns:
         Seconds that compiling took.
 
     Raises:
-        CompileError: the template cannot be rendered, includes what its text does not name, or
-            defines less than it has to.
-        BuildFailure: the compiler refused the source. Source and log are in the directory.
-        ToolchainError: ninja or the compiler cannot be run, or a path cannot be given to them.
+        CompileError: the template cannot be rendered, includes a file that its text does not name,
+            or lacks a required function.
+        BuildFailure: the compiler rejected the source. Source and log are in the directory.
+        ToolchainError: ninja or the compiler cannot be run, or a path cannot be passed to them.
         OSError: something cannot be written.
     """
     _check_names(template, variant, staging)
@@ -107,18 +107,17 @@ def build(
 def _require_known_headers(
     template: Template, variant: Variant, tools: toolchain.Toolchain, staging: Path
 ) -> None:
-    """The compiler itself says what it has included of the directories of own headers, which the
-    key has to know: a second look at what the text says.
+    """Check that the key covers every own header that the compiler itself reports as included.
 
     Raises:
-        CompileError: it includes what the text of the template and its headers does not show.
+        CompileError: one does not show in the text of the template and its headers.
     """
     own = own_headers(template, template.context(variant))
-    # nvcc counts what a #line names among what it has read.
+    # nvcc lists files named by #line among those that it has read.
     known = {os.path.realpath(path) for path in (str(template.source), *own)}
     unknown = ninja.dependencies(staging, tuple(roots_of(template))) - known
     if unknown:
-        # nvcc names what belongs to it, too, which may lie there, as libraries may.
+        # nvcc also lists its own headers, which may be below these directories, as libraries may.
         others = [*tools.header_directories(), *(folder for folder, _ in template.libraries)]
         theirs = tuple(os.path.realpath(each) + os.sep for each in others)
         unknown = {path for path in unknown if not path.startswith(theirs)}
@@ -135,10 +134,10 @@ def _require_known_headers(
 
 
 def _require_functions(template: Template, variant: Variant, library: Path) -> None:
-    """What will be looked for when the kernel is loaded, maybe on another machine.
+    """Check for the functions that loading the kernel needs, perhaps on another machine.
 
     Raises:
-        CompileError: the template does not define it.
+        CompileError: the template does not define one.
     """
     try:
         mapped = ctypes.CDLL(str(library))
@@ -150,12 +149,12 @@ def _require_functions(template: Template, variant: Variant, library: Path) -> N
 
 
 def unusable_name(path: Path, forbidden: str = "$:\n") -> str:
-    """Why nothing can be built in a directory of this name, or an empty text.
+    """Why nothing can be built in a directory of this name, or an empty string.
 
     Args:
         path: the directory.
-        forbidden: characters that mean something in the file that torch writes for ninja; a colon
-            does in the path of what is built, and not in that of a header.
+        forbidden: characters with a special meaning in the file that torch writes for ninja; a
+            colon has one in the path of a build output, but not in that of a header.
     """
     for character in forbidden:
         if character in str(path):
@@ -181,24 +180,25 @@ def _check_names(template: Template, variant: Variant, staging: Path) -> None:
 
 _BY_CTRL_C = (-signal.SIGINT, 128 + signal.SIGINT)
 _STOPPED = "ninja: build stopped: interrupted by user"
-"""How ninja ends if Ctrl-C comes before it listens, and what it says, of whatever version, if it
-does."""
+"""ninja's return codes if Ctrl-C comes before it handles SIGINT, and what any version prints if
+it comes later."""
 
 _interrupted: WeakSet[threading.Thread] = WeakSet()
-"""Threads whose builds are to end."""
+"""Threads whose builds must end."""
 
 
 def interrupt(thread: threading.Thread) -> bool:
-    """End what a thread builds, in which KeyboardInterrupt is then raised.
+    """Stop the build of a thread, in which KeyboardInterrupt is then raised.
 
     Returns:
         Whether it was waiting for a program, which has been told to end. Where the system does not
-        say so, the program ends by itself, with nothing but a dead builder's staging to write to.
+        list a thread's programs, they end by themselves, and can only write to a dead builder's
+        staging.
     """
     _interrupted.add(thread)
     programs = _children(Path(f"/proc/self/task/{thread.native_id}"))
     for program in programs:
-        # ninja ends its compilers with itself, but waits for one that Ctrl-C has passed by.
+        # ninja ends its compilers with itself, but waits for one that Ctrl-C did not stop.
         for each in (program, *_children(Path(f"/proc/{program}/task/{program}"))):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(each, signal.SIGTERM)
@@ -213,7 +213,7 @@ def _children(task: Path) -> list[int]:
 
 
 def is_interrupted() -> bool:
-    """Whether what this thread builds has been told to end."""
+    """Whether this thread's build has been told to end."""
     return threading.current_thread() in _interrupted
 
 
@@ -225,12 +225,12 @@ def _load(
     staging: Path,
     source: Path,
 ) -> tuple[str, bool]:
-    """Run ``cpp_extension.load``; returns what it and the compiler said, and whether it failed."""
+    """Run ``cpp_extension.load``; returns its and the compiler's output, and whether it failed."""
     flags = [*compile_flags(template.language, variant.target), *template.flags]
     cuda = template.language == "cuda"
     said: list[str] = []
     with extensions.prepared(tools, said, staging) as cpp_extension:
-        # The versioner would call a second build of one name "<name>_v1".
+        # The versioner would call a second build of the same name "<name>_v1".
         cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)
         try:
             cpp_extension.load(
@@ -254,15 +254,15 @@ def _load(
                 verbose=False,
             )
         except OSError as error:
-            # Mapping the new library is the last thing that load does. That it cannot be mapped
-            # here is no failure of the build: it may have been built for another machine.
+            # Mapping the new library is the last thing that load does. If it cannot be mapped here,
+            # the build has not failed: it may have been built for another machine.
             if not (staging / f"{name}.so").is_file():
                 if error.errno is not None:
-                    raise  # the system's, before a compiler ran; what cannot be mapped has none
+                    raise  # from the system, before a compiler ran; failed mappings have no errno
                 raise _nothing_built(variant, tools, error) from error
             said.append(f"not mapped here: {error}")
         except RuntimeError as error:
-            # Ctrl-C on a terminal reaches ninja by itself, maybe before it reaches who waits here.
+            # Ctrl-C on a terminal reaches ninja directly, maybe before the thread waiting here.
             ended = getattr(error.__cause__, "returncode", 0)
             if is_interrupted() or ended in _BY_CTRL_C or _STOPPED in str(error):
                 raise KeyboardInterrupt from None
@@ -273,9 +273,9 @@ def _load(
 
 
 def _nothing_built(variant: Variant, tools: toolchain.Toolchain, error: OSError) -> ToolchainError:
-    """Of a build that reports success and leaves no library."""
+    """The error for a build that reports success but leaves no library."""
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
-        # Where nobody waits for ended programs Python takes each for a success.
+        # Exit statuses are then lost, and Python takes each program for a success.
         return ToolchainError(
             f"{variant.name} cannot be compiled in this process: it ignores SIGCHLD, inherited or "
             "by signal.signal, so Python does not learn what became of the compiler. Set it to "
@@ -289,16 +289,16 @@ def _nothing_built(variant: Variant, tools: toolchain.Toolchain, error: OSError)
 
 
 def _compiler_output(message: str, staging: Path) -> str:
-    """What the compiler printed, out of ``load``'s message, with relative paths."""
+    """The compiler's output, taken from ``load``'s message, with relative paths."""
     _, _, output = message.partition(": ")
     return (output or message).replace(f"{staging}/", "")
 
 
 def _cudart(tools: toolchain.Toolchain, staging: Path) -> list[str]:
-    """Linker flags for a CUDA runtime that torch's own do not find.
+    """Linker flags for a CUDA runtime that torch's own flags do not find.
 
-    torch looks into ``lib64`` if there is one, for ``libcudart.so``. pip's toolkit has its
-    libraries in ``lib``, and its runtime package only the name with a version.
+    torch looks for ``libcudart.so`` in ``lib64``, if there is one. pip's toolkit has its libraries
+    in ``lib``, and its runtime package has only the name with a version.
     """
     if tools.cuda_home is None:
         return []
@@ -313,7 +313,7 @@ def _cudart(tools: toolchain.Toolchain, staging: Path) -> list[str]:
 
 
 def _sweep(staging: Path, keep: tuple[str, ...]) -> None:
-    """Remove what the build left besides its results."""
+    """Remove everything that the build left except its results."""
     for path in staging.iterdir():
         if path.name not in keep:
             files.remove(path)

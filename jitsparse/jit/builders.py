@@ -1,8 +1,8 @@
-"""Who builds what: the lock of a key, and the owners of the directories that builds go on in.
+"""Coordination of builders: the lock of a key, and the owners of staging directories.
 
-Neither is needed for correctness. The lock saves work: where it does not exclude, two builders make
-two complete entries and the second rename loses. Owners tell which directories of builds in
-progress may be removed.
+Neither is needed for correctness. The lock saves work: where it does not exclude others, two
+builders make two complete entries and the second rename loses. Owners tell which staging
+directories may be removed.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from jitsparse.jit.progress import warn
 __all__ = ["abandoned", "exclusively", "owner", "remove_locks"]
 
 # A waiter that has waited this long builds for itself: its own copy is as good, and a holder that
-# is suspended or on a node that died must not stop it for ever.
+# is suspended or on a node that died must not stop it forever.
 LOCK_TIMEOUT = 600.0
 # Waiters enter one after the other, each up to this long after the one before it.
 LOCK_POLL = 0.01
-# A waiter says whom it waits for after this long.
+# After this long a waiter says whom it waits for.
 LOCK_PATIENCE = 1.0
 # Staging directories of other hosts are presumed abandoned after a day; no compiler runs that long.
 STAGING_AGE = 86400.0
@@ -35,12 +35,12 @@ STAGING_AGE = 86400.0
 def exclusively(
     path: Path, waiting: Callable[[str], AbstractContextManager[None]]
 ) -> Iterator[None]:
-    """Hold a lock. Proceeds without it where it cannot be had.
+    """Hold a lock; proceed without it where it cannot be acquired.
 
     Args:
-        path: the lock's file, less its suffix.
-        waiting: called once with a description of the holder when it takes a while; what it returns
-            is left when the waiting is over.
+        path: the lock's file, without its suffix.
+        waiting: called once with a description of the holder when it takes a while; the context
+            that it returns is entered for the rest of the wait.
     """
     forks.ready("filelock")
     import filelock
@@ -67,16 +67,16 @@ def exclusively(
                 files.write(holder, f"pid {os.getpid()} on {socket.gethostname()}")
         yield
     finally:
-        # It is given up in any case when the descriptor is closed, at the latest with the process.
+        # It is released in any case when the descriptor is closed, at the latest with the process.
         with contextlib.suppress(OSError):
             lock.release()
 
 
 def _try(path: Path) -> None:
-    """Whether the file system has locks at all.
+    """Check that the file system has locks at all.
 
-    Where it has none, filelock would take the existence of a file for the lock: one that a killed
-    process leaves behind for ever.
+    Where it has none, filelock would take the existence of a file for the lock, which a killed
+    process would leave behind forever.
 
     Raises:
         OSError: it has none.
@@ -84,7 +84,7 @@ def _try(path: Path) -> None:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        # Closing alone would leave it to a child that was forked meanwhile.
+        # Closing alone would leave it locked by a child that was forked meanwhile.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     except BlockingIOError:
         pass  # somebody holds it, so there are locks
@@ -93,8 +93,10 @@ def _try(path: Path) -> None:
 
 
 def remove_locks(folder: Path) -> None:
-    """Delete the locks that nobody holds. Who is about to take one of them takes a new one: in the
-    worst case two processes compile the same."""
+    """Delete the locks that nobody holds.
+
+    A process about to take one of them takes a new one: at worst two compile the same kernel.
+    """
     for path in folder.glob("*.lock"):
         with contextlib.suppress(OSError):  # held, or gone meanwhile
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -121,7 +123,7 @@ def owner() -> str:
 def _place() -> str:
     try:
         namespace = os.stat("/proc/self/ns/pid").st_ino
-        # Hosts of one name have their first namespace under one number, on every Linux.
+        # Hosts of the same name also share the number of their first namespace, on every Linux.
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         namespace, boot = 0, ""

@@ -1,16 +1,16 @@
 """A bundle: entries and tuned tables of a cache in one tar archive, for a machine elsewhere.
 
     bundle.json                         the manifest: format, and size and sha256 of every file
-    v1/<variant>-<hash16>/kernel.so     the files of each entry, as they lie in a cache
+    v1/<variant>-<hash16>/kernel.so     the files of each entry, as in a cache
     v1/<variant>-<hash16>/meta.json
     ...
     tuned/<machine>/<hash of the problem>.json
 
 The manifest comes first, so that a reader knows what to expect of every file before it comes. Equal
-entries make equal archives, byte by byte.
+entries make byte-identical archives.
 
-Hashes find damage, not malice: a bundle is code, to be taken only from whom one would take a
-program.
+Hashes detect damage, not malice: a bundle is code, to be accepted only from a source whose programs
+one would run.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from jitsparse.jit.lookup import VERSION
 __all__ = ["FILES", "FILE_LIMIT", "MANIFEST", "Expected", "manifest", "read_manifest"]
 
 FORMAT = 1
-"""Version of the manifest and of the places of files."""
+"""Version of the manifest and of the file layout."""
 
 MANIFEST = "bundle.json"
 FILES = (META, LIBRARY, LOG, *SOURCES)
-"""What of an entry's directory goes into a bundle."""
+"""The files of an entry's directory that go into a bundle."""
 
 FILE_LIMIT = 256 * 1024**2
-"""No file of a bundle is larger. Libraries of one kernel have some ten or hundred kB."""
+"""No file of a bundle is larger. A kernel's library takes tens or hundreds of kB."""
 
 _FILES = "|".join(re.escape(name) for name in FILES)
 _ENTRY = re.compile(rf"{VERSION}/([a-z][a-z0-9_.]*-[0-9a-f]{{16}})/({_FILES})")
@@ -47,8 +47,8 @@ class Expected:
     Attributes:
         bytes: its size.
         sha256: its digest.
-        entry: name of the entry that it belongs to, None for a tuned one.
-        place: file name in the entry, or place below ``tuned/``.
+        entry: name of the entry that it belongs to, None for a file of the tuned table.
+        place: file name in the entry, or path below ``tuned/``.
     """
 
     bytes: int
@@ -58,7 +58,7 @@ class Expected:
 
     @classmethod
     def at(cls, path: str, size: object, sha256: object) -> Expected:
-        """A file at a place in the archive.
+        """The file expected at a path in the archive.
 
         Raises:
             ValueError: no bundle has a file there, or of this size.
@@ -76,13 +76,13 @@ class Expected:
 
 
 def manifest(files: dict[str, Expected]) -> bytes:
-    """The manifest of files by their place in the archive."""
+    """The manifest of files, given by their paths in the archive."""
     listed = {path: {"bytes": each.bytes, "sha256": each.sha256} for path, each in files.items()}
     return json.dumps({"format": FORMAT, "files": listed}, indent=1).encode() + b"\n"
 
 
 def read_manifest(content: bytes) -> dict[str, Expected]:
-    """The files that a manifest announces, by their place in the archive.
+    """The files that a manifest announces, by their paths in the archive.
 
     Raises:
         ValueError: it is not a manifest of this format.

@@ -4,13 +4,13 @@
     <root>/v1/failed/<variant>-<hash16>/   source and log of the last build that failed
     <root>/v1/staging/                builds in progress, one private directory each
     <root>/v1/quarantine/             entries that were found damaged
-    <root>/v1/locks/                  one lock a key
+    <root>/v1/locks/                  one lock per key
     <root>/v1/seconds/<variant>       how long the variant took to compile last time
 
-An entry appears by the rename of a complete directory, so no reader ever sees half of one. The lock
-saves work only: on a file system where it does not exclude, two builders make two complete
-directories and the second rename loses. Before a library is mapped its size and sha256 are compared
-with those in meta.json, which is written last, and whose modification time is that of the last use.
+An entry appears by renaming a complete directory, so no reader ever sees half of one. The lock only
+saves work: on a file system where it does not exclude others, two builders make two complete
+directories and the second rename loses. Before a library is mapped, its size and sha256 are checked
+against meta.json, which is written last and whose modification time is that of the last use.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from jitsparse.jit.lookup import VERSION, Lookup
 
 __all__ = ["VERSION", "Cache", "current"]
 
-# What is called used anew at most this often: a load is no write on the warm path, or hardly one.
+# The time of last use is updated at most this often, so loads on the warm path hardly ever write.
 USE_STEP = 60.0
 
 
@@ -46,7 +46,7 @@ class Cache(Lookup):
         root: where entries are written. Nothing is created before something is written.
         layers: read-only roots, searched first.
         trusted: roots that are used although other users can write to them.
-        lock: whether builders of one key exclude each other. Off only to show that correctness
+        lock: whether builders of a key exclude each other. Off only to show that correctness
             does not depend on it.
     """
 
@@ -58,7 +58,7 @@ class Cache(Lookup):
         trusted: tuple[Path, ...] = (),
         lock: bool = True,
     ) -> None:
-        # The writable one may be named among the layers, and a layer twice.
+        # The layers may include the writable root, or one root twice.
         others = tuple(each for each in dict.fromkeys(layers) if each != root)
         super().__init__(root, others, trusted=trusted)
         self._lock = lock
@@ -82,9 +82,9 @@ class Cache(Lookup):
     def set_aside(self, path: Path, reason: str) -> None:
         """Move a damaged entry out of the way, with one warning; it will be built again.
 
-        In a read-only layer it stays where it is and this process looks past it.
+        In a read-only layer it stays where it is and this process ignores it.
         """
-        # What cannot be moved is met again by the rename that is to replace it.
+        # An entry that cannot be moved is met again by the rename that would replace it.
         if (path, reason) not in self._warned:
             self._warned.add((path, reason))
             progress.warn(
@@ -101,7 +101,7 @@ class Cache(Lookup):
     # Writing
 
     def stage(self, name: str) -> Path:
-        """A private directory in which to build an entry; those of dead builders are removed.
+        """Make a private directory to build an entry in, and remove those of dead builders.
 
         Raises:
             UnwritableCache: it cannot be made.
@@ -111,9 +111,9 @@ class Cache(Lookup):
         return path
 
     def staging_path(self, name: str) -> Path:
-        """Where :meth:`stage` would make a directory: for who is to remove it, interrupted or not.
+        """Where :meth:`stage` would make a directory, for a caller that must always remove it.
 
-        Between a directory that is made and a variable that holds its path is room for a Ctrl-C.
+        Ctrl-C may come after a directory is made and before a variable holds its path.
         """
         unique = f"{name.rpartition('-')[2]}.{builders.owner()}.{uuid.uuid4().hex[:8]}"
         return self.root / VERSION / "staging" / unique
@@ -127,8 +127,8 @@ class Cache(Lookup):
         staging = self._directory("staging")
         try:
             path.mkdir(mode=0o700)
-            # Its stamps are of the same clock as those of other hosts' directories, which this
-            # machine's own may differ from.
+            # Its time is by the file system's clock, as are those of other hosts' directories; this
+            # machine's clock may differ.
             now = path.stat().st_mtime
             others = list(staging.iterdir())
         except OSError as error:
@@ -159,15 +159,15 @@ class Cache(Lookup):
     def adopt(self, staging: Path, name: str, meta: Mapping[str, Any]) -> Entry:
         """Rename a complete directory, meta.json included, to the entry of its name.
 
-        A valid entry that stands there already stays, and is what is returned.
+        A valid entry that is already there stays, and is returned.
 
         Raises:
             OSError: something cannot be written.
         """
         for path in (*staging.iterdir(), staging):
             mode = stat.S_IMODE(path.stat().st_mode)
-            # Under a lax umask a file could be written by others, if the directory is opened later.
-            # Some file systems let nobody change a mode, so it is not set where it is right.
+            # Under a lax umask others could write to a file, if the directory is opened later. Some
+            # file systems let nobody change a mode, so it is not set where it is correct.
             if mode & trust.WRITABLE:
                 path.chmod(mode & ~trust.WRITABLE)
             sync(path)
@@ -191,10 +191,10 @@ class Cache(Lookup):
         raise OSError(f"{target} cannot be replaced: {reason}") from obstacle
 
     def used(self, entry: Entry) -> None:
-        """Note that an entry of this cache is used now, for whoever prunes it.
+        """Record that an entry of this cache is used now, for pruning.
 
-        The time is that of its meta.json: a file's own access time is not kept everywhere. Nothing
-        is noted in a read-only layer, nor in a cache whose files have been made read-only.
+        The time is the modification time of its meta.json: access times are not kept everywhere.
+        Nothing is recorded in a read-only layer, or in a cache whose files were made read-only.
         """
         meta = entry.path / META
         with contextlib.suppress(OSError):
@@ -209,11 +209,11 @@ class Cache(Lookup):
     def discard(self, path: Path) -> bool:
         """Delete an entry; returns whether it was there.
 
-        It is renamed first, so that no reader meets half of it. A process that has its library
-        mapped keeps it: the file goes when the last mapping does.
+        It is renamed first, so that no reader sees half of it. A process that has its library
+        mapped keeps it: the file disappears with its last mapping.
 
         Raises:
-            UnwritableCache: it is there and cannot be renamed.
+            UnwritableCache: it is there but cannot be renamed.
         """
         while os.path.lexists(path):
             doomed = self._directory("quarantine") / f"{path.name}.{uuid.uuid4().hex[:8]}"
@@ -230,7 +230,7 @@ class Cache(Lookup):
     def keep_failure(self, staging: Path, name: str) -> Path:
         """Keep the source and the log of a failed build where its error message can point.
 
-        Never an error of its own, which would hide the compiler's: it may not be there afterwards.
+        Raises no error of its own, which would hide the compiler's: they may be missing afterwards.
         """
         target = self.root / VERSION / "failed" / name
         discarded = staging.with_name(f"{staging.name}.discarded")
@@ -245,14 +245,13 @@ class Cache(Lookup):
         return target
 
     def clear(self) -> int:
-        """Delete every entry, what is left of builds that failed, and locks; returns how many
-        entries.
+        """Delete every entry, remains of failed builds, and locks; returns how many entries.
 
         Read-only layers are left alone, and so are builds in progress.
         """
         root = self.root / VERSION
         count = sum(self.discard(path) for path in root.glob("*-*"))
-        # What is in them, and not they: others may be about to rename an entry to there.
+        # Only their contents: another process may be about to rename an entry into them.
         for part in ("quarantine", "failed"):
             for path in (root / part).glob("*"):
                 files.remove(path)
@@ -265,7 +264,7 @@ class Cache(Lookup):
     def locked(
         self, name: str, waiting: Callable[[str], contextlib.AbstractContextManager[None]]
     ) -> Iterator[None]:
-        """Hold the lock of a key. Proceeds without it where it cannot be had.
+        """Hold the lock of a key; proceed without it where it cannot be acquired.
 
         Args:
             name: directory name, ``<variant>-<hash16>``.
@@ -302,10 +301,10 @@ class Cache(Lookup):
         """Refuse to go on where entries cannot be written.
 
         Args:
-            lost: what would be, as the end of a sentence.
+            lost: the consequence, as the end of a sentence.
 
         Raises:
-            UnwritableCache: they cannot.
+            UnwritableCache: they cannot be written.
         """
         if not self.writable():
             raise UnwritableCache(
@@ -320,7 +319,7 @@ class Cache(Lookup):
             try:
                 probe.mkdir(mode=0o700)
                 probe.rmdir()
-            except KeyboardInterrupt:  # which may come when it has been made
+            except KeyboardInterrupt:  # it may come after the directory was made
                 shutil.rmtree(probe, ignore_errors=True)
                 raise
         except OSError:
@@ -336,7 +335,7 @@ def _after_fork() -> None:
     global _replacing
     _replacing = threading.Lock()
     for identity, cache in list(_caches.items()):
-        # Its parent's own, who removes it at its end.
+        # It is private to the parent, which removes it at exit.
         if (cache.root,) != identity[0]:
             del _caches[identity]
 
@@ -368,7 +367,7 @@ def private_instead(cache: Cache) -> Cache:
     """A cache for this process alone, where the configured one cannot be written; warns once.
 
     Raises:
-        UnwritableCache: there is no place for that either.
+        UnwritableCache: there is no place for one either.
     """
     with _replacing:
         if current() is not cache:

@@ -1,9 +1,8 @@
-"""The settings in force: the environment's, read once, over them what was set without a block, and
-over that what ``with`` blocks set.
+"""The settings in force: the environment's, read once, and over them those made since, in order.
 
 Values are parsed at the first :func:`get` and kept. :func:`reload` reads the environment again and
-:func:`override` replaces values for the length of a ``with`` block. Each change moves
-``config.generation`` on, by which every table built from configuration knows that it is stale.
+:func:`override` replaces values for the duration of a ``with`` block. Each change increments
+``config.generation``, which tells every table built from configuration that it is stale.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ from jitsparse.jit.environment import FIRST_USES, Config, choice, coerce
 __all__ = ["bump", "first_use", "generation", "get", "override", "reload", "use"]
 
 generation = 0
-"""Moves on at every change of configuration or pin. Read it as ``config.generation``."""
+"""Incremented at every change of configuration or pin. Read it as ``config.generation``."""
 
 _environment: Config | None = None
-"""What the environment says, once it was read."""
+"""The environment's settings, once read."""
 
 _layers: list[_Layer] = []
-"""What replaces it, each layer over those before."""
+"""What overrides it, each layer over those before."""
 
 _current: Config | None = None
-"""All of it together, once it was asked for."""
+"""All of it combined, once asked for."""
 
 lock = threading.RLock()
-"""Held while what is in force is read and replaced: threads may begin and end blocks at once."""
+"""Held while settings are read and replaced: threads may enter and leave blocks concurrently."""
 
 
 def _after_fork() -> None:
@@ -49,7 +48,7 @@ class _Layer:
     """Values that are set by a ``with`` block, or without one."""
 
     values: dict[str, Any]
-    setter: ref[_FirstUse] | None = None  # without: what may still become a block
+    setter: ref[_FirstUse] | None = None  # if without: what may still be entered as a block
 
 
 def get() -> Config:
@@ -75,8 +74,10 @@ def _put_together() -> Config:
 
 
 def reload() -> Config:
-    """Read the environment again, for a process that changed it after importing jitsparse. What
-    was set without a block is the environment's again; blocks go on."""
+    """Read the environment again, for a process that changed it after importing jitsparse.
+
+    Settings made without a block are dropped; blocks stay in force.
+    """
     global _environment
     settings = Config.from_environment(os.environ)
     with lock:
@@ -122,7 +123,7 @@ def override(**changes: Any) -> Iterator[Config]:
 
 @contextmanager
 def use(settings: Config) -> Iterator[Config]:
-    """Have a configuration in force inside a ``with`` block, whatever the environment says."""
+    """Put a configuration in force inside a ``with`` block, whatever the environment says."""
     with _block({each.name: getattr(settings, each.name) for each in fields(settings)}):
         yield settings
 
@@ -141,8 +142,10 @@ def _block(values: dict[str, Any]) -> Iterator[None]:
 
 
 def _end(block: _Layer) -> None:
-    """Take away a block's layer, and what was set of its values inside of it. Blocks of several
-    threads may end in any order."""
+    """Remove a block's layer, and settings of its values made inside it without a block.
+
+    Blocks of several threads may end in any order.
+    """
     place = _layers.index(block)
     inside = [
         each
@@ -154,22 +157,22 @@ def _end(block: _Layer) -> None:
 
 
 def first_use(answer: str) -> AbstractContextManager[None]:
-    """What a call does whose kernel has to be compiled, from now on and for the whole process.
+    """Set what a call does if its kernel has to be compiled, from now on, for the whole process.
 
-    ``"wait"``, the default: it waits. ``"fallback"``: it is answered by plain torch operations, as
-    later ones are while the kernel compiles in the background; then calls use the kernel. The
-    answers agree to within rounding. Plain torch works on the dense matrix, and takes the time and
-    the memory of a dense product. What a waiting call would have raised is raised by the calls
-    after the compilation has failed. Kernels in the cache are used at once. While a CUDA graph is
-    captured nothing is answered that way: a call whose kernel has not run yet raises CacheMiss.
+    ``"wait"``, the default: it waits. ``"fallback"``: plain torch operations compute its result,
+    and those of later calls while the kernel compiles in the background; then calls use the kernel.
+    The results agree to within rounding. Plain torch works on the dense matrix, and takes the time
+    and the memory of a dense product. If the compilation fails, later calls raise what a waiting
+    call would have raised. Kernels in the cache are used at once. There is no fallback while a CUDA
+    graph is captured: a call whose kernel has not run yet raises CacheMiss.
 
     Args:
         answer: ``"wait"`` or ``"fallback"``, as in ``JITSPARSE_FIRST_USE``.
 
     Returns:
-        A context manager, for a ``with`` block at whose end the former setting is back, also if it
-        was changed without a block meanwhile. Beginning and ending a block have all calls look
-        their kernels up anew, so it is not for a loop.
+        A context manager, for a ``with`` block at whose end the former setting is restored, even if
+        it was changed without a block meanwhile. Entering or leaving a block makes all calls look
+        up their kernels again, so do not use one in a loop.
 
     Raises:
         ConfigError: the answer is neither.
@@ -183,7 +186,7 @@ def first_use(answer: str) -> AbstractContextManager[None]:
 
 
 class _FirstUse(AbstractContextManager[None]):
-    """What :func:`first_use` sets: at once, and of a block if one is entered with it."""
+    """The setting made by :func:`first_use`: at once, and by a block if it is entered as one."""
 
     def __init__(self, answer: str) -> None:
         get()
@@ -206,12 +209,12 @@ class _FirstUse(AbstractContextManager[None]):
 
 
 def _forget_what_was_set_before() -> None:
-    """Of layers that no block will be entered with any more the last one hides the others."""
+    """Drop all but the last of the layers that can no longer become blocks, since it hides them."""
     hidden = False
     for n in reversed(range(len(_layers))):
         setter = _layers[n].setter
         if setter is None:
-            break  # at the end of that block those before it count
+            break  # the layers before that block count again when it ends
         if setter() is None:
             if hidden:
                 del _layers[n]

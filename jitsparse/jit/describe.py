@@ -1,4 +1,4 @@
-"""What is known of a variant without compiling or mapping anything, and why it would be a miss."""
+"""What is known about a variant without compiling or mapping anything; why it would be a miss."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Description", "describe", "explain_miss"]
 
 @dataclass(frozen=True)
 class Description:
-    """What is known of a variant without compiling it.
+    """What is known about a variant without compiling it.
 
     Attributes:
         variant: its name.
@@ -28,8 +28,8 @@ class Description:
         cached: whether a valid entry is there.
         compile_seconds: how long it took to compile, or took last time; None if never.
         library_bytes: size of the library, None if not cached.
-        changed: labels of the fields in which the nearest other entry of the variant differs: why a
-            miss is a miss. Empty on a hit, or if there is no other entry.
+        changed: labels of the fields in which the nearest other entry of the variant differs, which
+            explain a miss. Empty on a hit, or if there is no other entry.
     """
 
     variant: str
@@ -42,11 +42,11 @@ class Description:
 
 
 def describe(template: Template, variant: Variant, *, why: bool = True) -> Description:
-    """What is known of a variant, without compiling or mapping anything.
+    """What is known about a variant, without compiling or mapping anything.
 
     Args:
         template: what it is rendered from.
-        variant: which one.
+        variant: the variant to describe.
         why: whether to look for what changed, among all entries.
     """
     request = Request(template, variant)
@@ -65,7 +65,7 @@ def describe(template: Template, variant: Variant, *, why: bool = True) -> Descr
 
 
 def explain_miss(template: Template, variant: Variant) -> Miss:
-    """Why a variant would be compiled: what the nearest entry of its name has that it has not."""
+    """Why a variant would be compiled: how the nearest entry of its name differs."""
     from jitsparse.jit.miss import Miss
 
     request = Request(template, variant)

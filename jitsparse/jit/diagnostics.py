@@ -1,4 +1,4 @@
-"""From a compiler's output to the error that a reader needs: the first one, at its own line."""
+"""Finding the error that a reader needs in a compiler's output: the first, at its own line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MAX_LINES = 6
 def first_error(output: str) -> str:
     """The first error in a compiler's output, with the excerpt that the compiler shows for it.
 
-    Returns an empty text if no line looks like an error.
+    Returns an empty string if no line looks like an error.
     """
     lines = output.splitlines()
     for pattern in (_LOCATED, _PLAIN):
@@ -43,7 +43,7 @@ def first_error(output: str) -> str:
 
 
 def incomplete(variant: str, template: Path, function: str) -> CompileError:
-    """Of a template without one of the two functions that every template has to define."""
+    """The error for a template without one of the two functions that each has to define."""
     return CompileError(
         f"{variant} was compiled, but its template {template} defines no {function}: a template "
         "defines jitsparse_launch and jitsparse_error",
@@ -64,7 +64,7 @@ def compile_error(variant: str, output: str, source: Path, log: Path, command: s
     """
     reason = first_error(output) or output.strip()[-2000:] or "the compiler printed nothing"
     indented = "\n".join(f"  {line}" for line in reason.splitlines())
-    # os.path: what is unreadable is no error of its own here.
+    # os.path: an unreadable path must not raise an error of its own here.
     lost = "" if os.path.isfile(source) else " (neither could be kept)"
     return CompileError(
         f"{variant} did not compile\n{indented}\n"

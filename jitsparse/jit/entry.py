@@ -1,4 +1,4 @@
-"""One compiled variant on disk, and how it is told from a damaged one.
+"""A compiled variant on disk, and how to tell whether it is damaged.
 
 An entry is a directory that holds the rendered source, the library, the build's log and meta.json:
 the labelled fields of the key, the library's size and sha256, and how long compiling took.
@@ -72,7 +72,7 @@ class Entry:
 
     @property
     def log(self) -> Path:
-        """The build log: the commands and what the compiler said."""
+        """The build log: the commands and the compiler's output."""
         return self.path / LOG
 
     @property
@@ -98,11 +98,11 @@ def examine(
 
     Args:
         path: its directory.
-        name: what the directory is or will be called; by default what it is called now.
+        name: the directory's present or future name; by default the present one.
         trusted: whether owners and modes do not matter.
 
     Returns:
-        Content of meta.json and an empty text, or None and what is wrong.
+        Content of meta.json and an empty string, or None and what is wrong.
     """
     meta, reason = _meta(path, name or path.name, trusted)
     reason = reason or _damage(path / LIBRARY, meta, trusted)
@@ -136,7 +136,7 @@ def _meta(path: Path, name: str, trusted: bool) -> tuple[dict[str, Any], str]:
 
 
 def _parsed(content: bytes, name: str) -> dict[str, Any]:
-    """Content of a meta.json, every value of the type and in the range that is relied on.
+    """Content of a meta.json, with all values of the types and in the ranges relied on.
 
     Raises:
         ValueError, KeyError, TypeError, RecursionError: it is not what was published.
@@ -158,7 +158,7 @@ def _parsed(content: bytes, name: str) -> dict[str, Any]:
 
 
 def _damage(library: Path, meta: Mapping[str, Any], trusted: bool) -> str:
-    """What is wrong with a library, or an empty text."""
+    """What is wrong with a library, or an empty string."""
     try:
         with os.fdopen(open_plain(library, trusted=trusted), "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -180,7 +180,7 @@ def sha256(path: Path) -> str:
 
 
 def _sha256(file: BinaryIO) -> str:
-    # In pieces: the size is whatever somebody wrote.
+    # In pieces: the file may have any size.
     digest = hashlib.sha256()
     while piece := file.read(1 << 20):
         digest.update(piece)
@@ -188,17 +188,17 @@ def _sha256(file: BinaryIO) -> str:
 
 
 def sync(path: Path) -> None:
-    """Have a file or directory reach the disk, so that a rename never outruns its content.
+    """Flush a file or directory to disk, so that a rename never outruns its content.
 
     Raises:
-        OSError: it cannot: there is no room, or the disk is broken.
+        OSError: there is no room, or the disk is broken.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # Some file systems have no such thing, for directories above all. What is lost with the
-        # power is then found by its sha256.
+        # Some file systems do not support this, for directories above all. Its sha256 then shows
+        # what a power failure has lost.
         if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
             raise
     finally:

@@ -1,9 +1,9 @@
 """The settings of jitsparse, as an environment spells them.
 
-The cache is ``$XDG_CACHE_HOME/jitsparse``, else ``~/.cache/jitsparse``, unless it is named.
-Honoured, not redefined: ``CUDA_HOME``, ``CUDA_PATH``, ``CXX``, ``CC``, ``MAX_JOBS``,
+The cache is ``$XDG_CACHE_HOME/jitsparse``, else ``~/.cache/jitsparse``, unless it is set
+explicitly. Honoured, not redefined: ``CUDA_HOME``, ``CUDA_PATH``, ``CXX``, ``CC``, ``MAX_JOBS``,
 ``XDG_CACHE_HOME``, ``NO_COLOR``, ``TERM``, ``RANK`` / ``LOCAL_RANK`` as torchrun sets them, and
-what nvcc itself and torch read to run it: :data:`NVCC_VARIABLES`.
+those that nvcc reads, or torch reads to run it: :data:`NVCC_VARIABLES`.
 :mod:`jitsparse.jit.config` says which settings are in force.
 """
 
@@ -41,7 +41,7 @@ CPU_TARGETS = ("generic", "avx2", "avx512", "avx512bf16", "amx")
 CACHE_MAX_SIZE = 2 * 1024**3
 NO_HOME = Path("/nonexistent")
 _OLDEST = 7
-"""Major compute capability from which on families are made for a GPU: ``simt``, ahead of Ampere."""
+"""Oldest major compute capability that families support; before Ampere only ``simt`` does."""
 
 # ASCII: other scripts have digits too, and no compiler knows them.
 _CAPABILITY = re.compile(r"(?:sm_?)?(\d{1,2})\.?(\d)([af]?)", re.ASCII)
@@ -73,7 +73,7 @@ VARIABLES = (
     "RANK",
     "LOCAL_RANK",
 )
-"""Every variable that :meth:`Config.from_environment` reads; each is checked by itself."""
+"""Every variable that :meth:`Config.from_environment` reads; each is checked separately."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,11 @@ class Config:
     Attributes:
         cache_dir: root of the cache that is written to.
         cache_path: read-only roots, searched in order before ``cache_dir``.
-        cache_max_size: bytes that the entries in ``cache_dir`` may take; None for any number.
+        cache_max_size: bytes that the entries in ``cache_dir`` may take; None for no limit.
         trust_cache: roots that are used although other users can write to them.
         pin: pins as written, not yet parsed.
         jit: whether compiling is allowed.
-        first_use: ``wait`` or ``fallback``: what a call does whose kernel has to be compiled.
+        first_use: ``wait`` or ``fallback``: what a call does if its kernel has to be compiled.
         log: one of ``debug``, ``info``, ``warning``, ``quiet``.
         arch: targets to build for; empty means what this machine has.
         record: file to which used variants are appended, or None.
@@ -122,7 +122,7 @@ class Config:
 
     @property
     def cuda_arch(self) -> tuple[str, ...]:
-        """Those of :attr:`arch` that are GPUs'."""
+        """The CUDA targets in :attr:`arch`."""
         return tuple(each for each in self.arch if each not in CPU_TARGETS)
 
     @property
@@ -145,7 +145,7 @@ class Config:
             parts = variable(name).split(separator) if separator else [variable(name)]
             return tuple(_path(name, part) for part in parts if part)
 
-        # The XDG base directory specification: what is relative is to be ignored.
+        # The XDG base directory specification says to ignore relative paths.
         xdg = paths("XDG_CACHE_HOME") if Path(variable("XDG_CACHE_HOME")).is_absolute() else ()
         cache_home = xdg or (_home() / ".cache",)
         return cls(
@@ -202,7 +202,7 @@ def parse_arch(text: str, name: str = "JITSPARSE_ARCH") -> tuple[str, ...]:
         Target names in the order given, e.g. ``("sm90a", "sm80")``.
 
     Raises:
-        ConfigError: an entry is neither, or too old a GPU.
+        ConfigError: an entry is none of these, or too old a GPU.
     """
     targets = []
     for entry in re.split(r"[;,\s]+", text.strip()):
@@ -233,11 +233,11 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
     "max_jobs": ((int, type(None)), f"{_NUMBER}, or None"),
     "cache_max_size": ((int, type(None)), f"{_NUMBER}, or None for no limit"),
 }
-"""What a setting may be that is given as :class:`Config` has it."""
+"""Legal types, with a description, of settings given as :class:`Config` holds them."""
 
 
 def coerce(name: str, value: Any) -> Any:
-    """The value of a setting, given as an environment would spell it or as :class:`Config` has it.
+    """The value of a setting given as the environment would spell it or :class:`Config` holds it.
 
     Raises:
         ConfigError: there is no such setting, or the value is illegal.
@@ -275,9 +275,9 @@ def coerce(name: str, value: Any) -> Any:
 
 
 def _home() -> Path:
-    """The user's home. One who has none, as in many containers, has that of Debian's policy.
+    """The user's home, or that of Debian's policy for a user without one, as in many containers.
 
-    It does not exist, so that what is to be written there goes to a temporary directory.
+    The latter does not exist, so what would be written there goes to a temporary directory.
     """
     home = os.path.expanduser("~")
     return NO_HOME if home == "~" else Path(os.path.abspath(home))
@@ -295,9 +295,9 @@ def _absolute(path: str | os.PathLike[str]) -> Path:
 
 
 def _path(name: str, text: str) -> Path:
-    """The path in a variable, if the system could have it.
+    """The path in a variable, if it is short enough for the system.
 
-    Below a cache there are names of its own, so less than what the system allows is left.
+    The cache adds names of its own below it, so less than the system's limit is left.
     """
     path = _absolute(text)
     if len(os.fsencode(path)) > _MAX_PATH or any(
@@ -322,7 +322,7 @@ def _max_size(name: str, value: str) -> int | None:
 
 
 def choice(name: str, value: object, legal: tuple[str, ...]) -> str:
-    """One of the legal values, in whatever case it is written.
+    """One of the legal values, compared without regard to case.
 
     Raises:
         ConfigError: it is none of them.
@@ -338,7 +338,7 @@ def _is_whole(value: str) -> bool:
 
 
 def _rank(value: str) -> int:
-    """Zero, which speaks, of what is no rank: other launchers say -1. It decides nothing else."""
+    """The rank; 0, the one that prints, if invalid: other launchers set -1. It has no other use."""
     return int(value) if _is_whole(value) else 0
 
 

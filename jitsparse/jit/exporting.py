@@ -61,7 +61,7 @@ def export(cache: Lookup, path: Path, *, keep: Keep = lambda variant: True) -> E
     files: dict[str, Expected] = {}
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
-        # The manifest comes first and has the digests of all that follows.
+        # The manifest comes first and has the digests of everything that follows.
         with tempfile.TemporaryFile(dir=path.parent) as body:
             for place, content in (*_entries(cache, keep, skipped), *_tuned(cache, keep, skipped)):
                 files[place] = _add(body, place, content)
@@ -95,7 +95,7 @@ def _add(body: BinaryIO, place: str, content: bytes) -> Expected:
 def _entries(
     cache: Lookup, keep: Keep, skipped: list[tuple[str, str]]
 ) -> Iterator[tuple[str, bytes]]:
-    """Every file of every entry that is kept, by name; of equal names the one that is found."""
+    """Every file of every kept entry, by name; of equal names the one that a lookup finds."""
     chosen: dict[str, Path] = {}
     for root in cache.roots:
         for path in directories(root):
@@ -147,7 +147,7 @@ def _read(cache: Lookup, path: Path) -> dict[str, bytes]:
 def _tuned(
     cache: Lookup, keep: Keep, skipped: list[tuple[str, str]]
 ) -> Iterator[tuple[str, bytes]]:
-    """Every file of the tuned table whose variant is kept; of equal places the one that is used."""
+    """Every file of the tuned table whose variant is kept; of equal paths the one lookups use."""
     done: set[str] = set()
     for place, record, content in tuned.stored(cache):
         try:

@@ -1,9 +1,9 @@
 """``torch.utils.cpp_extension`` as a build needs it, in a process that belongs to others.
 
-While a build lasts, the environment has what torch reads from it, what torch logs goes into the
-build's log, and the module has others in the place of ``subprocess`` (during whose starts of
-programs no fork happens), ``sys`` (whose streams can always be flushed), ``CUDA_HOME``, and of the
-``FileLock`` that it has from torch 2.14 on. Afterwards all is as it was.
+During a build, the environment has what torch reads from it, torch's log messages go into the
+build's log, and the module has replacements for ``subprocess`` (no fork happens while it starts a
+program), ``sys`` (its streams can always be flushed), ``CUDA_HOME``, and ``FileLock``, which it has
+from torch 2.14 on. Afterwards everything is restored.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _NAME = "torch.utils.cpp_extension"
 
 
 def ready() -> None:
-    """Import the part of torch that builds. A CUDA build remarks then that there is no GPU."""
+    """Import the part of torch that builds; drop what a CUDA build of it logs without a GPU."""
     forks.ready("torch")
     import torch
 
     with _captured_logger(_NAME, []):
         forks.ready(_NAME)
         if torch.__version__ < "2.11":
-            # Imported in the middle of a build by 2.9 and 2.10, and by later ones not at all.
+            # 2.9 and 2.10 import it in the middle of a build, and later versions not at all.
             forks.ready("torch.utils.hipify.hipify_python")
 
 
@@ -44,9 +44,9 @@ def prepared(tools: toolchain.Toolchain, said: list[str], directory: Path) -> It
     """The module, ready for a build.
 
     Args:
-        tools: which torch has to find.
-        said: gets what torch logs meanwhile.
-        directory: to build in, which no other process knows.
+        tools: the compilers that torch has to find.
+        said: receives what torch logs meanwhile.
+        directory: the build directory, which no other process uses.
 
     Raises:
         ToolchainError: the module cannot be imported.
@@ -70,8 +70,8 @@ def _module() -> Any:
 class _Sys:
     """The module ``sys`` for torch, which flushes both streams of the process before it builds.
 
-    A daemon may have none, or a closed one, and what a program has printed may have nobody who
-    reads it: that is for the program to find out, and no reason not to build.
+    A daemon may have none, or a closed one, and nobody may read what a program has printed: that is
+    for the program to find out, and no reason not to build.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -80,7 +80,7 @@ class _Sys:
 
 
 class _Stream:
-    """A stream, or none, that can always be flushed."""
+    """A stream, or None, that can always be flushed."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
@@ -94,8 +94,7 @@ class _Stream:
 
 
 class _Shared:
-    """What is changed while at least one build runs, and restored after the last one: environment
-    variables, and names of torch's module."""
+    """Environment variables and names of torch's module that builds change until the last ends."""
 
     def __init__(self) -> None:
         self.reset()
@@ -132,7 +131,7 @@ _shared = _Shared()
 
 
 def _after_fork() -> None:
-    """The child has none of the threads that were building, and would restore nothing."""
+    """The child has none of the threads that were building, so nothing else would restore it."""
     _shared.restore()
     _shared.reset()
 
@@ -142,15 +141,13 @@ os.register_at_fork(after_in_child=_after_fork)
 
 @contextlib.contextmanager
 def _changed(module: Any, tools: toolchain.Toolchain, directory: Path) -> Iterator[None]:
-    """What torch reads from the process's environment and from its module, set for the length of a
-    build.
+    """Set what torch reads from the environment and from its module for the duration of a build.
 
-    Builds run in threads and the environment belongs to all of them, so nothing is written there
-    that is right already, on most machines all of it, and the last of the builds takes back what
-    any wrote.
+    Builds run in threads, which share the environment, so values that are already correct, on most
+    machines all of them, are not written, and the last of the builds restores what any wrote.
     """
     with _shared.guard:
-        missing = _missing(tools)  # which may raise, and then nothing is to be taken back
+        missing = _missing(tools)  # first, since it may raise: then nothing is to be restored
         for variable, value in missing.items():
             _shared.set_variable(variable, value)
         _shared.set_name(module, "subprocess", forks.programs())
@@ -172,8 +169,10 @@ def _changed(module: Any, tools: toolchain.Toolchain, directory: Path) -> Iterat
 
 
 def _lock_of_others(lock: Callable[..., AbstractContextManager[Any]]) -> Callable[..., Any]:
-    """torch's lock of a build directory, but where only one process builds: the file system may
-    have no locks, and there is no need for one."""
+    """torch's lock of a build directory, except where only one process builds.
+
+    There the file system may have no locks, and none is needed.
+    """
 
     def lock_unless_private(path: str, *arguments: Any, **options: Any) -> Any:
         if os.path.dirname(path) in _shared.directories:
@@ -214,7 +213,7 @@ def _captured_logger(name: str, said: list[str]) -> Iterator[None]:
             return True
         try:
             said.append(record.getMessage())
-        except (TypeError, ValueError):  # torch 2.9 forgets an argument of its word on compilers
+        except (TypeError, ValueError):  # torch 2.9 omits an argument in a message on compilers
             said.append(f"{record.msg} {record.args}")
         return False
 

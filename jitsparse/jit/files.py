@@ -1,4 +1,4 @@
-"""Small files beside the entries: read within bounds, replaced whole, removed whatever they are."""
+"""Small files beside the entries: bounded reads, atomic replacement, removal of anything."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pathlib import Path
 __all__ = ["read", "remove", "write"]
 
 LIMIT = 1 << 26
-"""Bytes of the largest file that is read; the largest that is written has some thousands."""
+"""Bytes of the largest file that is read; the largest that is written has a few thousand."""
 
 
 def read(path: Path) -> bytes:
-    """Content of an ordinary file, or of one that a link leads to. A pipe is not waited for.
+    """Content of a regular file, or of one that a link leads to. Does not wait for a pipe.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is something else than a file, or larger than anything that is written here.
+        ValueError: it is not a regular file, or larger than anything that is written here.
     """
     with open(path, "rb", opener=_without_waiting) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -36,7 +36,7 @@ def _without_waiting(path: str, flags: int) -> int:
 
 
 def write(path: Path, text: str) -> None:
-    """Replace a file: who reads it meanwhile finds all of the old one or all of this.
+    """Replace a file atomically: readers see all of the old content or all of the new.
 
     Raises:
         OSError: it cannot be written.

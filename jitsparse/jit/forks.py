@@ -1,10 +1,9 @@
-"""What no fork may cut in two: imports of what a build needs, and starts of compilers.
+"""What a fork must not interrupt: imports of what a build needs, and starts of compilers.
 
-A program may fork while one of its threads builds. In the middle of an import, the child would find
-the module locked for ever, by a thread that it does not have. In the middle of the start of a
-program, it would inherit the end of the pipe that the program writes to, and the builder would read
-until the child has ended, which may be waiting for what the builder builds. So a fork waits for the
-milliseconds that either takes.
+A program may fork while one of its threads builds. A child forked during an import would find the
+module locked forever, by a thread that it does not have. One forked while a program starts would
+inherit the write end of that program's pipe, and the builder would read until the child ends, which
+may itself be waiting for the build. So a fork waits for the milliseconds that either takes.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ import functools
 import importlib
 import importlib.util
 
-# Imported for its order. Hooks run before a fork in reverse order of registration, and the one
-# below must run before that of logging: this takes a lock that modules want when they are imported.
+# Imported for the order of hooks: before a fork they run in reverse order of registration, and the
+# one below must run before that of logging, which takes a lock that imports of modules need.
 import logging  # noqa: F401
 import os
 import subprocess
@@ -26,7 +25,7 @@ from typing import Any
 __all__ = ["programs", "ready"]
 
 _SECONDS_TO_END = 2.0
-"""For a program that was told to end, before it is killed."""
+"""How long a program may take to end when told to, before it is killed."""
 
 _undivided = threading.RLock()
 
@@ -40,11 +39,11 @@ os.register_at_fork(
 def ready(*modules: str) -> None:
     """Import modules, so that import statements elsewhere find them. No fork happens meanwhile.
 
-    What cannot be imported, for whatever reason, is passed over: the statement that needs it says
-    so better, and to whom it concerns.
+    What cannot be imported, for whatever reason, is skipped: the import statement that needs it
+    reports it better, and to the right caller.
     """
-    # It registers hooks of its own, which must not happen while a fork is waiting: those that run
-    # after it would run without those before it.
+    # It registers fork hooks, which must not happen while a fork is waiting: the hooks for after
+    # the fork would run without those for before it.
     import concurrent.futures.thread  # noqa: F401
 
     with _undivided:
@@ -55,10 +54,10 @@ def ready(*modules: str) -> None:
 
 @functools.cache
 def programs() -> ModuleType:
-    """A ``subprocess`` during whose starts of programs no fork happens.
+    """A ``subprocess`` module that allows no fork while it starts a program.
 
-    Another copy of the module: ``run`` and ``check_output`` find ``Popen`` in their own, and that
-    of the whole process is not ours to replace. The exceptions are those of the one that all know.
+    It is a copy: ``run`` and ``check_output`` look ``Popen`` up in their own module, and that of
+    the whole process is not ours to change. The exceptions are those of the original.
     """
     spec = importlib.util.find_spec("subprocess")
     if spec is None or spec.loader is None:
@@ -72,8 +71,10 @@ def programs() -> ModuleType:
                 super().__init__(*arguments, **options)
 
         def kill(self) -> None:
-            """What ``run`` does on Ctrl-C. ninja ends its compilers with itself, if it is told to
-            end; if it is killed at once they go on for nobody."""
+            """End the program, as ``run`` does on Ctrl-C.
+
+            ninja ends its compilers if it is told to end; killed at once, it leaves them running.
+            """
             self.terminate()
             try:
                 self.wait(_SECONDS_TO_END)

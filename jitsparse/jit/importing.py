@@ -21,11 +21,11 @@ __all__ = ["Imported", "import_bundle"]
 
 @dataclass(frozen=True)
 class Imported:
-    """What became of a bundle.
+    """The outcome of importing a bundle.
 
     Attributes:
         imported: directories of the entries that are new in the cache.
-        present: directories of those that were there, and were left as they are.
+        present: directories of those that were already there, and were left unchanged.
         tuned: how many entries of the tuned table are new.
         rejected: what was not imported, with the reason.
     """
@@ -37,10 +37,10 @@ class Imported:
 
 
 def import_bundle(cache: Cache, path: Path) -> Imported:
-    """Bring the entries of a bundle into the writable cache.
+    """Import the entries of a bundle into the writable cache.
 
     Args:
-        cache: what to write to. Valid entries that it has stay as they are.
+        cache: the cache to write to. Its valid entries stay unchanged.
         path: the archive.
 
     Returns:
@@ -93,7 +93,7 @@ def _read(archive: BinaryIO, progress: _Import) -> None:
 
 @dataclass
 class _Parcel:
-    """An entry that is being put together."""
+    """An entry that is being assembled."""
 
     missing: set[str] = field(default_factory=set)
     staging: Path | None = None
@@ -131,7 +131,7 @@ class _Import:
                 del self._parcels[name]
 
     def take(self, member: Member) -> None:
-        """One file of the archive."""
+        """Take one file of the archive."""
         expected = self._expected.pop(member.name, None)
         if expected is None:
             self.rejected[member.name] = "the manifest does not name it, or names it once"
@@ -146,7 +146,7 @@ class _Import:
                 self._add(expected.entry, expected.place, member.content or b"")
 
     def end(self, reason: str) -> None:
-        """No more files come; what is incomplete is rejected."""
+        """Reject what is incomplete, since no more files come."""
         for each in self._expected.values():
             if each.entry in self._parcels:
                 self._reject(each.entry, f"{each.place} is {reason}")
@@ -189,7 +189,7 @@ class _Import:
 
 
 def _defect(member: Member, expected: Expected) -> str:
-    """In what a file differs from what the manifest announces, or an empty text."""
+    """How a file differs from what the manifest announces, or an empty string."""
     if member.content is None or member.size != expected.bytes:
         return f"has {member.size} bytes instead of {expected.bytes}"
     if hashlib.sha256(member.content).hexdigest() != expected.sha256:

@@ -1,4 +1,4 @@
-"""What a cache holds, and whether it is as it was published. Nothing is loaded, nothing changed."""
+"""What a cache holds, and whether it is as it was published. Loads nothing, changes nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Stored", "Verdict", "directories", "disk_usage", "stored", "verify"]
 
 @dataclass(frozen=True)
 class Stored:
-    """An entry as it lies on the disk.
+    """An entry on disk.
 
     Attributes:
         entry: what its meta.json says.
@@ -34,12 +34,12 @@ class Stored:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What :func:`verify` found of one entry.
+    """What :func:`verify` found out about one entry.
 
     Attributes:
         path: its directory.
         variant: name of the variant, None if that cannot be read.
-        defect: why it will not be used; empty if it is sound.
+        defect: why it will not be used; empty if it is intact.
     """
 
     path: Path

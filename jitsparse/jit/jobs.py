@@ -1,9 +1,8 @@
-"""How many compilers this process may run at a time: as its processors and its memory allow.
+"""How many compilers this process may run at a time, given its CPUs and its memory.
 
-In a container both are limited by control groups, of which neither the number of processors nor the
-free memory that the system reports knows anything. A job too many costs more than one too few: a
-quota that is used up stops every compiler, and a group that is out of memory loses one, or the
-whole program.
+In a container, control groups limit both, which shows neither in the number of CPUs nor in the free
+memory that the system reports. A job too many costs more than one too few: an exhausted quota stops
+every compiler, and a group that is out of memory loses one, or the whole program.
 """
 
 from __future__ import annotations
@@ -16,22 +15,22 @@ from pathlib import Path
 __all__ = ["JOB_BYTES", "limit"]
 
 JOB_BYTES = 256 * 1024**2
-"""Memory that a job is taken to need. Of our templates the largest process of a g++ run took 86 MiB
-and the largest of an nvcc run 194 MiB (docs/performance.md); nvcc's wait for each other."""
+"""Memory that a job is assumed to need. With our templates the largest process of a g++ run took
+86 MiB and the largest of an nvcc run 194 MiB (docs/performance.md); nvcc's run one at a time."""
 
 _ROOT = Path("/")
 _NO_LIMIT = 1 << 60
-"""Version 1 writes the largest multiple of a page where there is no limit."""
+"""cgroup v1 writes the largest multiple of the page size where there is no limit."""
 
 
 def limit(root: Path = _ROOT) -> int:
     """How many compilers may run at a time, at least one.
 
-    The least of: processors that this process may run on, processor time that its control groups
-    grant it in a period, rounded up, and what fits into the memory that is still available.
+    The least of: CPUs that this process may run on, the CPU quota of its control groups, rounded
+    up, and the jobs that fit into the memory that is still available.
 
     Args:
-        root: of the file system that ``/proc`` and ``/sys`` are read from.
+        root: root of the file system that ``/proc`` and ``/sys`` are read from.
     """
     groups = list(_groups(root))
     memory = _available(root)
@@ -49,10 +48,10 @@ def limit(root: Path = _ROOT) -> int:
 
 
 def _groups(root: Path) -> Iterator[Path]:
-    """Directories of the control groups that this process is in, and of all that they are in.
+    """Directories of the control groups that this process is in, and of all their ancestors.
 
     In a container a group may be named as the host sees it; then the root of the hierarchy, which
-    is looked at in any case, is the container's own group.
+    is always included, is the container's own group.
     """
     hierarchies = root / "sys/fs/cgroup"
     try:
@@ -77,7 +76,7 @@ def _groups(root: Path) -> Iterator[Path]:
 
 
 def _processors(group: Path) -> float | None:
-    """Processors' worth of time that a group may use, or None for any."""
+    """How many CPUs' worth of time a group may use, or None for no limit."""
     both = (_text(group / "cpu.max") or "").split()  # "max 100000" without a quota
     if not both:
         both = [_text(group / name) or "" for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")]
@@ -86,14 +85,14 @@ def _processors(group: Path) -> float | None:
 
 
 def _left(group: Path) -> int | None:
-    """Bytes that the processes of a group may still take, or None for any number."""
+    """Bytes that the processes of a group may still take, or None for no limit."""
     for most, current, name in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
         size, used = _number(_text(group / most)), _number(_text(group / current))
         if size is not None and used is not None and size < _NO_LIMIT:
-            # Files that were read long ago count as used, and make room for whoever asks.
+            # The cache of files that were read long ago counts as used, but is freed on demand.
             return max(0, size - used + (_field(group / "memory.stat", name) or 0))
     return None
 
@@ -105,7 +104,7 @@ def _available(root: Path) -> int | None:
 
 
 def _field(path: Path, name: str) -> int | None:
-    """The number behind a name in a file of one name and number a line."""
+    """The number after a name in a file with one name and one number per line."""
     for line in (_text(path) or "").splitlines():
         words = line.split()
         if len(words) > 1 and words[0] == name:
@@ -114,12 +113,12 @@ def _field(path: Path, name: str) -> int | None:
 
 
 def _number(text: str | None) -> int | None:
-    """A whole number of 0 or more; None for anything else, as ``max`` or ``-1``."""
+    """A whole number of 0 or more; None for anything else, such as ``max`` or ``-1``."""
     return int(text) if text and text.isascii() and text.isdigit() and len(text) < 20 else None
 
 
 def _text(path: Path) -> str | None:
-    """What a file holds, if it is there and holds something."""
+    """Content of a file; None if it is missing or empty."""
     try:
         return path.read_text(encoding="utf-8").strip() or None
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""From a variant to a function that can be called: memory, then the caches, then a build."""
+"""Loading a variant as a callable: from memory, then the caches, then a build."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ __all__ = ["Kernel", "compile_only", "is_cached", "load", "obtainable"]
 class Kernel:
     """A compiled variant, mapped into this process.
 
-    Calling it packs the words and launches; :attr:`launch` and :attr:`pack` are the two halves for
-    a caller that wants no Python frame in between.
+    Calling it packs the 64-bit arguments and launches. :attr:`launch` and :attr:`pack` are the two
+    halves, for a caller that wants no Python frame in between.
 
     Attributes:
         variant: which kernel it is.
-        entry: where it came from.
-        arguments: how many words it reads.
-        launch: takes the packed words as bytes; returns 0 or an error code.
-        pack: takes the words, signed 64-bit integers; returns bytes.
-        note: whatever a caller wants to find again in its next call; None until then.
+        entry: the cache entry that it came from.
+        arguments: how many 64-bit arguments it reads.
+        launch: takes the packed arguments as bytes; returns 0 or an error code.
+        pack: takes the arguments, signed 64-bit integers; returns bytes.
+        note: for the caller's own use between calls; initially None.
     """
 
     __slots__ = ("_error", "_library", "arguments", "entry", "launch", "note", "pack", "variant")
@@ -56,10 +56,10 @@ class Kernel:
         self.note: object = None
 
     def __call__(self, *words: int) -> None:
-        """Launch with the words the template's launcher reads.
+        """Launch with the 64-bit arguments that the template's launcher reads.
 
         Raises:
-            ArgumentError: these are other words than it reads.
+            ArgumentError: their number is wrong, or one is not a signed 64-bit integer.
             LaunchError: the launcher returned a code other than 0.
         """
         try:
@@ -74,7 +74,7 @@ class Kernel:
             self.fail(code)
 
     def fail(self, code: int) -> None:
-        """Raise what a nonzero code from :attr:`launch` stands for.
+        """Raise the error that a nonzero code from :attr:`launch` stands for.
 
         Raises:
             LaunchError: always.
@@ -91,7 +91,7 @@ class Kernel:
         return self
 
     def __deepcopy__(self, memo: dict[int, object]) -> Kernel:
-        return self  # a module that keeps one can be copied
+        return self  # so that a module that holds one can be copied
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -116,10 +116,10 @@ def load(
 
     Args:
         template: what it is rendered from.
-        variant: which one.
+        variant: the variant to load.
         allow_build: whether a miss may compile now. ``JITSPARSE_JIT=off`` forbids it too.
         why_not: why it may not, for the error message.
-        hint: gives the command that would fill the cache, for the same message.
+        hint: returns the command that would fill the cache, for the same message.
         position: ``(n, m)`` if this is the n-th of m kernels that the caller needs.
 
     Raises:
@@ -129,7 +129,7 @@ def load(
         UnwritableCache: there is no directory to compile in.
     """
     request = Request(template, variant)
-    # How many words are packed is no part of what is compiled.
+    # The number of arguments does not affect what is compiled.
     known = request.key, template.arguments
     kernel = _mapped.get(known)
     if kernel is None:
@@ -137,9 +137,9 @@ def load(
             kernel = _mapped.get(known)
             if kernel is None:
                 kernel = _map(request, Permission(allow_build, why_not, hint), position)
-                # By what was compiled: the key is another if an edit came between.
+                # Under the key of what was compiled: an edit in between changes it.
                 _mapped[request.key, template.arguments] = kernel
-    # What is mapped may have been mapped where nothing was recorded, as by js.tune.
+    # It may have been mapped earlier without being recorded, as js.tune does.
     _record(template, variant)
     return kernel
 
@@ -152,11 +152,11 @@ def compile_only(
     show_progress: bool = True,
     position: tuple[int, int] | None = None,
 ) -> Entry:
-    """Make sure that a variant is cached, for a machine that need not be this one.
+    """Make sure that a variant is cached, possibly for a machine other than this one.
 
     Args:
         template: what it is rendered from.
-        variant: which one.
+        variant: the variant to compile.
         hint: as for :func:`load`.
         show_progress: whether to say what is compiled.
         position: as for :func:`load`.
@@ -184,14 +184,14 @@ def obtainable(template: Template, variant: Variant) -> bool:
 
 
 def is_cached(template: Template, variant: Variant) -> bool:
-    """Whether this process has mapped a variant, or a cache has a valid entry of it."""
+    """Whether this process has mapped a variant, or a cache has a valid entry for it."""
     request = Request(template, variant)
     mapped = (request.key, template.arguments) in _mapped
     return mapped or request.find(caches.current()) is not None
 
 
 _mapped: dict[tuple[str, int], Kernel] = {}
-"""Kernels of this process by key, which an edited template or header has anew, and words."""
+"""This process's kernels, by key (which edits of sources change) and number of arguments."""
 
 _guard = threading.Lock()
 _locks: dict[str, threading.Lock] = {}
@@ -206,9 +206,9 @@ def _map(request: Request, permission: Permission, position: tuple[int, int] | N
         if entry.library.exists():
             if entry.fresh:
                 raise _unusable(request, error) from error
-            # Intact as published, and yet it does not map: made on another system.
+            # Intact as published, yet it cannot be mapped: it was built on another system.
             caches.current().set_aside(entry.path, f"it cannot be mapped ({error})")
-    # What was cleared away since it was found or made is neither damaged nor unfit.
+    # An entry that vanished after it was found or built is neither damaged nor unusable.
     entry = resolve(request, permission, position=position)
     try:
         return _kernel_of(request, entry)
@@ -232,7 +232,7 @@ def _open(entry: Entry) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(entry.library))
     except OSError:
-        # What a mount forbids is no fault of the entry: others may use it where it is.
+        # A restriction of the mount is not the entry's fault: others may use it in place.
         if not private.is_forbidden(entry.library):
             raise
         return ctypes.CDLL(str(private.executable_copy(entry.library)))
@@ -247,7 +247,7 @@ def _unusable(request: Request, error: Exception) -> ToolchainError:
 
 @contextlib.contextmanager
 def _one_at_a_time(name: str) -> Iterator[None]:
-    """Threads of this process that want one key go one after the other."""
+    """Serialize the threads of this process that want the same key."""
     with _guard:
         lock = _locks.setdefault(name, threading.Lock())
     with lock:
@@ -255,7 +255,7 @@ def _one_at_a_time(name: str) -> Iterator[None]:
 
 
 def _after_fork() -> None:
-    """Locks held by other threads of the parent would stay locked in the child for ever."""
+    """Locks held by other threads of the parent would stay locked in the child forever."""
     global _guard
     _guard = threading.Lock()
     _locks.clear()

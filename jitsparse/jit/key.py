@@ -1,9 +1,9 @@
 """The identity of an entry: labelled fields that determine the library, and their digest.
 
 The template's text and the context that it is rendered with stand for the rendered text, which they
-determine; so a hit renders nothing. No field holds an absolute path (but one that the environment
-tells nvcc), a time, or the version of torch or Python: an entry may be moved, copied into an image,
-and shared by environments.
+determine, so a hit renders nothing. No field holds an absolute path (except one that the
+environment passes to nvcc), a time, or the version of torch or Python: an entry may be moved,
+copied into an image, and shared between environments.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def fields_of(template: Template, variant: Variant, compiler: str) -> dict[str, 
         compiler: version text of the compilers, empty where none can be used.
 
     Returns:
-        A JSON-serialisable mapping. Texts appear as their sha256, so that two entries can be
-        compared field by field and the reason for a miss can be told.
+        A JSON-serialisable mapping. Texts appear as their sha256, so that comparing two entries
+        field by field shows the reason for a miss.
 
     Raises:
-        ConfigError: the context holds something else than str, int and bool.
-        CompileError: the template, or a header of it, includes what it does not name.
+        ConfigError: the context holds something other than str, int and bool.
+        CompileError: the template, or one of its headers, has an include that names no file.
     """
     try:
         context = template.context(variant)
@@ -55,7 +55,7 @@ def fields_of(template: Template, variant: Variant, compiler: str) -> dict[str, 
             f"template {template.name!r}: a context maps names to values, got {context!r}."
         )
     for name, value in context.items():
-        # Exactly these: an Enum of texts is keyed as one text and rendered as another.
+        # Exactly these: a str Enum would be keyed as one text and rendered as another.
         if type(value) not in (str, int, bool):
             raise ConfigError(
                 f"template {template.name!r}: a context holds str, int and bool, but {name!r} is "

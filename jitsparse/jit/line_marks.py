@@ -1,4 +1,4 @@
-"""Where the compiler is in a template: lines of the rendered text with the numbers of its own."""
+"""``#line`` marks, by which the compiler numbers lines as in the template, not as rendered."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NEWLINE = re.compile(r"\r\n|\r|\n")  # as Jinja has it
 _CAPTURING = ("call", "filter", "macro", "set")
 """Jinja's blocks whose text goes elsewhere."""
 _OPENING = (*_CAPTURING, "autoescape", "block", "for", "if", "trans", "with")
-# What may hide the beginning of a comment or a raw string in a line of C++, and these.
+# Tokens that may hide the beginning of a comment or a raw string in a line of C++, and these two.
 _TOKEN = re.compile(
     r'(?<!\w)(?:u8|[uUL])?R"(?:(?P<delimiter>[^()\\\s"]{0,16})\()?'
     r"|\"(?:[^\"\\]|\\.)*(?:\"|$)|'(?:[^'\\]|\\.)'|<[^<>\s]*>|//|/\*"
@@ -27,18 +27,18 @@ _NEVER = "\0"
 
 @dataclass
 class _Survey:
-    """What Jinja's lexer finds in a template, by number of the line.
+    """What Jinja's lexer finds in a template, by line number.
 
     Attributes:
-        joined: lines after which Jinja sees no new line: it is within what Jinja reads, or stripped
-            beside it.
+        joined: lines whose newline is not output: it is inside Jinja's syntax, or stripped beside
+            it.
         begins: lines in which a block tag begins.
         expressions: lines in which ``{{ }}`` begins, whose value may be several lines long.
-        tags: of a line's blocks: 1 that opens one, -1 that closes one, 0 that divides it (else).
-        captured: blocks that are opened there and not closed, whose text goes elsewhere.
-        glued: lines in which a loop begins whose text ends within a line, which goes on with the
-            beginning when it is repeated.
-        visible: the text that is left of a line.
+        tags: block tags of each line: 1 opens a block, -1 closes one, 0 divides one (else).
+        captured: blocks whose text goes elsewhere: how many each line opens, less those it closes.
+        glued: lines in which a loop begins whose body ends within a line, which then continues with
+            the beginning of the next iteration.
+        visible: the text that is left of each line.
     """
 
     joined: set[int] = field(default_factory=set)
@@ -53,19 +53,19 @@ class _Survey:
 def with_line_marks(
     text: str, environment: Environment, *, long_values: bool = False
 ) -> tuple[str, list[int]]:
-    """The template with a ``#line`` after every block, and where each of its lines was.
+    """The template with a ``#line`` after every block, and the original number of each line.
 
-    A block tag on a line of its own shall leave no line behind, a false branch leaves out all its
-    lines and a loop repeats them, and what Jinja reads may itself be several lines long: after each
-    of them the compiler must be told where it is. Inside a preprocessor's macro of several lines, a
-    comment, a raw string or a tag, and inside a block whose text Jinja puts elsewhere, it is told
-    when that has ended.
+    A block tag on a line of its own must leave no line behind, a false branch drops its lines, a
+    loop repeats them, and Jinja's syntax may itself be several lines long: after each of these the
+    compiler must be told where it is. Inside a preprocessor macro of several lines, a comment, a
+    raw string or a tag, and inside a block whose text Jinja puts elsewhere, it is told after the
+    end of that.
 
     Args:
-        text: of the template.
-        environment: that will render it.
-        long_values: whether what ``{{ }}`` stands for may be several lines long, too: then there is
-            a ``#line`` after each, but for those in a directive of the preprocessor.
+        text: text of the template.
+        environment: the environment that will render it.
+        long_values: whether values of ``{{ }}`` may be several lines long, too: then there is a
+            ``#line`` after each, except for those in a preprocessor directive.
     """
     lines = _NEWLINE.split(text)
     last = len(lines) - (not lines[-1])
@@ -76,14 +76,14 @@ def with_line_marks(
     captured = 0
     closing: str | None = None
     inside_macro = due = unfinished = False
-    # Of the blocks that are open: whether the text before them ends within a line; whether that of
-    # a branch does.
+    # For each open block: whether the text before it ends within a line; whether that of a branch
+    # does.
     blocks: list[tuple[bool, bool]] = []
     for number, line in enumerate(lines[:last], start=1):
         found = survey.tags[number]
         own_line = number in survey.begins and _OWN_LINE_TAG.fullmatch(line) is not None
         if own_line and found and found[0] < 1 and blocks and (unfinished or any(blocks[-1])):
-            own_line = False  # its new line ends that text
+            own_line = False  # its newline ends that text
         for change in found:
             if change == 1:
                 blocks.append((unfinished or not own_line, False))
@@ -121,10 +121,10 @@ def _survey(text: str, environment: Environment) -> _Survey:
     found = _Survey()
     try:
         tokens = list(environment.lexer.tokeniter(text, None))
-    except TemplateSyntaxError:  # which rendering says better
+    except TemplateSyntaxError:  # rendering reports it better
         return found
     block: list[str] | None = None  # its words so far
-    begun: list[tuple[str, int]] = []  # the blocks that are open, and lines in which they begin
+    begun: list[tuple[str, int]] = []  # open blocks, and the lines in which they begin
     for i, (line, kind, value) in enumerate(tokens):
         breaks = value.count("\n")
         if kind == "data":
@@ -162,11 +162,11 @@ def _survey(text: str, environment: Environment) -> _Survey:
 
 
 def _left_open(line: str, closing: str | None) -> str | None:
-    """What will end the comment or the raw string that a line is in when it ends, if it is.
+    """What closes the comment or raw string that is open at the end of a line, or None.
 
     Args:
-        line: of C++.
-        closing: the same of the line before.
+        line: a line of C++.
+        closing: the same for the line before.
     """
     at = 0
     while True:
@@ -184,4 +184,4 @@ def _left_open(line: str, closing: str | None) -> str | None:
         elif match["delimiter"] is not None:
             closing = f'){match["delimiter"]}"'
         elif match[0].endswith('R"'):
-            return _NEVER  # a tag computes the delimiter: rather no marks than some in the string
+            return _NEVER  # a tag computes the delimiter: better no marks than some in the string

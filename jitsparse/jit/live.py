@@ -1,8 +1,8 @@
 """One line that is redrawn while this process waits for a compiler, and where it is drawn.
 
 On a terminal it is the last line, and what is printed meanwhile appears above it. In a notebook it
-is an output of the cell, updated in place by the messages that every front end knows; it needs no
-widgets. Where there is neither, nothing is live.
+is an output of the cell, updated in place by messages that every front end supports; it needs no
+widgets. Elsewhere nothing is live.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Work", "finish", "show"]
 
 REDRAWS = 8
-"""A second, on a terminal."""
+"""Per second, on a terminal."""
 UPDATE_INTERVAL = 0.5
 """Seconds between two messages to a notebook, each of which goes over the network."""
 
@@ -36,7 +36,7 @@ class Work:
 
     Attributes:
         doing: what, as in ``compiling <variant> [2/3]``.
-        details: more about it, what matters most first.
+        details: more about it, most important first.
         started: when, on the clock of ``time.perf_counter``.
     """
 
@@ -52,7 +52,7 @@ class Work:
 
 class _Surface(Protocol):
     def finish(self, line: str, say: Callable[[str], None], last: bool) -> None:
-        """Leave a line that stays; the live one goes with the last work."""
+        """Print a line that stays; the live one disappears with the last work."""
 
     def abandon(self) -> None:
         """Forget the line in a forked child, which has no thread that draws it."""
@@ -67,8 +67,8 @@ class _Board:
         self.surface: _Surface | None = None
 
     def text(self, width: int | None = None) -> str:
-        """The live line: the work that lasts longest, with as many details as there is room for."""
-        # Read by threads that draw while the guard is held by one that waits for them.
+        """The live line: the longest-running work, with as many details as there is room for."""
+        # Without the guard: its holder may be waiting for the thread that draws.
         works = list(self.works)
         if not works:
             return ""
@@ -102,13 +102,13 @@ def show(work: Work) -> bool:
     """Put work on the live line.
 
     Returns:
-        Whether there is one; if not, the work has to be announced otherwise.
+        Whether there is one; if not, the work has to be announced in another way.
     """
     with _board.guard:
-        # A surface draws as soon as it is there.
+        # A surface draws as soon as it exists.
         _board.works.append(work)
         if _board.surface is None:
-            # A program may have closed its streams, or put there what only knows how to write.
+            # A program may have closed its streams, or replaced them by what can only write.
             with contextlib.suppress(Exception):
                 _board.surface = _surface()
         if _board.surface is None:
@@ -121,8 +121,8 @@ def finish(work: Work, line: str, say: Callable[[str], None]) -> None:
     """Take work off the live line.
 
     Args:
-        work: that :func:`show` put there.
-        line: what is to stay of it.
+        work: what :func:`show` put there.
+        line: the line that stays.
         say: writes a plain line.
     """
     with _board.guard:
@@ -173,7 +173,7 @@ class _Terminal:
             console=console,
             refresh_per_second=REDRAWS,
             transient=True,
-            # What goes through rich ends on stderr: only where both are the terminal is that right.
+            # rich sends it to stderr, which is correct only where both streams are the terminal.
             redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),
         )
         self._live.start()
@@ -196,7 +196,7 @@ class _Terminal:
 
 
 class _Notebook:
-    """An output of the cell that is updated in place, and in the end holds the lines that stay."""
+    """An output of the cell that is updated in place, and finally holds the lines that stay."""
 
     def __init__(self, text: Callable[[], str], shell: Any) -> None:
         self._text = text
@@ -223,7 +223,7 @@ class _Notebook:
     def finish(self, line: str, say: Callable[[str], None], last: bool) -> None:
         self._kept.append(f"jitsparse: {line}")
         if last:
-            # The last message has to be the last.
+            # No update may come after the final message.
             self._done.set()
             self._thread.join()
         self._publish()

@@ -18,7 +18,7 @@ VERSION = "v1"
 
 
 class Lookup:
-    """What can be read of a cache.
+    """Read access to a cache.
 
     Args:
         root: where entries are written.
@@ -42,14 +42,14 @@ class Lookup:
 
     @property
     def roots(self) -> tuple[Path, ...]:
-        """Every root, in the order in which entries are sought."""
+        """Every root, in the order in which they are searched."""
         return (*self.layers, self.root)
 
     def check(self) -> None:
         """Refuse to go on if other users can write to one of the roots.
 
         Raises:
-            UntrustedCache: one is not this user's or root's alone, and its path is not trusted.
+            UntrustedCache: others can write to one, and its path is not trusted.
         """
         for root in self.roots:
             if root not in self.trusted:
@@ -99,7 +99,7 @@ class Lookup:
                     yield Entry(path, meta)
 
     def examine(self, path: Path) -> tuple[dict[str, Any] | None, str]:
-        """What an entry's meta.json says, or None and why the entry must not be used."""
+        """Content of an entry's meta.json, or None and why the entry must not be used."""
         return examine(path, trusted=path.parent.parent in self.trusted)
 
     def open(self, path: Path) -> Entry | None:
@@ -110,7 +110,7 @@ class Lookup:
         return None if meta is None else Entry(path, meta)
 
     def last_seconds(self, variant: str) -> float | None:
-        """How long the variant took to compile when it was compiled last, if that is known."""
+        """How long the last compilation of the variant took, if known."""
         for root in self.roots:
             try:
                 seconds = float(files.read(root / VERSION / "seconds" / variant))
@@ -121,7 +121,7 @@ class Lookup:
         return None
 
     def info(self) -> dict[str, Any]:
-        """Facts of the cache: ``path``, ``layers``, ``entries``, ``bytes``, ``compile_seconds``."""
+        """The cache's ``path``, ``layers``, ``entries``, ``bytes`` and ``compile_seconds``."""
         entries = list(self.entries())
         return {
             "path": str(self.root),

@@ -1,4 +1,4 @@
-"""Why a miss is a miss: in which labelled fields of the key the nearest entry differs."""
+"""The reason for a miss: the labelled fields of the key in which the nearest entry differs."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Miss:
         nearest: directory of the entry of this name that differs in the fewest fields, if any.
         differences: what differs.
         damaged: directories of this name that are not used because they are damaged, and why.
-        other_targets: for which there are kernels of its operation and dtype, if for its own there
-            is none of this name: GPUs' of a GPU's, processors' of a processor's.
+        other_targets: those that have kernels of its operation and dtype, if there is no entry of
+            this name: CUDA targets for a CUDA target, CPU targets for a CPU target.
     """
 
     variant: str
@@ -54,7 +54,7 @@ class Miss:
 
 
 def nearest(fields: Fields, entries: Iterable[Entry]) -> Entry | None:
-    """The entry of the same variant that differs in the fewest fields; of several the newest."""
+    """The entry of the same variant that differs in the fewest fields; of several, the newest."""
     same = [each for each in entries if each.variant == fields["variant"]]
     return min(
         same,
@@ -64,8 +64,11 @@ def nearest(fields: Fields, entries: Iterable[Entry]) -> Entry | None:
 
 
 def other_targets(variant: Variant, entries: Iterable[Entry]) -> tuple[str, ...]:
-    """For which there are kernels of a variant's operation and dtype: GPUs' of a GPU's, processors'
-    of a processor's, which an image that was built on another one has."""
+    """Other targets that have kernels of a variant's operation and dtype.
+
+    CUDA targets for a CUDA target, CPU targets for a CPU target: an image that was built on another
+    machine has such.
+    """
     found = [Variant.parse(each.variant) for each in entries]
     alike = {
         each.target
@@ -81,7 +84,7 @@ def differences(there: Fields, wanted: Fields) -> tuple[Difference, ...]:
 
     Args:
         there: the fields of an entry. Whatever they hold, the sentences can be printed.
-        wanted: the fields of what is not in the cache.
+        wanted: the fields of the missing entry.
     """
     return tuple(
         Difference(label, _printable(_sentence(label, there.get(label), wanted.get(label))))
@@ -107,7 +110,7 @@ def _sentence(label: str, old: Any, new: Any) -> str:
         come = [f"with {each}" for each in new if each not in old]
         return f"{label}: {', '.join(come + gone) or 'in another order, or other numbers of them'}"
     if isinstance(old, str) and isinstance(new, str):
-        # Compilers speak several lines of themselves; the first that differs has the version.
+        # Compilers' version texts have several lines; the first that differs has the version.
         for one, other in zip_longest(old.splitlines(), new.splitlines(), fillvalue=""):
             if one != other:
                 return f"{label}: {one or 'none'} -> {other or 'none'}"

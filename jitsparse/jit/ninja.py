@@ -1,4 +1,4 @@
-"""What ninja knows of a build that it has done: commands, and what the compiler read."""
+"""What ninja knows about a finished build: its commands, and the files the compiler read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["commands", "dependencies"]
 def commands(staging: Path, source: str) -> list[str]:
     """The command lines of the build, written so that they work in any copy of the directory."""
     path = f"{staging}/{source}"
-    # ninja's way to quote for the shell, where it has to.
+    # How ninja quotes for the shell, where it has to.
     quoted = "'" + path.replace("'", "'\\''") + "'"
     text = _ask("commands", staging)
     text = text.replace(quoted, source).replace(path, source).replace(f"{staging}/", "")
@@ -22,11 +22,12 @@ def commands(staging: Path, source: str) -> list[str]:
 
 
 def dependencies(staging: Path, roots: tuple[str, ...]) -> set[str]:
-    """Real paths of the files below some directories that the compiler read, by its own account; of
-    those that belong to a C++ compiler it keeps none. Empty where a wrapper keeps the account back.
+    """Real paths of the files below some directories that the compiler reports to have read.
+
+    A C++ compiler's own headers are not reported. Empty where a wrapper suppresses the report.
 
     Args:
-        staging: where it was built, of which no file counts.
+        staging: the build directory, whose files do not count.
         roots: real paths of the directories.
     """
     lines = _ask("deps", staging).splitlines()
@@ -45,12 +46,12 @@ def dependencies(staging: Path, roots: tuple[str, ...]) -> set[str]:
     elsewhere = (
         each for each in paths if each.startswith(below) and not each.startswith(here + os.sep)
     )
-    # ninja takes ".." behind a link for the directory before it, where there may be nothing.
+    # ninja takes ".." after a link for the directory before it, where there may be no such file.
     return {path for path in elsewhere if os.path.isfile(path)}
 
 
 def _ask(what: str, staging: Path) -> str:
-    """The answer, or an empty text where there is none."""
+    """ninja's answer, or an empty string if there is none."""
     directory = toolchain.ninja_directory()
     program = str(directory / "ninja") if directory else "ninja"
     try:

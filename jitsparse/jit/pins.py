@@ -1,9 +1,9 @@
-"""What pins say: their grammar, what they may name, and which are in force.
+"""Pins: their grammar, what they may name, and which are in force.
 
-A pin is ``op[:filter]*=[family.]knob[.knob]*``, several of them separated by ``;``. Before the
-``=`` stands what it applies to: an operation, then filters (a dtype ``bf16``, a knob ``b32`` or
-``b32x64``, a target ``sm90a``). After it stands what the variant must be: a family, knobs, or both,
-or a whole variant name, which may also stand alone. Example::
+A pin is ``op[:filter]*=[family.]knob[.knob]*``, several of them separated by ``;``. Left of the
+``=`` is what it applies to: an operation, then filters (a dtype ``bf16``, a knob ``b32`` or
+``b32x64``, a target ``sm90a``). Right of it is what the variant must be: a family, knobs, or both,
+or a whole variant name, which may also be given alone. Example::
 
     JITSPARSE_PIN="dsd=t64x256x64.s2; sdd:bf16:b16=mma"
 """
@@ -43,9 +43,9 @@ _BLOCK = re.compile(r"[a-z]\d+(x\d+)*")
 _ops: set[str] = set()
 _dtypes: set[str] = set()
 _knobs: dict[str, str] = {}
-"""Letters by operation, of those that have said which they have."""
+"""Knob letters by operation, for the operations that have declared theirs."""
 _values: dict[tuple[str, str], tuple[str, ...]] = {}
-"""By operation and knob."""
+"""Declared values by operation and knob."""
 _pinned: list[Sequence[Pin]] = []
 """Pins of the ``with`` blocks in force, the innermost last."""
 
@@ -57,7 +57,7 @@ class Pin:
     Attributes:
         text: as written.
         op: the operation it applies to.
-        filters: further conditions on the variant, for it to apply.
+        filters: further conditions on the variants that it applies to.
         wanted: the right side, split at its dots: a family and knobs that the variant must have,
             or its whole name.
     """
@@ -72,7 +72,7 @@ class Pin:
         return variant.op == self.op and all(_passes(variant, each) for each in self.filters)
 
     def mismatch(self, variant: Variant) -> str | None:
-        """In what the variant is not what the pin wants, or None if it is."""
+        """How the variant differs from what the pin wants, or None if it does not."""
         if ".".join(self.wanted) == variant.name:
             return None
         knobs = list(self.wanted)
@@ -85,14 +85,14 @@ class Pin:
 
 
 def declare_ops(*ops: str, dtypes: Sequence[str] = (), knobs: str = "") -> None:
-    """Name the operations that pins may name, when a package that has them is imported.
+    """Declare the operations that pins may name, when a package that has them is imported.
 
-    Any other in a pin of the program is then an error; one in ``JITSPARSE_PIN``, which all programs
-    read, if it looks like a misspelt one of these.
+    Any other operation in a pin of the program is then an error. In ``JITSPARSE_PIN``, which all
+    programs read, it is an error only if it looks like a misspelt one of these.
 
     Args:
         ops: names of operations.
-        dtypes: of theirs, that pins may name as filters beside those that there are already.
+        dtypes: their dtypes that pins may name as filters, besides those already known.
         knobs: letters of all their knobs; a filter by another one is then an error.
     """
     _ops.update(ops)
@@ -102,8 +102,7 @@ def declare_ops(*ops: str, dtypes: Sequence[str] = (), knobs: str = "") -> None:
 
 
 def declare_values(knob: str, values: Sequence[str], ops: Sequence[str]) -> None:
-    """Name the values that a knob of some operations may have in a pin's filter; any other is then
-    an error."""
+    """Declare the values of a knob of some operations; any other in a filter is then an error."""
     _values.update({(op, knob): tuple(values) for op in ops})
 
 
@@ -112,8 +111,8 @@ def pin(text: str) -> contextlib.AbstractContextManager[None]:
 
     Args:
         text: as in ``JITSPARSE_PIN``. Where blocks are nested, the inner one decides for the
-            operations that it names. Beginning and ending a block have all calls look their
-            kernels up anew, so it is not for a loop.
+            operations that it names. Entering or leaving a block makes all calls look up their
+            kernels again, so do not use one in a loop.
 
     Example:
         >>> import jitsparse as js
@@ -124,7 +123,7 @@ def pin(text: str) -> contextlib.AbstractContextManager[None]:
         PinError: the text is not a pin.
 
     Warns:
-        RuntimeWarning: no block is entered with what is returned, so nothing is pinned.
+        RuntimeWarning: the result was never entered as a ``with`` block, so nothing was pinned.
     """
     if not isinstance(text, str):
         raise PinError(f"a pin is a text as in JITSPARSE_PIN, got {type(text).__name__}")
@@ -141,7 +140,7 @@ class _Block(contextlib.ContextDecorator, contextlib.AbstractContextManager[None
 
     def __enter__(self) -> None:
         self._entered = True
-        # A list of its own: blocks of several threads may end in another order than they began.
+        # A separate list: blocks of several threads may end in a different order than they began.
         mine = [*self._pins]
         self._mine.append(mine)
         with config.lock:
@@ -164,8 +163,9 @@ class _Block(contextlib.ContextDecorator, contextlib.AbstractContextManager[None
 
 
 def in_force() -> list[tuple[str, str, Sequence[Pin]]]:
-    """Pins that calls have to obey, those that outrank others first: the source of a choice, what a
-    message calls it, and its pins.
+    """Pins that calls have to obey, highest precedence first.
+
+    Each item is the source of a choice, what a message calls it, and its pins.
 
     Raises:
         PinError: ``JITSPARSE_PIN`` is not a pin.
@@ -178,15 +178,15 @@ def in_force() -> list[tuple[str, str, Sequence[Pin]]]:
 
 
 def parse_pins(text: str, origin: str = "") -> tuple[Pin, ...]:
-    """Pins of a text.
+    """Parse the pins in a text.
 
     Args:
         text: as in ``JITSPARSE_PIN``.
         origin: what an error message begins with.
 
     Raises:
-        PinError: a part is not of the form ``op[:filter]*=[family.]knob[.knob]*``, or has words
-            that are no filters, or filters that contradict each other.
+        PinError: a part is not of the form ``op[:filter]*=[family.]knob[.knob]*``, or has invalid
+            filters, or filters that contradict each other.
     """
     pins = []
     for part in filter(None, (part.strip() for part in text.split(";"))):
@@ -205,7 +205,7 @@ def parse_pins(text: str, origin: str = "") -> tuple[Pin, ...]:
         for each in filters:
             kind = _kind(each)
             if kind is None and is_of_others(op):
-                continue  # it may be one of theirs; what the pin is not for says its operation
+                continue  # it may be a filter of theirs; the operation shows the pin is not ours
             if kind is None:
                 raise PinError(
                     f"{origin}{each!r} in pin {part!r} is not a filter: use a dtype "
@@ -231,7 +231,7 @@ def is_name(text: str) -> bool:
 
 
 def _kind(text: str) -> str | None:
-    """What a filter speaks of, or None if it is no filter."""
+    """What a filter refers to, or None if it is not a filter."""
     if text in DTYPES or text in _dtypes:
         return "dtype"
     if text in CPU_TARGETS or _TARGET.fullmatch(text):
@@ -242,19 +242,23 @@ def _kind(text: str) -> str | None:
 
 
 def _spelt_out(word: str) -> str:
-    """A knob as a variant's name has it: ``b32`` is short for ``b32x32``."""
+    """A knob as spelled in a variant's name: ``b32`` is short for ``b32x32``."""
     return f"{word}x{word[1:]}" if word[1:].isdigit() else word
 
 
 def is_of_others(op: str) -> bool:
-    """Whether pins name an operation that nothing here has, and that is no misspelt one of ours: in
-    the environment it may be of another program, or of a package that is imported later."""
+    """Whether an operation is neither declared here nor a misspelling of one that is.
+
+    In the environment it may belong to another program, or to a package that is imported later.
+    """
     return op not in _ops and _near(op) is None
 
 
 def _near(op: str) -> str | None:
-    """The operation of which a name is a misspelling: one letter is another, or nearly all are the
-    same. difflib's own limit takes ``sddmm``, which others have, for ``sdd``."""
+    """The declared operation that a name misspells: one letter differs, or nearly all agree.
+
+    difflib's own limit takes ``sddmm``, which other programs have, for ``sdd``.
+    """
     word = op.lower()
     for near in difflib.get_close_matches(word, _ops, 1):
         changed = sum(a != b for a, b in zip(word, near, strict=False))
@@ -265,7 +269,7 @@ def _near(op: str) -> str | None:
 
 
 def check_pin(pinned: Pin, origin: str) -> None:
-    """Refuse a pin that can apply to no call at all.
+    """Refuse a pin that cannot apply to any call.
 
     Raises:
         PinError: there is no operation of that name, or a filter names a value that no kernel has.

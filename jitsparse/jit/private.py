@@ -37,12 +37,12 @@ def directory(reason: str) -> Path:
             f"{reason}, and no temporary directory can be made instead: {error}. Set "
             "JITSPARSE_CACHE_DIR, or TMPDIR, to a directory that can be written."
         ) from error
-    # Not imported before it is needed, which is hardly ever.
+    # Imported only when needed, which is hardly ever.
     forks.ready("multiprocessing.util")
     from multiprocessing import util
 
-    # Also run at the end of a worker of multiprocessing, which runs nothing of atexit; and not run
-    # in a forked child, since the directory is its parent's.
+    # Unlike atexit hooks, this also runs at the end of a multiprocessing worker. It does not run in
+    # a forked child, since the directory is its parent's.
     util.Finalize(None, shutil.rmtree, (path, True), exitpriority=-100)
     return path
 
@@ -58,7 +58,7 @@ def is_forbidden(library: Path) -> bool:
 
 
 def map_as_code(file: BinaryIO) -> None:
-    """Map an open file as the loader maps the code of a library, and let go of it.
+    """Map an open file as the loader maps the code of a library, and unmap it.
 
     Raises:
         OSError: it must not be mapped.
@@ -69,7 +69,7 @@ def map_as_code(file: BinaryIO) -> None:
 
 
 def executable_copy(library: Path) -> Path:
-    """A copy of a library that may be mapped, where the library itself must not; warns once.
+    """A copy of a library that may be mapped where the library itself must not; warns once.
 
     Raises:
         UnwritableCache: no copy can be made.

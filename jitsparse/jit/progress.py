@@ -1,9 +1,9 @@
-"""What is said on stderr while a kernel compiles, and nothing that is not worth a line.
+"""What is printed on stderr while a kernel compiles, and only if it is worth a line.
 
-A compilation that takes longer than a second announces itself: what is compiled, which of how many,
-how long that took last time, where it is kept. On a terminal and in a notebook the line is live and
-one line stays of it; elsewhere there are two plain ones. Whoever waits for another process says for
-which. Of the ranks of torchrun only the first one speaks.
+A compilation that takes longer than a second is announced: what is compiled, which of how many, how
+long that took last time, where it is kept. On a terminal and in a notebook the line is live and
+leaves one line behind; elsewhere there are two plain ones. A process that waits for another says
+for which. Of the ranks of torchrun only the first one prints.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _thread = threading.local()
 def use_plain_lines() -> None:
     """Never draw a live line for what this thread compiles.
 
-    A live line takes over the terminal, which is right only while the program waits.
+    A live line takes over the terminal, which is appropriate only while the program waits.
     """
     _thread.plain = True
 
 
 def say(level: str, message: str) -> None:
-    """One line on stderr, if ``JITSPARSE_LOG`` admits its level and this is rank 0.
+    """Print one line on stderr, if ``JITSPARSE_LOG`` admits its level and this is rank 0.
 
-    A daemon may have no stderr, or one that nobody reads any more, and a program may put there what
-    it likes. Kernels compile all the same.
+    A daemon may have no stderr, or one that nobody reads any more, and a program may replace it by
+    anything. Kernels compile all the same.
     """
     settings = config.get()
     if settings.rank == 0 and _admits(settings.log, level) and sys.stderr is not None:
@@ -53,18 +53,18 @@ def say(level: str, message: str) -> None:
 
 
 def warn(message: str, *, always: bool = False) -> None:
-    """A warning at the line that called this package, unless ``JITSPARSE_LOG`` is ``quiet``.
+    """Warn at the line that called this package, unless ``JITSPARSE_LOG`` is ``quiet``.
 
     Args:
         message: what is wrong, and what to do.
-        always: however quiet, since answers are not what was asked for.
+        always: warn even if quiet, since results are not what was asked for.
     """
     if always or config.get().log != "quiet":
         warnings.warn(message, RuntimeWarning, stacklevel=_callers_level())
 
 
 def _callers_level() -> int:
-    """Of the first frame that is neither ours nor torch's, seen from :func:`warn`."""
+    """Level of the first frame that is neither ours nor torch's, seen from :func:`warn`."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in _INNER:
         level, frame = level + 1, frame.f_back
@@ -80,7 +80,7 @@ def compiling(
     position: tuple[int, int] | None = None,
     show: bool = True,
 ) -> Iterator[None]:
-    """Announce a compilation that lasts.
+    """Announce a compilation that takes long.
 
     Args:
         variant: what is compiled.
@@ -111,7 +111,7 @@ def waiting(variant: str, holder: str, since: float, *, show: bool = True) -> It
     Args:
         variant: what is waited for.
         holder: who compiles it.
-        since: when the waiting began, on the clock of ``time.perf_counter``.
+        since: when the wait began, on the clock of ``time.perf_counter``.
         show: whether to say anything.
     """
     work = Work(f"waiting for {holder}, which is compiling {variant}", (), since)
@@ -124,7 +124,7 @@ def waiting(variant: str, holder: str, since: float, *, show: bool = True) -> It
 def _announced(
     work: Work, patience: float, show: bool, *, first: str = ""
 ) -> Iterator[_Announcement]:
-    """Announce work that lasts longer than the patience, and say in the end what came of it."""
+    """Announce work that lasts longer than the patience, and report its outcome at the end."""
     settings = config.get()
     silent = not show or settings.rank != 0 or not _admits(settings.log, "info")
     announcement = _Announcement(work, first)
@@ -134,7 +134,7 @@ def _announced(
     timer = threading.Timer(patience, announcement.open)
     timer.daemon = True
     if patience > 0:
-        with contextlib.suppress(RuntimeError):  # no thread: the interpreter ends, or a limit
+        with contextlib.suppress(RuntimeError):  # no thread: at interpreter exit, or by a limit
             timer.start()
     else:
         announcement.open()
@@ -149,7 +149,7 @@ class _Announcement:
     """Opened by the timer's thread, closed by the one that does the work.
 
     Attributes:
-        line: what is said in the end, before the seconds.
+        line: what is printed at the end, before the seconds.
     """
 
     def __init__(self, work: Work, first: str) -> None:
@@ -175,7 +175,7 @@ class _Announcement:
         if state == "plain":
             say("info", line)
         elif state == "live":
-            # The live line goes, so what it said of the work moves to the one that stays.
+            # The live line disappears, so its details move to the line that stays.
             about = f" ({'; '.join(self._work.details)})" if self._work.details else ""
             live.finish(self._work, f"{line}{about}", lambda text: say("info", text))
 

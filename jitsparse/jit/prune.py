@@ -1,10 +1,10 @@
-"""Keeping a cache small: the entries that were used least recently go first.
+"""Keeping a cache small: the least recently used entries are deleted first.
 
-What is in use is safe. An entry whose library a process of this machine has mapped is not chosen;
-which these are is read from /proc, so a process that was killed leaves no claim behind. A process
-that cannot be seen from here (in another container, or of another user) goes on with the library
-that it has mapped, since the file itself goes when the last mapping does. Builds in progress are
-not looked at: they become entries by a rename at their end.
+Entries in use are safe. One whose library a process of this machine has mapped is not chosen; which
+these are is read from /proc, so a process that was killed leaves no claim behind. A process that
+cannot be seen from here (in another container, or of another user) keeps the library that it has
+mapped, since the file itself disappears with its last mapping. Builds in progress are ignored: they
+become entries by a rename at their end.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from jitsparse.jit.units import format_bytes
 
 __all__ = ["Pruned", "enforce", "mapped", "prune"]
 
-# Under the size cap, what was built or loaded so recently stays: another process may have found it
+# Under the size cap, entries built or loaded this recently stay: another process may have found one
 # and be about to map it.
 GRACE = 600.0
 # Under the size cap the whole cache is measured again this long after the last time, since other
-# processes add to it, too; or when this one has added half of what was left, at least a share of
-# the cap. To measure it after every build took half of a warm-up's Python time from 400 entries on,
-# and on 64 processors that was what a warm-up waited for (docs/performance.md).
+# processes add to it, too; or when this one has added half of what was left, but at least a share
+# of the cap. Measuring it after every build took half of a warm-up's Python time from 400 entries
+# on, and on 64 processors that was what a warm-up waited for (docs/performance.md).
 MEASURED_EVERY = 60.0
 MIN_SHARE = 1 / 64
-# The source and log of a failed build, and what was set aside as damaged, are kept for this long.
+# The source and log of a failed build, and entries set aside as damaged, are kept for this long.
 LEFTOVER_AGE = 86400.0
 
 
 @dataclass(frozen=True)
 class Pruned:
-    """What became of a cache.
+    """The outcome of pruning a cache.
 
     Attributes:
         deleted: directories of the entries that were deleted, least recently used first.
-        deleted_bytes: what they took.
+        deleted_bytes: their size.
         kept: how many entries are left.
-        kept_bytes: what they take.
+        kept_bytes: their size.
         in_use: directories that would have been deleted if no process had them mapped.
     """
 
@@ -71,11 +71,11 @@ def prune(
         cache: which cache.
         max_size: delete until the entries take no more than this many bytes.
         older_than: delete what was last used this many seconds ago or earlier.
-        grace: leave what was used within so many seconds.
-        dry_run: only say what would be deleted.
+        grace: keep what was used within this many seconds.
+        dry_run: only report what would be deleted.
 
     Raises:
-        UnwritableCache: something is to be deleted and cannot be.
+        UnwritableCache: something should be deleted and cannot be.
     """
     now = time.time()
     found = [(path, *disk_usage(path)) for path in directories(cache.root)]
@@ -86,7 +86,7 @@ def prune(
     in_use: list[Path] = []
     before = kept_bytes
     for path, size, last_use in found:
-        age = abs(now - last_use)  # a stamp of a clock that was ahead says as little as an old one
+        age = abs(now - last_use)  # a time by a clock that was ahead says as little as an old one
         too_old = older_than is not None and age >= older_than
         too_much = max_size is not None and kept_bytes > max_size
         if not (too_old or too_much) or age < grace:
@@ -114,7 +114,7 @@ class _Allowances:
         self.of: dict[tuple[Path, int], tuple[float, float]] = {}
 
     def spend(self, cache: tuple[Path, int], added: int) -> bool:
-        """Whether it need not be measured although so many bytes were added."""
+        """Whether the cache need not be measured after so many bytes were added."""
         with self.guard:
             left, until = self.of.get(cache, (0.0, 0.0))
             if added < left and time.monotonic() < until:
@@ -125,7 +125,7 @@ class _Allowances:
             return False
 
     def grant(self, cache: tuple[Path, int], left: int) -> None:
-        """So many bytes are left below the cap; negative if there are more."""
+        """Record how many bytes are left below the cap; negative if it is exceeded."""
         with self.guard:
             share = max(left / 2, MIN_SHARE * cache[1])
             self.of[cache] = share, time.monotonic() + MEASURED_EVERY
@@ -137,9 +137,10 @@ os.register_at_fork(after_in_child=_allowances.reset)
 
 
 def enforce(cache: Cache, max_size: int | None, added: int) -> None:
-    """Keep a cache below its size cap, after so many bytes were added. Never an error of what added
-    them. Not every call measures the cache: it may exceed the cap by a 64th, and by what other
-    processes add in a minute.
+    """Keep a cache below its size cap, after so many bytes were added.
+
+    Raises no error in what added them. Not every call measures the cache: it may exceed the cap by
+    a 64th, and by what other processes add in a minute.
     """
     if max_size is None or _allowances.spend((cache.root, max_size), added):
         return
@@ -162,9 +163,9 @@ def enforce(cache: Cache, max_size: int | None, added: int) -> None:
 def mapped(root: Path) -> set[str]:
     """Names of the entries below a root whose libraries live processes have mapped.
 
-    Processes that may not be looked into are passed over.
+    Processes that may not be inspected are skipped.
     """
-    # The path in /proc is without symbolic links. A line break in it is written as \\012.
+    # The path in /proc is without symbolic links. A newline in it is written as \\012.
     prefix = os.path.realpath(root / VERSION).replace("\n", "\\012")
     pattern = re.compile(re.escape(os.fsencode(prefix)) + rb"/([^/\n]+)/[^/\n]+$", re.MULTILINE)
     names: set[str] = set()

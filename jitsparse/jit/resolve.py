@@ -1,4 +1,4 @@
-"""From a variant to an entry: the caches, then a build under the lock of its key."""
+"""Finding or building a variant's entry: the caches, then a build under the lock of its key."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Permission", "Request", "resolve"]
 
 _TRIES = 3
-"""Builds of a variant whose sources are edited meanwhile."""
+"""How often to build a variant whose sources are edited during each build."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Permission:
     Attributes:
         granted: whether it may. ``JITSPARSE_JIT=off`` forbids it too.
         why_not: why it may not.
-        hint: gives the command that would fill the cache.
+        hint: returns the command that would fill the cache.
     """
 
     granted: bool = True
@@ -51,12 +51,12 @@ class Permission:
 class Request:
     """A variant with its key and the compilers that would build it.
 
-    Without a compiler, or with ``JITSPARSE_JIT=off``, nothing here could rebuild an entry whose
-    compiler differs, so the compiler is then no part of what must match: an image is filled on a
-    machine that has one and runs where there is none.
+    Without a compiler, or with ``JITSPARSE_JIT=off``, an entry from a different compiler could not
+    be rebuilt here, so the compiler need not match: an image is filled on a machine that has one
+    and runs where there is none.
 
     Attributes:
-        version: of the compilers, as part of the key.
+        version: version text of the compilers, as part of the key.
         fields: the labelled fields of the key.
         key: their digest.
         tools: the compilers, or None if nothing can be compiled here.
@@ -83,10 +83,10 @@ class Request:
         self.read()
 
     def read(self) -> bool:
-        """Take the key from the template and its headers as they are now.
+        """Compute the key from the template and its headers as they are now.
 
         Returns:
-            Whether it is another than before.
+            Whether it changed.
         """
         fields = key.fields_of(self.template, self.variant, self.version)
         changed = fields != self.fields
@@ -106,8 +106,8 @@ class Request:
         return cache.find(self.name, self.key)
 
     def nearest(self, cache: Cache) -> tuple[Entry | None, tuple[Difference, ...]]:
-        """The nearest other entry of the variant, and in what it differs: why a miss is a miss."""
-        # Imported here: a hit has no need of it.
+        """The nearest other entry of the variant and how it differs, which explains a miss."""
+        # Imported here: a hit does not need it.
         from jitsparse.jit.miss import differences, nearest
 
         entry = nearest(self.fields, cache.entries())
@@ -117,7 +117,7 @@ class Request:
         return entry, tuple(each for each in found if self.tools or each.field != "compiler")
 
     def other_targets(self, cache: Cache) -> tuple[str, ...]:
-        """Targets other than the variant's that the cache has kernels like it for."""
+        """Targets other than the variant's for which the cache has kernels like it."""
         from jitsparse.jit.miss import other_targets
 
         return other_targets(self.variant, cache.entries())
@@ -136,7 +136,7 @@ def resolve(
         request: the variant, with its key.
         permission: whether a miss may compile.
         position: ``(n, m)`` if this is the n-th of m that the caller needs.
-        show: whether to announce a compilation that lasts.
+        show: whether to announce a long compilation.
 
     Raises:
         CacheMiss: nothing is cached and nothing may be compiled.
@@ -152,7 +152,7 @@ def resolve(
         return entry
     if not (permission.granted and config.get().jit):
         raise _miss(request, cache, permission)
-    # Imported here: a hit has no need of them, and they take a tenth of its time.
+    # Imported here: a hit does not need them, and importing them takes a tenth of its time.
     forks.ready("jitsparse.jit.build")
     from jitsparse.jit.build import check_backend
 
@@ -188,7 +188,7 @@ def resolve(
 
 
 def _build(request: Request, tools: toolchain.Toolchain, cache: Cache) -> Entry | None:
-    """The new entry; None if the sources are not those of the key any more."""
+    """The new entry, or None if the sources no longer match the key."""
     from jitsparse.jit import build
     from jitsparse.jit.diagnostics import compile_error
 
@@ -229,7 +229,7 @@ def _build(request: Request, tools: toolchain.Toolchain, cache: Cache) -> Entry 
             "there, or set JITSPARSE_CACHE_DIR to another directory."
         ) from error
     finally:
-        # Published or kept by now, so only an interrupt leaves something to remove.
+        # It has been published or kept, so only an interrupt leaves something to remove.
         shutil.rmtree(staging, ignore_errors=True)
 
 

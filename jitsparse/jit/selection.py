@@ -1,8 +1,8 @@
-"""Which variant runs: candidates in a family's order of preference, and the user's say in it.
+"""Choosing the variant that runs: the families' order of preference, and the user's say in it.
 
 Precedence: explicit argument > ``with pin(...)`` > ``JITSPARSE_PIN`` > tuned table > first legal
-candidate. A pin (:mod:`jitsparse.jit.pins`) is an order: what no legal candidate satisfies raises,
-and nothing falls back.
+candidate. A pin (:mod:`jitsparse.jit.pins`) is binding: if no legal candidate satisfies it, that is
+an error and nothing falls back.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Candidate:
         variant: the variant.
         template: what it is rendered from.
         refused: why it is not legal for the problem, or None if it is.
-        why: why its family stands where it does among the candidates.
+        why: why its family is ranked where it is among the candidates.
     """
 
     variant: Variant
@@ -60,7 +60,7 @@ class Choice:
         source: ``"argument"``, ``"context"``, ``"environment"``, ``"tuned"`` or ``"heuristic"``.
         reason: what the source said, in words.
         candidates: all that were considered, in order of preference.
-        tuned: entry of the tuned table for the problem, if it was asked for and has one.
+        tuned: the tuned table's entry for the problem, if it was looked up and found.
         not_tuned: why that entry was not followed, or None if it was.
     """
 
@@ -85,7 +85,7 @@ def choose(
         candidates: what the families offer for one problem, best first, refused ones included.
         explicit: the caller's own choice: the right side of a pin, or a variant name.
         problem: name of the problem in the tuned table, if results for it may be used.
-        machine: name of the processor or GPU whose table that is; by default the processor's.
+        machine: name of the CPU or GPU whose table to use; by default this machine's CPU.
 
     Raises:
         PinError: a pin that applies is not satisfied by any legal candidate, or is misspelt. The
@@ -130,7 +130,7 @@ def choose(
 
 
 def _applying(pins: Sequence[Pin], candidates: tuple[Candidate, ...], origin: str) -> Pin | None:
-    """The pin that applies to these candidates: the one with most filters, of equals the last."""
+    """The pin that applies to these candidates: the last of those with the most filters."""
     best: Pin | None = None
     for each in pins:
         if origin == ENVIRONMENT and is_of_others(each.op):
@@ -152,11 +152,11 @@ def _warn_once(text: str, op: str) -> None:
 
 
 def check_obeyable(pinned: Pin, candidates: Iterable[Candidate], origin: str) -> None:
-    """Refuse a pin that applies to some of these candidates and asks for what none of them is.
+    """Refuse a pin that applies to some of these candidates but matches none of them.
 
     Args:
-        pinned: which :func:`~jitsparse.jit.pins.check_pin` has nothing against.
-        candidates: of many problems. What is refused for one may be legal for another.
+        pinned: a pin that :func:`~jitsparse.jit.pins.check_pin` accepts.
+        candidates: those of many problems. One refused for one problem may be legal for another.
         origin: what the message begins with.
 
     Raises:
@@ -171,8 +171,11 @@ def check_obeyable(pinned: Pin, candidates: Iterable[Candidate], origin: str) ->
 
 
 def _obey(wanted: Pin, candidates: tuple[Candidate, ...], origin: str) -> Candidate:
-    """The first legal candidate that satisfies a pin; before those of a knob that it spells short
-    (``v8`` for ``v8x8``) one that has just that."""
+    """The first legal candidate that satisfies a pin.
+
+    One whose knob is exactly as the pin spells it (``v8``) comes before those that the pin
+    abbreviates (``v8x8``).
+    """
     found = [
         each
         for each in candidates
@@ -219,7 +222,7 @@ def _suspicion(wanted: Pin, candidates: tuple[Candidate, ...]) -> str:
 
 
 def _restricted(name: str) -> str:
-    """A pin of a variant with what it applies to."""
+    """A pin of a variant that applies only to problems like its own."""
     variant = Variant.parse(name)
     blocks = [f"b{variant.knob('b')}"] if "b" in dict(variant.knobs) else []
     return f"{':'.join([variant.op, variant.target, variant.dtype, *blocks])}={name}"

@@ -43,11 +43,11 @@ _CPU_FEATURES: dict[str, frozenset[str]] = {
     "avx2": frozenset("avx2 fma f16c".split()),
     "generic": frozenset(),
 }
-# Errno and traps are never looked at, and an expression a * b + c may become one fma: the products
-# are compared with a reference by norm. Reassociation stays off, results must be repeatable.
+# errno and traps are never inspected, and an expression a * b + c may become one fma: the products
+# are compared with a reference by norm. Reassociation stays off: results must be repeatable.
 _MATH = ("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
 _CUDA_TARGET = re.compile(r"sm(\d+)(\d)([af]?)")
-# Which torch takes away, for its own types' sake.
+# torch disables these for the sake of its own types.
 _HALF_OPERATORS = tuple(
     f"-U__CUDA_NO_{name}__"
     for name in ("HALF_OPERATORS", "HALF_CONVERSIONS", "HALF2_OPERATORS", "BFLOAT16_CONVERSIONS")
@@ -55,7 +55,7 @@ _HALF_OPERATORS = tuple(
 
 
 def compile_flags(language: Literal["c++", "cuda"], target: str) -> tuple[str, ...]:
-    """Flags for the compiler, after those that ``cpp_extension.load`` gives by itself.
+    """Flags for the compiler, after those that ``cpp_extension.load`` adds by itself.
 
     Raises:
         UnsupportedProblem: the language has no such target.
@@ -74,8 +74,8 @@ def compile_flags(language: Literal["c++", "cuda"], target: str) -> tuple[str, .
         raise UnsupportedProblem(
             f"{target!r} is not a CPU target; there are {', '.join(_CPU_FLAGS)}."
         )
-    # The kernels vectorise and unroll themselves: -O3 makes none of them faster than measuring can
-    # tell, and takes a fifth to four fifths longer to compile (docs/performance.md).
+    # The kernels vectorise and unroll themselves: -O3 makes none of them measurably faster, and
+    # takes a fifth to four fifths longer to compile (docs/performance.md).
     return ("-std=c++17", "-O2", *_MATH, "-fopenmp", "-fvisibility=hidden", *_CPU_FLAGS[target])
 
 
@@ -93,10 +93,10 @@ def link_flags(language: Literal["c++", "cuda"]) -> tuple[str, ...]:
 
 @functools.cache
 def processor() -> dict[str, str]:
-    """What /proc/cpuinfo says of the first processor; empty where there is no such file.
+    """What /proc/cpuinfo says about the first CPU; empty where there is no such file.
 
-    Only that part is read: on a machine with hundreds of processors the whole takes the kernel
-    longer to write than a warm first use may last.
+    Only that part is read: on a machine with hundreds of CPUs the kernel needs longer to write all
+    of it than a warm first use may take.
     """
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
@@ -108,7 +108,7 @@ def processor() -> dict[str, str]:
 
 
 def cpu_name() -> str:
-    """Model and number of the processors: whose times a time taken here can be compared with."""
+    """Model and number of the CPUs: times are comparable between machines where both agree."""
     return f"{processor().get('model name', os.uname().machine)} x{os.cpu_count()}"
 
 
@@ -131,10 +131,10 @@ def _cpu_features() -> frozenset[str]:
 
 
 def cpu_target() -> str:
-    """The best CPU target that this processor runs, or the best of ``JITSPARSE_ARCH`` that it runs.
+    """The best CPU target that this CPU runs, or the best of ``JITSPARSE_ARCH`` that it runs.
 
     Raises:
-        ConfigError: ``JITSPARSE_ARCH`` names CPU targets and this processor runs none of them.
+        ConfigError: ``JITSPARSE_ARCH`` names CPU targets and this CPU runs none of them.
     """
     features = _cpu_features()
     runnable = [target for target, needed in _CPU_FEATURES.items() if needed <= features]
@@ -183,7 +183,7 @@ def cuda_target(device: int | None = None) -> str:
 
 
 def _runs_on(target: str, capability: tuple[int, int]) -> bool:
-    """Machine code runs on later minor versions of its major one; specific code on its own only."""
+    """Machine code runs on later minor versions too, architecture-specific code on its own only."""
     major, minor, specific = _rank(target)
     if specific:
         return (major, minor) == capability

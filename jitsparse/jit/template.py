@@ -54,12 +54,12 @@ class Template:
         language: ``"c++"`` or ``"cuda"``.
         include_dirs: directories of its own headers. Every header included from them, directly or
             not, is part of the cache key.
-        arguments: how many 64-bit words the launcher reads.
-        context: the names that the file may use, for a variant.
-        libraries: directories of headers of others (CUTLASS, Eigen), each with the version that
+        arguments: how many 64-bit arguments the launcher reads.
+        context: maps a variant to the names that the file may use, with their values.
+        libraries: directories of third-party headers (CUTLASS, Eigen), each with the version that
             stands for them in the cache key: they are not read.
-        flags: for the compiler, behind those that all templates have (``-lineinfo``), not for
-            directories of headers.
+        flags: for the compiler (``-lineinfo``), after those that all templates have; not for
+            header directories.
         link_flags: for the linker (``-lcublas``).
     """
 
@@ -108,7 +108,7 @@ class Template:
             )
         if type(self.include_dirs) is not tuple or not all(
             isinstance(path, Path) for path in (self.source, *self.include_dirs)
-        ):  # texts will do for paths
+        ):  # strings are accepted as paths
             object.__setattr__(self, "source", Path(self.source))
             object.__setattr__(self, "include_dirs", tuple(map(Path, self.include_dirs)))
 
@@ -124,7 +124,7 @@ class Template:
             ConfigError: the file cannot be read.
         """
         try:
-            return self.source.read_text(encoding="utf-8-sig")  # a mark of bytes is no text
+            return self.source.read_text(encoding="utf-8-sig")  # without a byte order mark
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
                 f"template {self.name!r} cannot be read from {self.source}: {error}."
@@ -176,7 +176,7 @@ def render(template: Template, context: Context) -> str:
 
 
 def _in_cpp(value: object) -> object:
-    """What ``{{ name }}`` stands for."""
+    """The value of ``{{ name }}`` as written in C++."""
     return str(value).lower() if isinstance(value, bool) else value
 
 
@@ -192,29 +192,29 @@ def headers(template: Template, context: Context) -> dict[str, str]:
 
     An include names an own header if it is found beside the including file, beside the template or
     in one of its ``include_dirs``; all others belong to its libraries or to the compiler, and are
-    identified by their versions. Includes under a false ``#if`` count too, and what
-    ``__has_include`` asks for: a superset is safe, a subset is not.
+    identified by their versions. Includes under a false ``#if`` count too, as do files tested with
+    ``__has_include``: a superset is safe, a subset is not.
 
     Returns:
-        Name of each header relative to its include directory (or as included), to its text, in
-        which bytes that are not UTF-8 are escaped (``surrogateescape``); sorted.
+        A sorted mapping from each header's name, relative to its include directory (or as
+        included), to its text, where bytes that are not UTF-8 are escaped (``surrogateescape``).
 
     Raises:
         CompileError: an include does not say which file it means: its name is computed, by a macro
-            or by anything but a plain ``{{ name }}``, or stands on another line.
+            or by anything but a plain ``{{ name }}``, or is on another line.
     """
     return dict(sorted(own_headers(template, context).values()))
 
 
 def roots_of(template: Template) -> list[str]:
-    """Real paths of the directories in which the compiler looks for own headers, in its order."""
+    """Real paths of the directories that the compiler searches for own headers, in its order."""
     # Paths are plain strings here: Path.resolve alone was a fifth of a warm first use.
     beside = os.path.dirname(os.path.abspath(template.source))
     return [os.path.realpath(str(directory)) for directory in (beside, *template.include_dirs)]
 
 
 def own_headers(template: Template, context: Context) -> dict[str, tuple[str, str]]:
-    """What :func:`headers` finds, by path: the name and the text of each."""
+    """The name and text of each header that :func:`headers` finds, by path."""
     found: dict[str, tuple[str, str]] = {}
     labels: set[str] = set()
     plain: dict[str, bool] = {}
@@ -242,25 +242,25 @@ def own_headers(template: Template, context: Context) -> dict[str, tuple[str, st
                 if path not in seen and os.path.isfile(path):
                     with open(path, encoding="utf-8", errors="surrogateescape") as file:
                         content = file.read()
-                    # An include directory may lie below that of the template.
+                    # An include directory may be below that of the template.
                     label = _unused(_relative(path, [*roots[1:], roots[0]], name), labels)
                     labels.add(label)
                     found[path] = label, content
                     queue.append((path, content))
                     seen.add(path)
-                # The next one of the name lies further on.
+                # include_next goes on to the next file of that name.
                 if path in seen and directive != "include_next":
                     break
     return found
 
 
 class _Include(NamedTuple):
-    """What a text includes, or asks for.
+    """An include directive, or a ``__has_include``, in a text.
 
     Attributes:
         directive: ``include`` or another one.
-        quoted: whether the name stands in ``""``.
-        name: of the file; empty if it is not there.
+        quoted: whether the name is in ``""``.
+        name: the file's name; empty if there is none.
         at: where the directive begins.
     """
 
@@ -271,8 +271,11 @@ class _Include(NamedTuple):
 
 
 def _includes(text: str) -> Iterator[_Include]:
-    """Directives that include something: of those that name no file, none that is in a comment.
-    With a name they all count, since what looks like a comment may stand in a string."""
+    """Directives that include something.
+
+    Those that name no file are skipped inside comments. Those that name one all count, since what
+    looks like a comment may be in a string.
+    """
     matches = list(_INCLUDE.finditer(text))
     found = {match.start(): match for match in matches if match[2] or match[3]}
     if len(found) < len(matches):
@@ -285,12 +288,12 @@ def _includes(text: str) -> Iterator[_Include]:
 
 
 def _as_opened(directory: str, name: str, plain: dict[str, bool]) -> str:
-    """The path without what does not lead elsewhere; `..` behind a link does.
+    """The normalized path, or the real one where `..` after a link leads elsewhere.
 
     Args:
-        directory, name: where, and what of it, is included.
-        plain: of a directory in which a file was looked for, whether `..` just goes up in it. Most
-            headers share a few: to ask for each anew was half the time of a key.
+        directory, name: the directory, and the name included from it.
+        plain: for each directory searched, whether `..` in it just goes up. Most headers share a
+            few directories: asking again for each header took half the time of a key.
     """
     path = os.path.join(directory, name)
     normal = os.path.normpath(path)
@@ -304,7 +307,7 @@ def _as_opened(directory: str, name: str, plain: dict[str, bool]) -> str:
 
 
 def _unused(label: str, taken: set[str]) -> str:
-    """A header's label, or with a number: several directories may have one of the name."""
+    """A header's label, numbered if taken: several directories may have a file of that name."""
     numbers = itertools.count(2)
     name = label
     while name in taken:
@@ -337,7 +340,7 @@ def _quoted(path: Path) -> str:
 
 
 def _stopped_at(template: Template, error: BaseException) -> int:
-    """The line in which rendering stopped; Jinja rewrites the traceback to say so."""
+    """The line at which rendering stopped; Jinja rewrites the traceback to say so."""
     line, traceback = 1, error.__traceback__
     while traceback is not None:
         if traceback.tb_frame.f_code.co_filename == str(template.source):

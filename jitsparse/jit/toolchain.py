@@ -1,4 +1,4 @@
-"""The compilers of this machine: where they are, and which version they say they are.
+"""The compilers of this machine: where they are, and which versions they report.
 
 Nothing here starts a process on a warm first use: the version text of a compiler is remembered in
 the cache under its resolved path, size and modification time, and asked for again when these
@@ -25,15 +25,15 @@ from jitsparse.jit import config, files, forks
 
 __all__ = ["Compiler", "Memo", "Toolchain", "find", "ninja_directory"]
 
-# Programs that stand in front of a compiler: replacing the compiler behind them leaves them as they
-# were, so what they answered yesterday says nothing.
+# Compiler wrappers: replacing the compiler behind them leaves them as they were, so what they
+# answered before says nothing.
 _WRAPPERS = ("ccache", "sccache", "distcc", "icecc")
 
 USUAL_CUDA_HOME = Path("/usr/local/cuda")
 
 
 class Memo:
-    """Version texts that compilers gave before, in JSON files beside the entries.
+    """Version texts that compilers reported before, in JSON files beside the entries.
 
     Args:
         files: searched in order; the last one is written to.
@@ -51,7 +51,7 @@ class Memo:
         return None
 
     def write(self, identity: str, answer: str) -> None:
-        """Best effort: an answer that is not kept costs the next process some milliseconds."""
+        """Keep an answer. Best effort: a lost one costs the next process some milliseconds."""
         file = self._files[-1]
         content = {**self._content(file), identity: answer}
         with contextlib.suppress(OSError):
@@ -79,10 +79,10 @@ class Compiler:
     path: Path
 
     def version(self, memo: Memo) -> str:
-        """What the compiler says of itself, without the name it was called by and without paths.
+        """The compiler's version text, without the name it was called by and without paths.
 
         Args:
-            memo: the answers that earlier processes were given.
+            memo: the answers that earlier processes got.
 
         Raises:
             ToolchainError: the program does not run.
@@ -96,13 +96,13 @@ class Compiler:
         if version is None:
             version, script = self.ask(), _script(resolved)
             if script is not None:
-                # Never remembered: it may start another compiler than yesterday, and add flags.
+                # Never remembered: it may start another compiler next time, and add flags.
                 return f"{version}\nscript {hashlib.sha256(script).hexdigest()}"
             memo.write(identity, version)
         return version
 
     def header_directories(self) -> list[Path]:
-        """Where it looks for headers without being told; none where it does not say."""
+        """Where it looks for headers by default; empty if it does not say."""
         command = [str(self.path), "-E", "-v", "-x", "c++", os.devnull]
         try:
             answer = forks.programs().run(command, capture_output=True, timeout=60)
@@ -112,7 +112,7 @@ class Compiler:
         return [Path(line.strip()) for line in lines if line.startswith(" /")]
 
     def ask(self) -> str:
-        """The same, from the compiler itself, whatever it said before.
+        """The version text from the compiler itself, whatever it reported before.
 
         Raises:
             ToolchainError: the program does not run.
@@ -122,7 +122,7 @@ class Compiler:
                 [str(self.path), "--version"],
                 capture_output=True,
                 encoding="utf-8",
-                errors="replace",  # clang names directories, whatever bytes these have
+                errors="replace",  # clang prints directories, which may hold any bytes
                 check=True,
                 timeout=60,
                 env={**os.environ, "LC_ALL": "C"},
@@ -135,21 +135,21 @@ class Compiler:
 
 
 def _script(program: Path) -> bytes | None:
-    """The text of a program that another one interprets."""
+    """The text of a program that is a script, or None."""
     with program.open("rb") as file:
         return file.read() if file.read(2) == b"#!" else None
 
 
 @dataclass(frozen=True)
 class Toolchain:
-    """What builds a template of one language.
+    """The compilers for templates of one language.
 
     Attributes:
         cxx: the C++ compiler; it also links.
         cuda_home: root of the CUDA toolkit, None for C++.
         nvcc: the CUDA compiler, None for C++.
         ccbin: the host compiler that torch passes to nvcc from ``CC``, or None.
-        nvcc_settings: variables by which the environment adds to what nvcc is told.
+        nvcc_settings: environment variables that change how nvcc is called.
     """
 
     cxx: Compiler
@@ -161,15 +161,15 @@ class Toolchain:
     def version(self, memo: Memo) -> str:
         """Version text of every compiler that takes part, for the cache key.
 
-        What the environment tells nvcc is part of it: it changes what is built as another nvcc
-        would.
+        The environment's settings for nvcc are part of it: they change what is built, as another
+        nvcc would.
         """
         parts = (("nvcc", self.nvcc), ("ccbin", self.ccbin), ("c++", self.cxx))
         versions = [f"{name}: {each.version(memo)}" for name, each in parts if each]
         return "\n".join([*versions, *self.nvcc_settings])
 
     def header_directories(self) -> list[Path]:
-        """Where headers lie that belong to the compilers, by their own account."""
+        """Directories of the headers that belong to the compilers, as they report them."""
         found = [] if self.cuda_home is None else [self.cuda_home]
         for each in filter(None, (self.cxx, self.ccbin)):
             found += each.header_directories()
@@ -209,7 +209,7 @@ def ninja_directory() -> Path | None:
     if shutil.which("ninja"):
         return None
     searched = ["PATH"]
-    # An interpreter inside of another program may not know where one is.
+    # An interpreter embedded in another program may not know its own path.
     candidates = [Path(sys.executable).parent] if sys.executable else []
     try:
         import ninja

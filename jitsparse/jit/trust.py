@@ -1,10 +1,10 @@
-"""Who could have written a file that this process is about to run, or have overwritten.
+"""Who could have written, or overwritten, a file that this process is about to run.
 
 A cached kernel is code. Whoever can write to the directory that holds it decides what this process
 executes, and hashes are no help, because the writer can replace them too. So a cache is used only
 if this user and root alone can write to it, or if its path is named in ``JITSPARSE_TRUST_CACHE``.
 A directory above it that others can write to, such as /tmp, is no objection: what they could put in
-the cache's place would be theirs, and refused for that.
+the cache's place would belong to them, and be refused for that.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def objection(status: os.stat_result) -> str:
-    """Why a file or directory may hold what another user wrote, or an empty text."""
+    """Why a file or directory may hold what another user wrote, or an empty string."""
     if status.st_uid not in (os.geteuid(), 0):
         return f"it belongs to user {status.st_uid}, who is neither this one nor root"
     if status.st_mode & WRITABLE:
@@ -36,7 +36,7 @@ def check(root: Path, parts: Iterable[Path]) -> None:
 
     Args:
         root: the cache, which is what the user named.
-        parts: its directories that are looked at. Those that do not exist are passed over.
+        parts: its directories to check. Those that do not exist are skipped.
 
     Raises:
         UntrustedCache: one of them can be written by others.
@@ -54,7 +54,7 @@ def check(root: Path, parts: Iterable[Path]) -> None:
 
 
 def remedy(root: Path, path: Path) -> str:
-    """What to do about a cache of which other users can write to a directory."""
+    """What to do about a cache with a directory that other users can write to."""
     return (
         f"Make it yours alone (chown it, chmod go-w {path}), or set JITSPARSE_CACHE_DIR to another "
         "directory; if you trust everyone who can write there, say so: "
@@ -63,7 +63,7 @@ def remedy(root: Path, path: Path) -> str:
 
 
 def open_plain(path: Path, *, trusted: bool) -> int:
-    """A descriptor of an ordinary file that nobody else could have written.
+    """A descriptor of a regular file that nobody else could have written.
 
     Args:
         path: the file. A link is not followed, and a pipe is not waited for.
@@ -71,7 +71,7 @@ def open_plain(path: Path, *, trusted: bool) -> int:
 
     Raises:
         OSError: it cannot be opened.
-        ValueError: it is something else than an ordinary file, or another user's.
+        ValueError: it is not a regular file, or another user could have written it.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

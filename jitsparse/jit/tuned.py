@@ -1,18 +1,18 @@
 """The tuned table: which variant was fastest for a problem on this kind of machine.
 
-Times of one processor say nothing about another, so every kind has a table of its own. An entry is
-sought in this order::
+Times on one processor say nothing about another, so every kind has a table of its own. An entry is
+looked up in this order::
 
     <cache>/tuned/<machine>/<hash of the problem>.json      what was tuned here
     <layer>/tuned/<machine>/<hash of the problem>.json      the same in each read-only cache
-    jitsparse/tuned/<machine>.json                          what comes with jitsparse
+    jitsparse/tuned/<machine>.json                          what is shipped with jitsparse
 
 In caches an entry is a small file of its own, written whole and renamed into place, so processes
-that tune at the same time lose nothing of each other. What comes with jitsparse is one file a
+that tune at the same time do not lose each other's results. What is shipped is one file per
 machine, as :func:`export` writes it, and is parsed once, if it exists.
 
-An entry is a preference and no more: it names a variant, and whether that exists and is legal for a
-call is for the families to say (:func:`jitsparse.jit.selection.choose`).
+An entry is only a preference: it names a variant, and the families decide whether that exists and
+is legal for a call (:func:`jitsparse.jit.selection.choose`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = ["Record", "adopt", "export", "lookup", "record", "records", "stored"]
 FORMAT = 1
 
 SHIPPED = Path(__file__).resolve().parent.parent / "tuned"
-"""Tables that come with jitsparse, ``<machine>.json``."""
+"""Tables that are shipped with jitsparse, ``<machine>.json``."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ class Record:
 
     Attributes:
         problem: readable name of the problem.
-        variant: name of the variant that calls shall prefer.
+        variant: name of the variant that calls should prefer.
         path: file that holds the entry.
-        shipped: whether that file comes with jitsparse.
-        seconds: what each variant took, by name; empty in a table that comes with jitsparse.
-        driver: version of the GPU's driver at the time; None for a processor.
+        shipped: whether that file is shipped with jitsparse.
+        seconds: what each variant took, by name; empty in a shipped table.
+        driver: version of the GPU's driver at the time; None for a CPU.
     """
 
     problem: str
@@ -71,18 +71,18 @@ def record(
     driver: str | None = None,
     version: str | None = None,
 ) -> Record:
-    """Keep the outcome of tuning one problem; it replaces an earlier one.
+    """Keep the outcome of tuning one problem, replacing an earlier one.
 
     Args:
         problem: readable name of the problem; equal problems must have equal names.
-        machine: name of the processor or GPU that was measured.
-        variant: name of the variant that calls shall prefer.
+        machine: name of the CPU or GPU that was measured.
+        variant: name of the variant that calls should prefer.
         seconds: what each variant took, by variant name.
         driver: version of the GPU's driver.
-        version: of the program that the variants belong to.
+        version: version of the program that the variants belong to.
 
     Raises:
-        ArgumentError: a name is no text, or a time is no finite number of seconds.
+        ArgumentError: a name is not a string, or a time is not a finite number of seconds.
         OSError: the entry cannot be written.
     """
     if not isinstance(seconds, Mapping):
@@ -120,7 +120,7 @@ def record(
 def lookup(problem: str, machine: str) -> Record | None:
     """The entry of a problem on a machine, or None.
 
-    A file that is not what was written is ignored, with one warning.
+    A damaged file is ignored, with one warning.
     """
     here = caches.current()
     for root in (here.root, *here.layers):
@@ -145,12 +145,12 @@ def records(machine: str) -> dict[str, Record]:
 def export(
     path: Path, machine: str, *, driver: str | None = None, commit: str | None = None
 ) -> int:
-    """Write the whole table of a machine to one file, as it comes with jitsparse.
+    """Write the whole table of a machine to one file, in the form shipped with jitsparse.
 
     Args:
         path: the file; ``jitsparse/tuned/<machine>.json`` in the sources, to ship it.
-        machine: name of the processor or GPU.
-        driver, commit: what was measured with, for whoever reads the file.
+        machine: name of the CPU or GPU.
+        driver, commit: what was measured with, for readers of the file.
 
     Returns:
         The number of entries.
@@ -195,14 +195,14 @@ def adopt(cache: Lookup, place: str, content: bytes) -> bool:
 
     Args:
         cache: where to keep it.
-        place: as :func:`stored` says it; the caller vouches that it leads nowhere else.
-        content: of the file.
+        place: as :func:`stored` yields it; the caller guarantees that it leads nowhere else.
+        content: content of the file.
 
     Returns:
         Whether it was kept.
 
     Raises:
-        ValueError: it is not an entry of the tuned table, or of another problem than its name says.
+        ValueError: it is not an entry of the tuned table, or its name is that of another problem.
         OSError: it cannot be written.
     """
     path = cache.root / "tuned" / place
@@ -243,7 +243,7 @@ def _record(content: Mapping[str, Any], path: Path) -> Record:
 
 @functools.cache
 def _shipped(path: Path) -> Mapping[str, Record]:
-    """The entries of a table that comes with jitsparse, by problem."""
+    """The entries of a table that is shipped with jitsparse, by problem."""
     content = _json(path)
     if content is None:
         return {}

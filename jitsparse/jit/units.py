@@ -11,7 +11,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
 def parse_bytes(text: str) -> int:
-    """A size: a number with K, M, G or T, which are powers of 1024.
+    """Parse a size: a number with K, M, G or T, which are powers of 1024.
 
     Example:
         >>> parse_bytes("500M"), parse_bytes("1.5 GiB"), parse_bytes("0")
@@ -28,7 +28,7 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_seconds(text: str) -> float:
-    """A length of time: a number with s, m, h, d or w.
+    """Parse a length of time: a number with s, m, h, d or w.
 
     Example:
         >>> parse_seconds("36h"), parse_seconds("30d")
@@ -45,7 +45,7 @@ def parse_seconds(text: str) -> float:
 
 
 def format_bytes(count: float) -> str:
-    """A size for a person.
+    """Format a size for people to read.
 
     Example:
         >>> format_bytes(512), format_bytes(2 * 1024**3)

@@ -1,9 +1,9 @@
-"""The plainest tar archive: ordinary files with relative names, and nothing else.
+"""The plainest tar archive: regular files with relative names, and nothing else.
 
-Every tar program reads what is written here. Reading admits no links, devices, directories, sparse
-files or extended headers, so nothing in an archive can name a file that is not meant, or claim a
-size that is not there. The standard library's reader interprets all of these, and earlier releases
-of it loop for ever on some headers (CVE-2025-8194).
+Every tar program reads what is written here. Reading accepts no links, devices, directories, sparse
+files or extended headers, so nothing in an archive can name an unintended file, or claim a size
+that it does not have. The standard library's reader interprets all of these, and earlier releases
+of it loop forever on some headers (CVE-2025-8194).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Member:
 
     Attributes:
         name: relative path of harmless characters, no part of which is ``..``.
-        content: what it holds; None if it is longer than was allowed.
-        size: how long it is.
+        content: its content; None if it is longer than was allowed.
+        size: its length in bytes.
     """
 
     name: str
@@ -58,12 +58,12 @@ def members(archive: BinaryIO, limit: int) -> Iterator[Member]:
     """The files of an archive in their order.
 
     Args:
-        archive: opened for reading bytes, seekable.
-        limit: a file longer than this many bytes is passed over, its content None.
+        archive: a seekable file, opened for reading bytes.
+        limit: a file longer than this many bytes is not read; its content is None.
 
     Raises:
-        ValueError: the archive ends too early, or holds something that is not read here. What came
-            before it has been yielded.
+        ValueError: the archive ends too early, or holds something that is not accepted here. What
+            came before it has been yielded.
     """
     end = archive.seek(0, io.SEEK_END)
     position = 0
@@ -85,7 +85,7 @@ def _header(block: bytes) -> tuple[str, int]:
     """Name and size that a header states.
 
     Raises:
-        ValueError: it is not the header of an ordinary file.
+        ValueError: it is not the header of a regular file.
     """
     if block[257:263] != b"ustar\0":
         raise ValueError("it is not a tar archive of the plain kind (ustar)")

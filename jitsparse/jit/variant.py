@@ -42,7 +42,7 @@ class Variant:
         (64, 64)
 
     Raises:
-        ArgumentError: a part that could not be read back from the name.
+        ArgumentError: a part could not be read back from the name.
     """
 
     op: str
@@ -96,7 +96,7 @@ class Variant:
 
     @classmethod
     def parse(cls, name: str) -> Variant:
-        """The variant of a name.
+        """Parse the name of a variant.
 
         Raises:
             ArgumentError: the text is not the name of a variant.

@@ -1,11 +1,10 @@
-// dds: D = X S, with S stored in blocks as it is, and X and D row by row.
+// dds: D = X S, with S in blocks as stored, and X and D row-major.
 //
-// spmm.h broadcasts elements of blocks against rows of a packed dense operand. Of blocks whose columns are the
-// rows that it sums up, a register tile there takes a part of every cache line. Here rows of blocks are the
-// vectors, whole lines of them, and elements of X are broadcast: they are packed as they lie, and nothing is
-// transposed.
+// spmm.h broadcasts elements of blocks against rows of a packed dense operand. For flipped blocks, a register
+// tile there uses only part of every cache line. Here rows of blocks are the vectors, in whole cache lines, and
+// elements of X are broadcast: X is packed in its own order, and nothing is transposed.
 //
-// A thread takes strips of X, some register tiles high, and walks the block columns of S.
+// Each thread takes strips of X, several register tiles high, and walks the block columns of S.
 #pragma once
 
 #include "cpu/epilogue.h"
@@ -15,8 +14,8 @@
 namespace jitsparse::cpu {
 
 // T                         element type
-// BLOCK_ROWS, BLOCK_COLS    of a block
-// TILE_ROWS, TILE_COLS      sums held in registers: rows of X, at most, x vectors of columns of S
+// BLOCK_ROWS, BLOCK_COLS    size of a block
+// TILE_ROWS, TILE_COLS      sums held in registers: rows of X (at most) x vectors of columns of S
 template <class T, int BLOCK_ROWS, int BLOCK_COLS, int TILE_ROWS, int TILE_COLS>
 class DdsRows : public StripProduct {
   using A = Acc<T>;
@@ -27,12 +26,12 @@ class DdsRows : public StripProduct {
   static_assert(kTogether<T> == 1, "a row of a block is one vector after the other, not pairs of two rows");
   static_assert(BLOCK_COLS % kWidth == 0, "a register tile must not cross block columns");
 
-  // Block rows of S whose part of X is packed at a time: a few cache lines of each of its rows.
+  // Block rows of S for which X is packed at a time: a few cache lines of each row of X.
   static constexpr int64 kPart = max(1, 128 / BLOCK_ROWS);
-  // Strips are as high as leaves their panels in the L2 cache. The blocks of a column pass through it once
-  // a strip. The sums of all its rows are to be in L1, too.
+  // Strips are as tall as lets their panels stay in the L2 cache, through which the blocks of a column pass
+  // once per strip. The sums of all rows of a strip should also stay in L1.
   static constexpr int64 kMaxTiles = 98 / TILE_ROWS;
-  // A strip's tiles are as few as there have to be and as high as deals its rows out evenly, in such steps.
+  // A strip has as few tiles as possible. Their height decreases in these steps, to divide its rows evenly.
   static constexpr int kStep = (TILE_ROWS + 4) / 5;
 
  public:
@@ -49,7 +48,7 @@ class DdsRows : public StripProduct {
     expect_output(args, args.cols, sizeof(T), threads);
   }
 
-  // Block columns from .. to of the strip of `rows` that begins at row `first`.
+  // Computes block columns from .. to of the strip of `rows` rows that begins at row `first`.
   void multiply_strip(int64 batch, int64 first, int64 rows, int64 from, int64 to, Memory memory) const {
     const Strip strip{first, rows, div_up(rows, TILE_ROWS), from, to};
     multiply_strip_of<TILE_ROWS>(batch, strip, memory.own);
@@ -64,7 +63,7 @@ class DdsRows : public StripProduct {
     int64 rows_of(int64 tile) const { return begin_of(tile + 1) - begin_of(tile); }
   };
 
-  // In tiles of HEIGHT rows, or of fewer if that suffices.
+  // Uses tiles of HEIGHT rows, or of fewer if that suffices.
   template <int HEIGHT> void multiply_strip_of(int64 batch, const Strip& strip, char* scratch) const {
     if constexpr (HEIGHT > kStep) {
       if (div_up(strip.rows, strip.tiles) <= HEIGHT - kStep) return multiply_strip_of<HEIGHT - kStep>(batch, strip, scratch);
@@ -82,7 +81,7 @@ class DdsRows : public StripProduct {
           pack_part<HEIGHT>(dense, part, strip.begin_of(i), strip.rows_of(i), panels + i * panel);
         }
       });
-      // The next column's new parts are on their way while these are multiplied.
+      // Prefetch the next column's new parts while these are multiplied.
       const int64 next = col + 1, after = next < strip.to ? next + 1 : next;
       parts.expect(begin_of(next), begin_of(after), [&](int64 part) {
         prefetch(dense, part * kPart * BLOCK_ROWS, kPart * BLOCK_ROWS, strip.first, strip.rows);
@@ -98,8 +97,8 @@ class DdsRows : public StripProduct {
 
   int64 begin_of(int64 col) const { return index_.ccol()[col]; }
 
-  // What a part of S multiplies in `rows` rows of X from `row` on, HEIGHT or fewer: block after block, row by row.
-  // What is not there is zeros.
+  // Packs what a part of S multiplies in `rows` rows of X from `row` on, at most HEIGHT: block after block, row by
+  // row. Missing elements are zero.
   template <int HEIGHT> void pack_part(const Dense& dense, int64 part, int64 row, int64 rows, A* panel) const {
     for (int64 block = part * kPart; block < (part + 1) * kPart && block < index_.R; ++block) {
       const int64 first = block * BLOCK_ROWS, depth = dense.depth - first;
@@ -122,8 +121,8 @@ class DdsRows : public StripProduct {
     for (int i = 0; i < COUNT; i += L) store<L, A>(to + i, load<L>(from + i));
   }
 
-  // All of a tile's sums: a block column's columns from c on. To stop where the blocks fill the L1 cache, and add
-  // the rest after all tiles of the strip had that far, takes 0.97 to 1.02 times as long.
+  // Computes all sums of a tile: a block column's columns from c on. Stopping where the blocks fill the L1 cache, and
+  // adding the rest once all tiles of the strip got that far, takes 0.97 to 1.02 times as long.
   template <int HEIGHT>
   __attribute__((noinline)) void multiply_tile(int64 col, int c, const A* panel, A* __restrict sums) const {
     Sum sum[HEIGHT][TILE_COLS] = {};

@@ -1,7 +1,7 @@
-// dds in bfloat16 on AMX tiles: D = X S as in dds_rows.h, with X and D row by row and S as it is stored.
+// dds in bfloat16 on AMX tiles: D = X S as in dds_rows.h, with X and D row-major and S as stored.
 //
-// Rows of X are left tiles, where they lie or line by line copied, and blocks right tiles once two rows of them are
-// interleaved, which is done once a call: nothing is transposed. A thread takes strips of X and walks the block
+// Left tiles are rows of X, read in place or copied line by line. Right tiles are blocks with their rows interleaved
+// in pairs, which is done once per call. Nothing is transposed. Each thread takes strips of X and walks the block
 // columns of S, whose blocks are in the L1 cache for all but the strip's first tiles.
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace jitsparse::cpu {
 
-// BLOCK_ROWS, BLOCK_COLS    of a block
+// BLOCK_ROWS, BLOCK_COLS    size of a block
 // TILE_ROWS, TILE_COLS      sums held in tile registers, in tiles of 16 x 16
 template <int BLOCK_ROWS, int BLOCK_COLS, int TILE_ROWS, int TILE_COLS>
 class DdsRowsAmx : public StripProduct {
@@ -32,10 +32,11 @@ class DdsRowsAmx : public StripProduct {
   // As in dds_rows.h, in units of kTileRows.
   static constexpr int64 kPart = max(1, 128 / BLOCK_ROWS);
   static constexpr int64 kHighest = 192 / kTileRows;
-  // Values of so few bytes stay in the L2 cache beside a strip of half the height, which is 1.05 to 1.17 times as fast then.
+  // Up to this many bytes of values stay in the L2 cache beside a strip of half the height, which is then 1.05 to 1.17 times as fast.
   static constexpr int64 kFewBytes = 1 << 20;
-  // Left tiles are read from X where its rows have no more bytes: 1.11 to 1.23 times as fast as packed at density 0.1, 1.02
-  // to 1.08 at 0.25, 0.98 to 1.04 at 0.5. (Rows of 8 KB 0.95 to 1.05; tiles of half the depth, of blocks 16 deep, 0.86 to 1.)
+  // Left tiles are read in place if a row of X has at most this many bytes: 1.11 to 1.23 times as fast as packed at density
+  // 0.1, 1.02 to 1.08 at 0.25, 0.98 to 1.04 at 0.5. (Rows of 8 KB: 0.95 to 1.05; tiles of half the depth, for blocks 16 deep:
+  // 0.86 to 1.)
   static constexpr int64 kLongestInPlace = kK == 32 ? 5 << 10 : 0;
   // Block columns that are written together, so that rows are written two cache lines at a time.
   static constexpr int64 kGroup = max(1, 64 / BLOCK_COLS);
@@ -67,7 +68,7 @@ class DdsRowsAmx : public StripProduct {
   }
   void end() const { tile_release(); }
 
-  // Block columns from .. to of the strip of `units` that begins at unit `unit`.
+  // Computes block columns from .. to of the strip of `units` units that begins at unit `unit`.
   void multiply_strip(int64 batch, int64 unit, int64 units, int64 from, int64 to, Memory memory) const {
     const Pair* const values = reinterpret_cast<const Pair*>(memory.shared);
     BFloat16* const panels = reinterpret_cast<BFloat16*>(memory.own);
@@ -91,7 +92,7 @@ class DdsRowsAmx : public StripProduct {
         parts.complete(begin_of(col), begin_of(end), [&](int64 part) {
           for (int64 i = 0; i < units; ++i) pack_part(dense, part, first + i * kTileRows, panels + i * panel_);
         });
-        // The next columns' new parts are on their way while these are multiplied.
+        // Prefetch the next columns' new parts while these are multiplied.
         parts.expect(begin_of(end), begin_of(after), [&](int64 part) {
           prefetch(dense, part * kPart * BLOCK_ROWS, kPart * BLOCK_ROWS, first, rows);
         });
@@ -111,7 +112,7 @@ class DdsRowsAmx : public StripProduct {
  private:
   int64 begin_of(int64 col) const { return index_.ccol()[col]; }
 
-  // This thread's share of the blocks, in column order, as right tiles: [step][tile][pair of rows][column].
+  // Packs this thread's share of the blocks, in column order, as right tiles: [step][tile][pair of rows][column].
   void pair_values(int64 rank, int64 size, Pair* to) const {
     for (int64 z = args_.nnz * rank / size; z < args_.nnz * (rank + 1) / size; ++z) {
       const BFloat16* const stored = static_cast<const BFloat16*>(args_.values) + index_.perm()[z] * int64(kBlock);
@@ -120,8 +121,8 @@ class DdsRowsAmx : public StripProduct {
     }
   }
 
-  // What a part of S multiplies in kTileRows rows of X from `row` on, as left tiles: [block][step][tile][row][k]. What
-  // is not there is zeros. (By pack_left, which takes squares, products took 0.97 to 1.29 times as long.)
+  // Packs what a part of S multiplies in kTileRows rows of X from `row` on, as left tiles: [block][step][tile][row][k].
+  // Missing elements are zero. (With pack_left, which takes squares, products took 0.97 to 1.29 times as long.)
   void pack_part(const Dense& dense, int64 part, int64 row, BFloat16* panel) const {
     const int64 rows = dense.width - row < kTileRows ? dense.width - row : kTileRows;
     for (int64 block = part * kPart; block < (part + 1) * kPart && block < index_.R; ++block) {
@@ -144,7 +145,7 @@ class DdsRowsAmx : public StripProduct {
     }
   }
 
-  // kTileRows rows of a block column times TILE_COLS tiles of its columns. `values`: those tiles of the first block.
+  // Multiplies kTileRows rows of X by TILE_COLS tiles of a block column. `values`: those tiles of the first block.
   void multiply_tiles(int64 col, const LeftTiles& panel, const Pair* values, float* sums, int64 width) const {
     for_constants<TILE_ROWS * TILE_COLS>([](auto t) { tile_zero<Registers::sum(t / TILE_COLS, t % TILE_COLS)>(); });
     for (int64 z = begin_of(col), end = begin_of(col + 1); z < end; ++z) {
@@ -170,7 +171,7 @@ class DdsRowsAmx : public StripProduct {
 
   const SpmmArgs& args_;
   const IndexView<BLOCK_ROWS, BLOCK_COLS> index_;
-  const int64 panel_;  // elements of the panel of kTileRows rows
+  const int64 panel_;  // elements of a panel of kTileRows rows
   int64 panels_bytes_, sums_bytes_;
 };
 

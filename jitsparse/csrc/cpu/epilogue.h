@@ -13,15 +13,15 @@ template <class T, bool TRANSPOSED> struct OutView {
   int64 rows, cols, ld;
   const T* bias;  // one element for each along the contiguous axis, or null
   int64 activation;
-  bool past_caches;  // where whole cache lines are written
+  bool past_caches;  // whether whole cache lines are written past the caches
 
   bool whole_lines() const {
     return reinterpret_cast<unsigned long>(data) % kLine == 0 && ld * int64(sizeof(T)) % kLine == 0;
   }
 };
 
-// Adds the bias and applies the activation to `rows` x `cols` sums, in place; cols fill vectors. OF_ROWS: a row
-// has one element of the bias, and else a column, of which `biased` have one.
+// Adds the bias and applies the activation to `rows` x `cols` sums, in place; `cols` is whole vectors. The bias has
+// one element per row if OF_ROWS, else one for each of the first `biased` columns.
 template <bool OF_ROWS, class T>
 __attribute__((noinline)) void apply_epilogue(Acc<T>* tile, const T* bias, int64 rows, int64 cols, int64 biased,
                                               int64 activation) {
@@ -46,7 +46,7 @@ template <class V> JITSPARSE_INLINE void write(void* p, V v, bool past_caches) {
   }
 }
 
-// Writes `rows` x width sums at (row0, col0), of whose columns some may lie outside the output; width fills vectors.
+// Writes `rows` x `width` sums at (row0, col0), except columns outside the output; `width` is whole vectors.
 template <class T>
 inline void write_rows(const OutView<T, false>& to, int64 row0, int64 rows, int64 col0, Acc<T>* tile, int64 width) {
   constexpr int L = kLanes<Acc<T>>;
@@ -64,7 +64,7 @@ inline void write_rows(const OutView<T, false>& to, int64 row0, int64 rows, int6
   }
 }
 
-// Writes the part of a ROWS x width tile at (row0, col0) that lies inside the output; width fills vectors.
+// Writes the part of a ROWS x `width` tile at (row0, col0) that is inside the output; `width` as in write_rows.
 template <int ROWS, class T, bool TRANSPOSED>
 inline void write_tile(const OutView<T, TRANSPOSED>& to, int64 row0, int64 col0, Acc<T>* tile, int64 width) {
   using A = Acc<T>;
@@ -77,7 +77,7 @@ inline void write_tile(const OutView<T, TRANSPOSED>& to, int64 row0, int64 col0,
     if (to.bias || to.activation) {
       apply_epilogue<true>(tile, to.bias ? to.bias + row0 : nullptr, rows, width, cols, to.activation);
     }
-    // In squares; of 16-bit elements, of pairs of rows.
+    // Transpose in squares; for 16-bit elements, squares of pairs of rows.
     constexpr int kPair = 4 / min(4, sizeof(T)), S = min(L, ROWS / kPair), kRun = kPair * S;
     using Column = Vec<Bits<sizeof(T) * kPair>, S>;
     const bool lines = kRun * sizeof(T) == kLine && row0 * sizeof(T) % kLine == 0;

@@ -1,12 +1,12 @@
-// How an sdd ends: what it has summed becomes the blocks of its output.
+// The end of an sdd: its sums become the blocks of the output.
 #pragma once
 
 #include "cpu/vec.h"
 
 namespace jitsparse::cpu {
 
-// Sets to zero what lies outside the matrix in blocks [begin, end) of `sums`, since infinity times the zeros that packed operands hold
-// there is not zero, and converts them to the output, unless they have been summed there.
+// Zeroes the elements of blocks [begin, end) of `sums` that are outside the matrix: packed operands hold zeros there, but infinity
+// times zero is not zero. Then converts the blocks to the output, unless they were summed there.
 template <class T, class A, int BLOCK_ROWS, int BLOCK_COLS>
 void finish_blocks(const SddArgs& args, const IndexView<BLOCK_ROWS, BLOCK_COLS>& index, int64 begin, int64 end, A* sums) {
   constexpr int kBlock = BLOCK_ROWS * BLOCK_COLS, kL = min(kLanes<A>, BLOCK_COLS);

@@ -6,7 +6,7 @@
 
 namespace jitsparse::cpu {
 
-// e^x for x in [-87, 88]; arguments outside are taken as the nearer end.
+// e^x, with x clamped to [-87, 88].
 template <int N> JITSPARSE_INLINE Vec<float, N> exp(Vec<float, N> x) {
   using V = Vec<float, N>;
   x = x < -87.0f ? V{} - 87.0f : x;
@@ -25,7 +25,7 @@ template <int N> JITSPARSE_INLINE Vec<float, N> exp(Vec<float, N> x) {
 }
 
 // x / (1 + e^-x). The exponential ends at e^88; the square of e^(-x / 2) goes on to the largest float
-// and to infinity from there, so that far below zero it is zero.
+// and then to infinity, so that the result is zero far below zero.
 template <int N> JITSPARSE_INLINE Vec<float, N> silu(Vec<float, N> x) {
   const Vec<float, N> root = exp<N>(x * -0.5f);
   return x / (root * root + 1.0f);
@@ -33,8 +33,8 @@ template <int N> JITSPARSE_INLINE Vec<float, N> silu(Vec<float, N> x) {
 
 // x times the normal distribution function, x erfc(-x / sqrt 2) / 2. The distribution's tail beyond
 // |x| is e^(-x^2 / 2) times a function that is smooth in 1 / (1 + 0.35 |x|): a polynomial of degree
-// 9, fitted to a relative error of 3.2e-8. So the tail is right in relative terms, which 1 + erf is not,
-// as far as float has normal numbers: the exponential ends at e^-87, that is at |x| = sqrt(174), and zero follows.
+// 9, fitted to a relative error of 3.2e-8. So the tail is accurate in relative terms, unlike 1 + erf, as far
+// as float has normal numbers: the exponential ends at e^-87, at |x| = sqrt(174), and beyond that the tail is zero.
 template <int N> JITSPARSE_INLINE Vec<float, N> gelu(Vec<float, N> x) {
   using V = Vec<float, N>;
   constexpr float kLast = 13.19f;
@@ -67,7 +67,7 @@ template <int N> JITSPARSE_INLINE Vec<double, N> gelu(Vec<double, N> x) {
 // NaN stays NaN.
 template <class E, int N> JITSPARSE_INLINE Vec<E, N> relu(Vec<E, N> x) { return x < E(0) ? Vec<E, N>{} : x; }
 
-// One branch a vector: the cost of a product's epilogue is in its memory traffic.
+// One branch per vector: the cost of a product's epilogue is in its memory traffic.
 template <class E, int N> JITSPARSE_INLINE Vec<E, N> activate(Vec<E, N> x, int64 activation) {
   switch (activation) {
     case kRelu: return relu<E, N>(x);

@@ -1,20 +1,20 @@
-// Panels of a dense operand, as the multiply loops read them: converted to the type that products are
-// summed in, a row of PANEL elements after the other. Outside the matrix they hold zeros.
+// Panels of a dense operand, as the multiply loops read them: converted to the accumulator type, in
+// consecutive rows of PANEL elements. Elements outside the matrix are zero.
 #pragma once
 
 #include "cpu/vec.h"
 
 namespace jitsparse::cpu {
 
-// A dense matrix of `depth` x `width` elements; depth is the axis that products sum over. K_CONTIGUOUS:
-// it is also the contiguous one. `ld` is the stride of the other.
+// A dense matrix of `depth` x `width` elements. Products sum over depth, which is the contiguous axis if
+// K_CONTIGUOUS. `ld` is the stride of the other axis.
 template <class T, bool K_CONTIGUOUS> struct DenseView {
   const T* data;
   int64 depth, width, ld;
   const T* at(int64 d, int64 w) const { return data + (K_CONTIGUOUS ? w * ld + d : d * ld + w); }
 };
 
-// Asks for a part of a matrix ahead of its use.
+// Prefetches a part of a matrix.
 template <class T, bool K_CONTIGUOUS>
 inline void prefetch(const DenseView<T, K_CONTIGUOUS>& from, int64 depth0, int64 depth, int64 width0, int64 width) {
   constexpr int64 kPerLine = kLine / sizeof(T);
@@ -27,9 +27,9 @@ inline void prefetch(const DenseView<T, K_CONTIGUOUS>& from, int64 depth0, int64
   }
 }
 
-// Packs `depth` rows and WIDTH columns from (depth0, width0) on, as WIDTH / PANEL panels that lie
-// panel_stride apart. A transposed source is taken in squares
-// of at most SQUARE, of which `depth` is a multiple.
+// Packs `depth` rows and WIDTH columns from (depth0, width0) on, as WIDTH / PANEL panels that are
+// panel_stride apart. A source with contiguous k is transposed in squares of at most SQUARE, of whose
+// size `depth` is a multiple.
 template <int WIDTH, int PANEL, int SQUARE, class T, bool K_CONTIGUOUS>
 inline void pack(const DenseView<T, K_CONTIGUOUS>& from, int64 depth0, int64 depth, int64 width0, Acc<T>* panels,
                  int64 panel_stride) {

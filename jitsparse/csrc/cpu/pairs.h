@@ -1,17 +1,17 @@
-// Packing for instructions that take bfloat16 in pairs of neighbours along k, so that a pair is one
-// 32-bit element to everything here: of vectors (pack, as in pack.h), and of AMX tiles.
+// Packing for instructions that take bfloat16 in pairs of neighbours along k: vectors (pack, as in
+// pack.h) and AMX tiles. Everything here treats a pair as one 32-bit element.
 //
 //   left tile    M x K: row by row, K / 2 pairs each
 //   right tile   K x N: a row of N elements for each of K / 2 pairs of k
 //
-// A row of tiles along k is counted in steps. What lies outside the matrix becomes zero.
+// Tiles along k are counted in steps. Elements outside the matrix become zero.
 #pragma once
 
 #include "cpu/pack.h"
 
 namespace jitsparse::cpu {
 
-// Where tile number `tile` of a step stands, in pairs.
+// Distances from a tile to the next, and from a step to the next, in pairs.
 struct TileStrides {
   int64 tile, step;
 };
@@ -25,7 +25,7 @@ template <int N> JITSPARSE_INLINE void interleave(const BFloat16* even, const BF
   __builtin_memcpy(to, &pairs, sizeof pairs);
 }
 
-// The same for 2 N elements, which make two vectors: these are two instructions.
+// As interleave, for 2 N elements, which make two vectors, in two instructions.
 template <int N>
 JITSPARSE_INLINE void interleave_two(const BFloat16* even, const BFloat16* odd, Pair* first, Pair* second) {
   using Halves = Vec<unsigned short, 2 * N>;
@@ -42,8 +42,8 @@ JITSPARSE_INLINE void interleave_two(const BFloat16* even, const BFloat16* odd, 
   __builtin_memcpy(second, &b, sizeof b);
 }
 
-// SIZE w's times SIZE pairs of k, from (k, w) on, inside the matrix or not. LEFT: rows of the result
-// are w's. `stride`, in pairs, is from one row to the next.
+// Packs SIZE values of w x SIZE pairs of k, from (k, w) on, inside the matrix or not. LEFT: the rows of
+// the result are along w. `stride`, in pairs, is from one row to the next.
 template <int SIZE, bool LEFT, bool K_CONTIGUOUS>
 inline void pack_square(const DenseView<BFloat16, K_CONTIGUOUS>& from, int64 k, int64 w, Pair* to, int64 stride) {
   const BFloat16* source = from.at(k, w);
@@ -75,8 +75,8 @@ inline void pack_square(const DenseView<BFloat16, K_CONTIGUOUS>& from, int64 k, 
   for (int i = 0; i < SIZE; ++i) __builtin_memcpy(to + i * stride, &rows[i], sizeof rows[i]);
 }
 
-// As pack() of pack.h: a row of PANEL pairs after the other. `depth` is even; where k is the contiguous axis
-// it is a multiple of two squares.
+// As pack() of pack.h, in consecutive rows of PANEL pairs. `depth` is even, and a multiple of two squares if
+// k is contiguous.
 template <int WIDTH, int PANEL, int SQUARE, bool K_CONTIGUOUS>
 inline void pack(const DenseView<BFloat16, K_CONTIGUOUS>& from, int64 depth0, int64 depth, int64 width0, Pair* panels,
                  int64 panel_stride) {
@@ -108,8 +108,8 @@ inline void pack(const DenseView<BFloat16, K_CONTIGUOUS>& from, int64 depth0, in
   }
 }
 
-// Right tiles: `steps` x `tiles` of them, from (k, w) on. Where w is the contiguous axis, whole rows are
-// read and not squares, in which every row may begin on another page.
+// Packs `steps` x `tiles` right tiles, from (k, w) on. If w is the contiguous axis, whole rows are read
+// rather than squares, in which every row may begin on another page.
 template <int N, int K, bool K_CONTIGUOUS>
 inline void pack_right(const DenseView<BFloat16, K_CONTIGUOUS>& from, int64 k, int64 steps, int64 w, int64 tiles,
                        Pair* to, TileStrides strides) {
@@ -138,7 +138,7 @@ inline void pack_right(const DenseView<BFloat16, K_CONTIGUOUS>& from, int64 k, i
   }
 }
 
-// Left tiles: `steps` x TILES of them, likewise.
+// Packs `steps` x TILES left tiles, from (k, w) on.
 template <int M, int K, int TILES, bool K_CONTIGUOUS>
 inline void pack_left(const DenseView<BFloat16, K_CONTIGUOUS>& from, int64 k, int64 steps, int64 w, Pair* to,
                       TileStrides strides) {

@@ -4,7 +4,7 @@
 #include "abi.h"
 
 // Declared here, because <omp.h> and <cstdlib> cost more compile time than a kernel's own text.
-// libgomp is the one that torch has in the process already, so there is one pool of threads.
+// libgomp is the one that torch has already loaded, so there is one pool of threads.
 extern "C" {
 int omp_get_thread_num() noexcept;
 int omp_get_num_threads() noexcept;
@@ -25,8 +25,8 @@ inline const char* describe(int status) {
   }
 }
 
-// As many of the threads a call may use as it has work for. Waking one takes about as long as it
-// takes to do kPerThread multiply-adds.
+// How many of the threads that a call may use it has work for. Waking one takes about as long as
+// kPerThread multiply-adds.
 inline int useful_threads(int64 allowed, double multiply_adds) {
   constexpr double kPerThread = 100e3;
   const double useful = multiply_adds / kPerThread + 1;
@@ -40,16 +40,16 @@ template <class Body> void parallel(int threads, const Body& body) {
   body(omp_get_thread_num(), omp_get_num_threads());
 }
 
-// Waits until all threads of the enclosing parallel() are here.
+// Waits for all threads of the enclosing parallel().
 inline void barrier(int64 size) {
   if (size > 1) {
 #pragma omp barrier
   }
 }
 
-// Memory for the duration of a call, not initialised. `kept` is a word in which a call finds the memory that another has left, if any,
-// and leaves its own; null keeps nothing. Without it a call has new pages to fill wherever malloc gives freed memory back to the
-// system (sdd in bfloat16 blocks of 32: 1.8 -> 3.2 ms). Calls at the same time have memory of their own.
+// Uninitialised memory for the duration of a call. `kept` points to a word from which a call takes the memory that an earlier one
+// left, if any, and in which it leaves its own; null keeps nothing. Without it a call faults in new pages wherever malloc returns
+// freed memory to the system (sdd in bfloat16 blocks of 32: 1.8 -> 3.2 ms). Concurrent calls have separate memory.
 class Scratch {
  public:
   static constexpr int64 kLine = 64;
@@ -72,7 +72,7 @@ class Scratch {
 
  private:
   struct Block {
-    int64 bytes;  // from the next line on
+    int64 bytes;  // from the next cache line on
   };
   Block** kept_;
   Block* block_ = nullptr;

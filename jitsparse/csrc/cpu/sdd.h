@@ -1,8 +1,8 @@
 // sdd: the blocks of A B that a pattern stores, summed over a batch.
 //
-// The sum runs over slices of the shared axis. For each slice the threads together pack all of B, then
-// each walks its share of the blocks, row by row. The rows of A that they need are packed, or read as they
-// lie, where that is along the shared axis. A register tile takes vectors from as many blocks of a row as it
+// The sum runs over slices of k, the axis that A and B share. For each slice the threads pack all of B
+// together, then each walks its share of the blocks, row by row. It packs the rows of A that it needs, or
+// reads them in place if k is contiguous. A register tile takes vectors from as many blocks of a row as it
 // needs, so it is full whatever the width of a block.
 #pragma once
 
@@ -14,8 +14,8 @@
 namespace jitsparse::cpu {
 
 // T                                       element type
-// BLOCK_ROWS, BLOCK_COLS                  of a block
-// LEFT_K_CONTIGUOUS, RIGHT_K_CONTIGUOUS   the contiguous axis of A, or of B, is the one that they share
+// BLOCK_ROWS, BLOCK_COLS                  size of a block
+// LEFT_K_CONTIGUOUS, RIGHT_K_CONTIGUOUS   k is the contiguous axis of A, of B
 // TILE_ROWS, TILE_COLS                    sums held in registers: rows x vectors of columns
 template <class T, int BLOCK_ROWS, int BLOCK_COLS, bool LEFT_K_CONTIGUOUS, bool RIGHT_K_CONTIGUOUS, int TILE_ROWS,
           int TILE_COLS>
@@ -28,23 +28,23 @@ class Sdd {
   using Sum = Vec<A, kL>;
   static constexpr int kVectors = BLOCK_COLS / kL;  // in a row of a block
   static constexpr int kBlock = BLOCK_ROWS * BLOCK_COLS;
-  // Rows of A and columns of B that are packed at a time. Where k is not their contiguous axis, some
-  // cache lines of each of the many pages that a slice is spread over are taken at once.
+  // Rows of A and columns of B that are packed at a time. If k is not their contiguous axis, a slice is
+  // spread over many pages, and several cache lines of each are taken at once.
   static constexpr int kLines = 1024 / sizeof(T);
   static constexpr int kLeftRows = LEFT_K_CONTIGUOUS ? BLOCK_ROWS : max(kLines, BLOCK_ROWS);
   static constexpr int kRightCols = RIGHT_K_CONTIGUOUS ? BLOCK_COLS : max(kLines, BLOCK_COLS);
   static_assert(BLOCK_ROWS % TILE_ROWS == 0, "a register tile must not cross block rows");
-  // With elements of A broadcast from where they lie a product takes 0.89 (density 0.1) to 1.0 of the time that it does
-  // with A packed. (Of pairs of bfloat16 0.98 to 1.04.)
+  // Broadcasting elements of A in place takes 0.89 (density 0.1) to 1.0 of the time that a product takes with A packed.
+  // (Pairs of bfloat16: 0.98 to 1.04.)
   static constexpr bool kInPlace = LEFT_K_CONTIGUOUS && sizeof(T) == sizeof(P);
 
-  // Slices are so deep that a tile's sums are loaded and stored rarely, unless B is so wide that its
+  // Slices are deep enough that a tile's sums are rarely loaded and stored, unless B is so wide that its
   // packed slice would not stay in the caches.
   // Depths count packed elements.
   static constexpr int64 kSquare = 16;
   static constexpr int64 kDeepest = 2048 / sizeof(P), kShallowest = kDeepest / 4;
   static constexpr int64 kSliceBytes = 8 << 20;
-  // Sums of 16-bit products are kept apart, in float, until the last slice.
+  // Sums of 16-bit products are kept separately, in float, until the last slice.
   static constexpr bool kSumInPlace = sizeof(T) == sizeof(A);
 
  public:
@@ -75,7 +75,7 @@ class Sdd {
     left_bytes_ = Scratch::round_up(kLeftRows * depth_ * sizeof(P));
   }
 
-  // One barrier a slice is enough: a thread that is ahead packs into the other of two buffers.
+  // One barrier per slice is enough: a thread that is ahead packs into the other of two buffers.
   void work(int64 rank, int64 size, char* shared, P* left) const {
     const int64 begin = args_.nnz * rank / size, end = args_.nnz * (rank + 1) / size;
     A* const sums = reinterpret_cast<A*>(kSumInPlace ? static_cast<char*>(args_.out) : shared + sums_offset_);
@@ -132,7 +132,7 @@ class Sdd {
     }
   }
 
-  // TILE_ROWS rows of A, or of a slice of it: what stands in row i at depth d.
+  // TILE_ROWS rows of A, or of a slice of it: the element of row i at depth d.
   struct PackedRows {
     const P* rows;
     JITSPARSE_INLINE P at(int i, int64 d) const { return rows[d * TILE_ROWS + i]; }
@@ -143,8 +143,8 @@ class Sdd {
     JITSPARSE_INLINE P at(int i, int64 d) const { return rows[i * ld + d]; }
   };
 
-  // Sets, or adds to, TILE_ROWS rows from r on of V vectors of columns; they are counted from block z
-  // on, through one block after the other.
+  // Sets, or adds to, TILE_ROWS rows from r on of V vectors of columns, which are counted from block z
+  // on, through consecutive blocks.
   template <int V, class LeftRows>
   void multiply_tile(int64 vectors, const LeftRows& left, const P* right, int64 depth, int64 z, int64 first, int r,
                      bool add, A* sums) const {
@@ -164,8 +164,8 @@ class Sdd {
   template <int V, class LeftRows>
   static __attribute__((noinline)) void multiply_panels(const LeftRows left, const P* const (&panel)[V], int64 depth,
                                                         bool add, A* const (&out)[V]) {
-    // The sum of a slice is added as a whole: to go on with the one before would make the error grow with k. (A weight's
-    // gradient over 262144 tokens in float32: 6.7e-6 off, so 5e-7, relative; torch's dense product 4e-7.)
+    // The sum of a slice is added as a whole: continuing the previous one would make the error grow with k. (A weight's
+    // gradient over 262144 tokens in float32 would be off by 6.7e-6, relative, and is by 5e-7; torch's dense product by 4e-7.)
     Sum sum[TILE_ROWS][V] = {};
 #pragma GCC unroll 4
     for (int64 d = 0; d < depth; ++d) {

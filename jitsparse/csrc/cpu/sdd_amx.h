@@ -9,8 +9,8 @@
 
 namespace jitsparse::cpu {
 
-// BLOCK_ROWS, BLOCK_COLS                  of a block
-// LEFT_K_CONTIGUOUS, RIGHT_K_CONTIGUOUS   the contiguous axis of A, or of B, is the one that they share
+// BLOCK_ROWS, BLOCK_COLS                  size of a block
+// LEFT_K_CONTIGUOUS, RIGHT_K_CONTIGUOUS   k is the contiguous axis of A, of B
 // TILE_ROWS, TILE_COLS                    sums held in tile registers, in tiles of 16 x 16
 template <int BLOCK_ROWS, int BLOCK_COLS, bool LEFT_K_CONTIGUOUS, bool RIGHT_K_CONTIGUOUS, int TILE_ROWS, int TILE_COLS>
 class SddAmx {
@@ -27,16 +27,16 @@ class SddAmx {
   static constexpr int kLines = 128;
   static constexpr int kLeftRows = LEFT_K_CONTIGUOUS ? BLOCK_ROWS : max(kLines, BLOCK_ROWS);
   static constexpr int kRightCols = RIGHT_K_CONTIGUOUS ? BLOCK_COLS : max(kLines, BLOCK_COLS);
-  // Whether rows of A are left tiles where they lie, but for those that an edge cuts: where they would not stay in the L1 cache
-  // if they were packed, 1.01 to 1.06 times as fast. (Of blocks of 32, whose packed rows do, 0.95 to 1.0.)
+  // Whether left tiles are read from A in place, except where an edge cuts them: 1.01 to 1.06 times as fast if packed rows would
+  // not stay in the L1 cache. (Blocks of 32, whose packed rows do: 0.95 to 1.0.)
   static constexpr bool kInPlace = LEFT_K_CONTIGUOUS && BLOCK_ROWS >= 64;
   static_assert(BLOCK_ROWS % (TILE_ROWS * kM) == 0, "the tiles must not cross block rows");
   using Registers = TileRegisters<TILE_ROWS, TILE_COLS>;
 
-  // Depth of a slice, in tiles: as in sdd.h. Where rows of A are packed, one that leaves most of B's part in the L2 cache: of 16
-  // tiles 0.74 to 1.0 times as fast, of 4 0.73 to 0.94. But where a row has few blocks, which read little of that part again, of 16
-  // (8 are 0.8 to 1.0 times as fast). Where nothing of A has to stay in a cache it may be deep, which saves adding to sums (1.03 to
-  // 1.15 times as fast at k of 2048, 0.94 to 1.0 at 4096).
+  // Depth of a slice, in tiles: as in sdd.h. If rows of A are packed, most of B's part should stay in the L2 cache (16 tiles are
+  // 0.74 to 1.0 times as fast, 4 are 0.73 to 0.94). But rows of few blocks reread little of that part and take 16 (8 are 0.8 to 1.0
+  // times as fast). If nothing of A has to stay in a cache, a slice may be deep, which saves adding to sums (1.03 to 1.15 times as
+  // fast at k of 2048, 0.94 to 1.0 at 4096).
   static constexpr int64 kDeepest = kInPlace ? 64 : 16, kOfManyBlocks = kInPlace ? 64 : 8, kShallowest = 4;
   static constexpr int64 kFewBlocks = 8;  // of a row
   static constexpr int64 kSliceBytes = 8 << 20;
@@ -71,7 +71,7 @@ class SddAmx {
     left_bytes_ = Scratch::round_up(kLeftRows / kM * steps_ * kLeftTile * sizeof(Pair));
   }
 
-  // One barrier a slice is enough: a thread that is ahead packs into the other of two buffers.
+  // One barrier per slice is enough: a thread that is ahead packs into the other of two buffers.
   void work(int64 rank, int64 size, char* shared, Pair* left) const {
     const int64 begin = args_.nnz * rank / size, end = args_.nnz * (rank + 1) / size;
     float* const sums = reinterpret_cast<float*>(shared + sums_offset_);
@@ -125,8 +125,8 @@ class SddAmx {
     }
   }
 
-  // Sets, or adds to, TILE_ROWS kM rows from r on of N tiles of columns; they are counted from block z
-  // on, through one block after the other.
+  // Sets, or adds to, TILE_ROWS * kM rows from r on of N tiles of columns, which are counted from block z
+  // on, through consecutive blocks.
   template <int N>
   void multiply_tiles(int64 tiles, const LeftTiles& left, const Pair* right, int64 steps, int64 z, int64 first, int r,
                       bool add, float* sums) const {

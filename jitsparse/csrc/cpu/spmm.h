@@ -3,11 +3,11 @@
 // dds is the same product transposed, C^T = op(S)^T A^T: its dense operand and its output are read
 // and written transposed, and its blocks are flipped where op does not transpose.
 //
-// A thread takes strips of C, some register tiles wide, and walks the block rows. The panel of B that a
-// block multiplies is packed when a strip first needs it, so what no block needs is not read (but for
-// the rest of a few cache lines where k is contiguous). The
-// blocks themselves are read in place, one element, or pair, broadcast against a row of the panel; those that
-// have to be converted or paired first, a few rows at a time.
+// Each thread takes strips of C, several register tiles wide, and walks the block rows. It packs the panel
+// of B that a block multiplies when a strip first needs it, so panels that no block needs are not read
+// (except for the rest of a few cache lines if k is contiguous). Blocks are read in place, and one element,
+// or pair, is broadcast against a row of the panel; those that have to be converted or paired first are
+// packed a few rows at a time.
 #pragma once
 
 #include "cpu/epilogue.h"
@@ -17,10 +17,10 @@
 namespace jitsparse::cpu {
 
 // T                         element type
-// BLOCK_ROWS, BLOCK_COLS    as stored
+// BLOCK_ROWS, BLOCK_COLS    size of a block as stored
 // FLIPPED                   the rows of op(S) are the columns of S as stored
-// DENSE_K_CONTIGUOUS        the contiguous axis of B is the one that it shares with op(S)
-// OUT_TRANSPOSED            the contiguous axis of C is the one that it shares with op(S)
+// DENSE_K_CONTIGUOUS        the contiguous axis of B is k, which it shares with op(S)
+// OUT_TRANSPOSED            the contiguous axis of C is m, which it shares with op(S)
 // TILE_ROWS, TILE_COLS      sums held in registers: rows x vectors of columns
 template <class T, int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CONTIGUOUS, bool OUT_TRANSPOSED,
           int TILE_ROWS, int TILE_COLS>
@@ -36,25 +36,25 @@ class Spmm : public StripProduct {
   static constexpr int kPackedDepth = kDepth / kTogether<T>;  // rows of a panel
   static_assert(kRows % TILE_ROWS == 0, "a register tile must not cross block rows");
 
-  // Block columns that are packed at a time: where k is the contiguous axis of B, a few cache lines of
+  // Block columns that are packed at a time: if k is the contiguous axis of B, a few cache lines of
   // each of its rows.
   static constexpr int64 kPart = DENSE_K_CONTIGUOUS ? max(1, 128 / kDepth) : 1;
-  // Block rows that are written together: where the contiguous axis of C goes across them, as many as fill a
+  // Block rows that are written together: if the contiguous axis of C runs across them, as many as fill a
   // cache line, which can then be written past the caches.
   static constexpr int kGroup = OUT_TRANSPOSED ? max(1, kLine / (kRows * int(sizeof(T)))) : 1;
-  // Values that are not multiplied as they are stored are packed for every tile. Pairs, whose halves lie a
-  // row apart, are packed once for all tiles of a strip, if these are several and a block row of them is no
-  // larger than the L2 cache: that takes 0.78 to 0.86 of the time. (Conversions, done so, took 0.92 to 1.1.)
+  // Values that are not multiplied as stored are packed for every tile. Pairs whose halves are a row apart are
+  // packed once for all tiles of a strip, if it has several tiles and a packed block row is no larger than the
+  // L2 cache: that takes 0.78 to 0.86 of the time. (Converting once per strip took 0.92 to 1.1.)
   static constexpr bool kAsStored = sizeof(T) == sizeof(A) || (kTogether<T> == 2 && !FLIPPED);
   static constexpr bool kPackRows = kTogether<T> == 2 && FLIPPED;
   static constexpr int64 kSeveralTiles = 3;
-  // Strips are as wide as leaves their panels in the L2 cache. The blocks of a row pass through it once
-  // a strip, and are in it, if not in L1, for all but the strip's first columns. Transposed outputs of wide strips
-  // take 1.02 to 1.08 times as long, which several tiles that share packed rows are worth.
+  // Strips are as wide as lets their panels stay in the L2 cache. The blocks of a row pass through it once
+  // per strip, and are in it, if not in L1, for all but the strip's first columns. Transposed outputs of wide
+  // strips take 1.02 to 1.08 times as long, which is worth it only if several tiles share packed rows.
   static constexpr int64 kWidestTiles = OUT_TRANSPOSED && !kPackRows ? 2 : 4;
-  // Of a flipped block a register tile takes a part of every cache line. So that the rest of the line is still in the
-  // L1 cache when the next tile wants it, all tiles of a block row are through with so many bytes of panels before
-  // any goes on. (Blocks of 16 and more take 0.90 to 0.98 of the time; those that are not flipped 0.99 to 1.03.)
+  // A register tile uses only part of every cache line of a flipped block. So that the rest of the line is still in
+  // the L1 cache when the next tile needs it, all tiles of a block row finish kChunkBytes of panels before any goes
+  // on. (Blocks of 16 and more take 0.90 to 0.98 of the time; blocks that are not flipped 0.99 to 1.03.)
   static constexpr bool kByChunks = FLIPPED && sizeof(T) == sizeof(A) && kRows > TILE_ROWS;
   static constexpr int64 kChunkBytes = 16 << 10;
 
@@ -84,7 +84,7 @@ class Spmm : public StripProduct {
     expect_output(args, m_, sizeof(T), threads);
   }
 
-  // Block rows from .. to of the strip of `width` vectors of columns that begins at vector `first`.
+  // Computes block rows from .. to of the strip of `width` vectors of columns that begins at vector `first`.
   void multiply_strip(int64 batch, int64 first, int64 width, int64 from, int64 to, Memory memory) const {
     P* const panels = reinterpret_cast<P*>(memory.own);
     A* const tile = reinterpret_cast<A*>(memory.own + panels_bytes_);
@@ -102,7 +102,7 @@ class Spmm : public StripProduct {
           pack_part<TILE_COLS>(count, dense, part, first + v, panels_at(v));
         });
       });
-      // The next rows' new parts are on their way while these are multiplied.
+      // Prefetch the next rows' new parts while these are multiplied.
       parts.expect(row_ptr_[end], row_ptr_[end_of_group(end, to)], [&](int64 part) {
         prefetch(dense, part * kPart * kDepth, blocks_of(part) * kDepth, first * kL, width * kL);
       });
@@ -116,13 +116,13 @@ class Spmm : public StripProduct {
   }
 
  private:
-  // One past the last block row of the group of a row, of those before `to`.
+  // One past the last block row of a row's group, at most `to`.
   static int64 end_of_group(int64 row, int64 to) {
     const int64 end = (row / kGroup + 1) * kGroup;
     return end < to ? end : to;
   }
 
-  // Of a group.
+  // The most blocks of any group.
   int64 most_blocks() const {
     int64 most = 0;
     for (int64 row = 0, end; row < plan.block_rows; row = end) {
@@ -138,7 +138,7 @@ class Spmm : public StripProduct {
     return left_over < kPart ? left_over : kPart;
   }
 
-  // Divides a strip into register tiles, as few as there have to be and as equal: body(first, vectors).
+  // Divides a strip into as few and as equal register tiles as possible: body(first, vectors).
   template <class Body> static void for_tiles(int64 width, const Body& body) {
     const int64 tiles = div_up(width, TILE_COLS);
     for (int64 tile = 0; tile < tiles; ++tile) {
@@ -147,7 +147,7 @@ class Spmm : public StripProduct {
     }
   }
 
-  // `width` vectors of columns of a part, at most as many as a register tile has.
+  // Packs `width` vectors of columns of a part, at most as many as a register tile has.
   template <int V> void pack_part(int64 width, const Dense& dense, int64 part, int64 first, P* panels) const {
     if constexpr (V > 1) {
       if (width < V) return pack_part<V - 1>(width, dense, part, first, panels);
@@ -157,7 +157,7 @@ class Spmm : public StripProduct {
                                        panels + block * kPackedDepth * (V * kL), 0);
   }
 
-  // The same columns of block rows of C, kGroup of them or fewer.
+  // Computes the same columns of at most kGroup block rows of C.
   template <int V>
   void multiply_rows(int64 width, int64 row, int64 end, const P* rows, const P* panels, A* tile, int64 first,
                      const Out& out) const {
@@ -188,7 +188,7 @@ class Spmm : public StripProduct {
     }
   }
 
-  // Some blocks of a block row, into the tile or added to it. `rows`: the first, if they are PACKED.
+  // Multiplies some blocks of a block row, into the tile or added to it. `rows`: the first, if PACKED.
   template <int V, bool PACKED>
   void multiply_blocks(int64 begin, int64 end, bool add, const P* rows, const P* panels, A* tile) const {
     for (int r = 0; r < kRows; r += TILE_ROWS) {
@@ -196,7 +196,7 @@ class Spmm : public StripProduct {
     }
   }
 
-  // Their rows r .. r + TILE_ROWS.
+  // Multiplies their rows r .. r + TILE_ROWS.
   template <int V, bool PACKED>
   __attribute__((noinline)) void multiply_tile(int64 begin, int64 end, int r, bool add, const P* rows, const P* panels,
                                                A* __restrict tile) const {
@@ -230,15 +230,15 @@ class Spmm : public StripProduct {
     }
   }
 
-  // Row r of a block of op(S); FLIPPED, this is a column as stored.
+  // Row r of a block of op(S), which is a column as stored if FLIPPED.
   const T* rows_of_block(int64 z, int r) const {
     const int64 block = FLIPPED ? index_.perm()[z] : z;
     return static_cast<const T*>(args_.values) + block * (BLOCK_ROWS * BLOCK_COLS) + (FLIPPED ? r : r * BLOCK_COLS);
   }
 
-  // Asks for the rows that a tile will need of a later block; where blocks are multiplied by chunks, for a share of the
-  // block, of which other tiles ask for the rest. Hardware sees no stream in the order in which blocks are read, and a
-  // few columns of B are bound by it.
+  // Prefetches the rows of a later block that a tile will need. If blocks are multiplied by chunks, prefetches a share of
+  // the block; other tiles prefetch the rest. Hardware sees no stream in the order in which blocks are read, and products
+  // with few columns of B are bound by that.
   JITSPARSE_INLINE void prefetch_rows(int64 z, int r) const {
     constexpr int kPerLine = kLine / sizeof(T);
     if constexpr (!FLIPPED || kByChunks) {
@@ -249,21 +249,20 @@ class Spmm : public StripProduct {
     }
   }
 
-  // All blocks of block rows, register tile after register tile.
+  // Packs all blocks of block rows, one register tile after another.
   void pack_blocks(int64 row, int64 end, P* to) const {
     for (int64 z = row_ptr_[row]; z < row_ptr_[end]; ++z) {
       for (int r = 0; r < kRows; r += TILE_ROWS, to += TILE_ROWS * kPackedDepth) pack_block(z, r, to);
     }
   }
 
-  // Rows r .. r + TILE_ROWS of a block.
+  // Packs rows r .. r + TILE_ROWS of a block.
   JITSPARSE_INLINE void pack_block(int64 z, int r, P* to) const {
     if (z + 1 < args_.nnz) prefetch_rows(z + 1, r);
     pack_rows(rows_of_block(z, r), to);
   }
 
-  // TILE_ROWS rows of a block of op(S), in the order in which they are stored: as pairs along k, of a
-  // block whose columns they are,
+  // Packs TILE_ROWS rows of a block of op(S), which are columns as stored, as pairs along k.
   static JITSPARSE_INLINE void pack_rows(const T* values, Pair* rows) {
     for (int d = 0; d < kPackedDepth; ++d) {
       const T* even = values + 2 * d * BLOCK_COLS;
@@ -271,7 +270,7 @@ class Spmm : public StripProduct {
     }
   }
 
-  // or converted.
+  // Converts TILE_ROWS rows of a block of op(S), in the order in which they are stored.
   static JITSPARSE_INLINE void pack_rows(const T* values, A* wide) {
     constexpr int kRun = FLIPPED ? TILE_ROWS : TILE_ROWS * kDepth, L = min(kL, kRun);
     for (int d = 0; d < TILE_ROWS * kDepth; d += kRun) {
@@ -280,7 +279,7 @@ class Spmm : public StripProduct {
     }
   }
 
-  // sum += s panel, where s[i][d] stands at s + i * ROW_STRIDE + d * DEPTH_STRIDE, counted in packed elements.
+  // sum += s panel, where s[i][d] is at s + i * ROW_STRIDE + d * DEPTH_STRIDE, counted in packed elements.
   template <int V, int ROW_STRIDE, int DEPTH_STRIDE>
   static JITSPARSE_INLINE void multiply_block(Sum (&sum)[TILE_ROWS][V], const void* s, const P* panel) {
 #pragma GCC unroll 4

@@ -1,8 +1,8 @@
 // dsd and dds in bfloat16 on AMX tiles: C = op(S) B as in spmm.h.
 //
-// The stored blocks are left tiles as they lie in memory; flipped ones are transposed once a call. A
-// strip of B is packed as right tiles and is many tiles wide, so that the blocks of a row are in the L1
-// cache for all but its first columns.
+// Blocks are left tiles as stored; flipped ones are transposed once per call. A strip of B is packed as
+// right tiles and is many tiles wide, so that the blocks of a row are in the L1 cache for all but the
+// strip's first columns.
 #pragma once
 
 #include "cpu/epilogue.h"
@@ -12,10 +12,10 @@
 
 namespace jitsparse::cpu {
 
-// BLOCK_ROWS, BLOCK_COLS    as stored
+// BLOCK_ROWS, BLOCK_COLS    size of a block as stored
 // FLIPPED                   the rows of op(S) are the columns of S as stored
-// DENSE_K_CONTIGUOUS        the contiguous axis of B is the one that it shares with op(S)
-// OUT_TRANSPOSED            the contiguous axis of C is the one that it shares with op(S)
+// DENSE_K_CONTIGUOUS        the contiguous axis of B is k, which it shares with op(S)
+// OUT_TRANSPOSED            the contiguous axis of C is m, which it shares with op(S)
 // TILE_ROWS, TILE_COLS      sums held in tile registers, in tiles of 16 x 16
 template <int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CONTIGUOUS, bool OUT_TRANSPOSED, int TILE_ROWS,
           int TILE_COLS>
@@ -34,7 +34,7 @@ class SpmmAmx : public StripProduct {
 
   // Block columns that are packed at a time, as in spmm.h.
   static constexpr int64 kPart = DENSE_K_CONTIGUOUS ? max(1, 128 / kDepth) : 1;
-  // Of 16 columns, in a strip: as in spmm.h, strips are as wide as leaves their panels in the L2 cache.
+  // Tiles of 16 columns in a strip: as in spmm.h, strips are as wide as lets their panels stay in the L2 cache.
   static constexpr int64 kWidestTiles = 8;
 
  public:
@@ -71,7 +71,7 @@ class SpmmAmx : public StripProduct {
   }
   void end() const { tile_release(); }
 
-  // Block rows from .. to of the strip of `width` tiles of columns that begins at tile `first`.
+  // Computes block rows from .. to of the strip of `width` tiles of columns that begins at tile `first`.
   void multiply_strip(int64 batch, int64 first, int64 width, int64 from, int64 to, Memory memory) const {
     // In the order of the blocks of op(S), [row][depth].
     const auto* const values = static_cast<const BFloat16*>(FLIPPED ? memory.shared : args_.values);
@@ -86,11 +86,11 @@ class SpmmAmx : public StripProduct {
         pack_right<kN, kK>(dense, part * kPart * kDepth, blocks_of(part) * kSteps, first * kN, width,
                            panels + part * kPart * kSteps * width * kRightTile, {kRightTile, width * kRightTile});
       });
-      // The next row's new parts are on their way while this row is multiplied.
+      // Prefetch the next row's new parts while this row is multiplied.
       parts.expect(end, row_ptr_[row + 1 < to ? row + 2 : row + 1], [&](int64 part) {
         prefetch(dense, part * kPart * kDepth, blocks_of(part) * kDepth, first * kN, width * kN);
       });
-      // The sums of all the strip's columns first, so that whole runs of memory are written.
+      // Compute the sums of all the strip's columns first, so that whole runs of memory are written.
       for (int r = 0; r < kRows; r += kTileRows) {
         for (int64 tile = 0; tile < width; tile += TILE_COLS) {
           multiply_tiles<TILE_COLS>(begin, end, values + r * kDepth, panels, tile, width, sums + tile * kN);
@@ -101,7 +101,7 @@ class SpmmAmx : public StripProduct {
   }
 
  private:
-  // This thread's share of the blocks, in column order, transposed: [row of op(S)][pair].
+  // Transposes this thread's share of the blocks, in column order: [row of op(S)][pair].
   void transpose_values(int64 rank, int64 size, Pair* to) const {
     constexpr int S = min(16, min(kRows, kDepth / 2));
     for (int64 z = args_.nnz * rank / size; z < args_.nnz * (rank + 1) / size; ++z) {
@@ -120,8 +120,8 @@ class SpmmAmx : public StripProduct {
     return left_over < kPart ? left_over : kPart;
   }
 
-  // Sums of kTileRows rows of the blocks begin .. end times N tiles of their panels. `values`: those rows of the first
-  // block of all.
+  // Sums up kTileRows rows of blocks begin .. end times N tiles of their panels. `values`: those rows of the very first
+  // block.
   template <int N>
   void multiply_tiles(int64 begin, int64 end, const BFloat16* values, const Pair* panels, int64 tile, int64 width,
                       float* sums) const {

@@ -1,6 +1,6 @@
-// How a product with a dense output is divided among threads: strips of columns, laid end to end, of
-// which every thread takes a contiguous share, cut between block rows. The sums of an output do not
-// depend on the cut, so results are the same on any number of threads.
+// How a product with a dense output is divided among threads: strips of columns are laid end to end, and
+// every thread takes a contiguous share, cut between block rows. The sums of an output do not depend on
+// the cut, so results are the same on any number of threads.
 #pragma once
 
 #include "cpu/epilogue.h"
@@ -13,8 +13,8 @@ extern "C" long sysconf(int name) noexcept;
 
 namespace jitsparse::cpu {
 
-// What kL2Bytes is of 1 MB, of the L2 cache of this machine, on which a kernel need not have been compiled: of 1 to 2 MB, since larger
-// ones are shared, and of 1 MB where it is smaller or unknown.
+// The share of this machine's L2 cache that kL2Bytes is of 1 MB; the kernel may have been compiled on another machine. The cache counts
+// as at most 2 MB, since larger ones are shared, and as 1 MB if it is smaller or unknown.
 inline int64 l2_bytes() {
   int64 bytes = 0;
 #ifdef __linux__
@@ -25,27 +25,27 @@ inline int64 l2_bytes() {
   return bytes <= kKnown ? kL2Bytes : bytes >= 2 * kKnown ? 2 * kL2Bytes : bytes / 32 * 25;
 }
 
-// What strips of packed panels may use of it, by the rows of a block. The panels of lower blocks serve few register tiles from L1, and
-// strips that fill a large L2 cache take them 1.02 to 1.1 times as long.
+// What strips of packed panels may use of it, by the rows of a block. The panels of short blocks serve few register tiles from L1, and
+// strips that fill a large L2 cache make them take 1.02 to 1.1 times as long.
 inline int64 l2_bytes_for(int rows) { return rows < 32 ? kL2Bytes : l2_bytes(); }
 
-// How wide a strip may be, in units of columns (or rows, where they are what is divided).
+// How wide a strip may be, in units of columns (or of rows, if rows are divided).
 struct StripWidth {
   int64 most;
-  int64 step;    // of what a register tile has
-  int64 finest;  // of what a narrower one can have
-  int64 bytes;   // of packed data, a unit
-  int64 in_l2;   // bytes that may be there
+  int64 step;    // units of a register tile
+  int64 finest;  // by which a narrower one shrinks
+  int64 bytes;   // of packed data per unit
+  int64 in_l2;   // bytes of it that may be in L2
 
   // A strip of more packed data than this is narrower than a register tile.
   static constexpr int64 kMaxBytes = 4 << 20;
 
-  // As leaves its packed data in the L2 cache, a register tile at least.
+  // The most units whose packed data stays in the L2 cache, at least a register tile.
   int64 widest(int64 units, int64 threads) const {
     int64 width = most;
     while (width > step && width * bytes > in_l2) width -= step;
     while (width > finest && width * bytes > kMaxBytes) width -= finest;
-    // Rather a strip for every thread than a cut through one, where both parts pack its panels.
+    // A strip for every thread is better than a cut through one, where both parts pack its panels.
     const int64 fair = div_up(div_up(units, threads), step) * step;
     return fair < width ? fair : width;
   }
@@ -82,7 +82,7 @@ struct StripPlan {
   }
 
  private:
-  // Finishing a block row costs about as much as multiplying so many rows of the dense operand.
+  // Finishing a block row costs about as much as multiplying this many rows of the dense operand.
   static constexpr int64 kFinish = 16;
 
   int64 weight(int64 row) const { return row_ptr[row] * depth + row * kFinish; }
@@ -102,15 +102,15 @@ struct StripPlan {
   }
 };
 
-// Which parts of a strip's operand are packed: a part is what PART neighbouring blocks of a row multiply.
+// Which parts of a strip's operand are packed. A part is what PART neighbouring blocks of a row multiply.
 template <int64 PART> class PackedParts {
  public:
-  // `flags`: memory, of a byte for each part at least.
+  // `flags`: memory of at least one byte per part.
   PackedParts(char* flags, const int32* col, int64 block_cols) : flags_(flags), col_(col) {
     __builtin_memset(flags, 0, block_cols);
   }
 
-  // Calls pack(part) for each that the blocks begin .. end need first.
+  // Calls pack(part) for each part that blocks begin .. end are the first to need.
   template <class Pack> JITSPARSE_INLINE void complete(int64 begin, int64 end, const Pack& pack) {
     for (int64 z = begin; z < end; ++z) {
       const int64 part = col_[z] / PART;
@@ -120,7 +120,7 @@ template <int64 PART> class PackedParts {
     }
   }
 
-  // Calls fetch(part) for each block that needs one which is not packed.
+  // Calls fetch(part) for each block whose part is not packed.
   template <class Fetch> JITSPARSE_INLINE void expect(int64 begin, int64 end, const Fetch& fetch) const {
     for (int64 z = begin; z < end; ++z) {
       const int64 part = col_[z] / PART;
@@ -133,7 +133,7 @@ template <int64 PART> class PackedParts {
   const int32* const col_;
 };
 
-// The base of a product that run_strips runs. Its constructor, from arguments and threads, sets the members, and
+// The base of products for run_strips. Their constructor, from arguments and threads, sets the members, and
 //   void multiply_strip(int64 batch, int64 first, int64 units, int64 from, int64 to, Memory memory) const
 // computes the block rows from .. to of the strip that begins at unit `first`.
 struct StripProduct {
@@ -144,35 +144,35 @@ struct StripProduct {
 
   StripPlan plan;
   int64 shared_bytes = 0;  // of scratch memory for all threads together
-  int64 own_bytes;         // and for each
+  int64 own_bytes;         // and for each of them
   int64 out_bytes;         // of the output
   bool past_caches;        // whether it is written past the caches, in which it would not stay
 
-  // The dense operand of a matrix of the batch, of `depth` along the axis that is summed over.
+  // The dense operand of a matrix of the batch; `depth` is its size along k.
   template <class T, bool K_CONTIGUOUS>
   static DenseView<T, K_CONTIGUOUS> dense_of(const SpmmArgs& args, int64 batch, int64 depth) {
     return {static_cast<const T*>(args.dense) + batch * args.dense_batch_stride, depth, args.n, args.dense_ld};
   }
 
-  // And its output.
+  // The output of a matrix of the batch.
   template <class T, bool TRANSPOSED>
   OutView<T, TRANSPOSED> out_of(const SpmmArgs& args, int64 batch, int64 rows, int64 cols) const {
     T* const out = static_cast<T*>(args.out) + batch * args.out_batch_stride;
     return {out, rows, cols, args.out_ld, static_cast<const T*>(args.bias), args.activation, past_caches};
   }
 
-  // Sets what is to be known of an output of so many rows, or columns where n is what it has of rows.
+  // Sets out_bytes and past_caches for an output of `rows` rows, or columns if n counts its rows.
   void expect_output(const SpmmArgs& args, int64 rows, int64 itemsize, int64 threads) {
     out_bytes = args.batch * rows * args.n * itemsize;
     past_caches = out_bytes / threads > kL2Bytes;
   }
 
-  // What a thread does before its first strip and after its last; a product may have its own.
+  // Each thread calls these before its first strip and after its last; a product may define its own.
   void begin(int64 /*rank*/, int64 /*size*/, char* /*shared*/) const {}
   void end() const {}
 };
 
-// Runs one. `block`: elements of a block; `rate`: of its multiply-adds, in those of vectors.
+// Runs a product. `block`: elements of a block; `rate`: of its multiply-adds, relative to vectors.
 template <class Product> int run_strips(const SpmmArgs& args, int64 block, double rate = 1) {
   const double work = double(args.nnz) * double(block) * double(args.n) * double(args.batch);
   const int threads = useful_threads(args.context, work / rate);

@@ -1,11 +1,11 @@
-// What AMX tile registers hold, where it comes from, and how kernels count them.
+// What AMX tile registers hold, where that comes from, and how kernels number them.
 #pragma once
 
 #include "cpu/vec.h"
 
 namespace jitsparse::cpu {
 
-constexpr double kAmxRate = 16;  // of multiply-adds, in those of vectors
+constexpr double kAmxRate = 16;  // of multiply-adds, relative to vectors
 
 // The operand of ldtilecfg: for each register its rows, at most 16, and their bytes, at most 64.
 struct alignas(64) TileConfig {
@@ -21,7 +21,7 @@ struct alignas(64) TileConfig {
 static_assert(sizeof(TileConfig) == 64);
 
 // The eight registers, divided so that ROWS x COLS sums are formed from ROWS left tiles and COLS right
-// ones; right tiles take turns in what registers are left.
+// ones; right tiles take turns in the remaining registers.
 template <int ROWS, int COLS> struct TileRegisters {
   static_assert(ROWS * COLS <= 4 && ROWS < 4, "sums take four registers, left and right tiles the others");
 
@@ -41,12 +41,12 @@ template <int ROWS, int COLS> struct TileRegisters {
   }
 };
 
-// Where left tiles of bfloat16 lie, packed or in a matrix as it is stored; in elements.
+// Where left tiles of bfloat16 are, packed or in a matrix as stored; in elements.
 struct LeftTiles {
   const BFloat16* first;
   int64 line;   // from a row of a tile to the next
   int64 step;   // from a tile to the next along k
-  int64 below;  // from a tile to that of the next rows
+  int64 below;  // from a tile to the one below it
 };
 
 // Calls body(0), body(1) .. body(COUNT - 1) with arguments that are constant expressions: the numbers

@@ -14,7 +14,7 @@ namespace jitsparse::cpu {
 struct Float16 { unsigned short bits; };
 struct BFloat16 { unsigned short bits; };
 
-// What products of a type are summed in.
+// The type in which products of T are summed.
 template <class T> struct AccOf { using type = float; };
 template <> struct AccOf<double> { using type = double; };
 template <class T> using Acc = typename AccOf<T>::type;
@@ -27,10 +27,10 @@ constexpr int kVecBytes = 32;
 constexpr int kVecBytes = 16;
 #endif
 
-// Two bfloat16 that are neighbours along k: one 32-bit element to everything that packs.
+// Two bfloat16 that are neighbours along k. Packing treats them as one 32-bit element.
 using Pair = unsigned;
 
-// What a packed operand holds: elements as they are summed, kTogether of them along k in one.
+// The element type of a packed operand: the accumulator type, or kTogether elements along k in one.
 template <class T> struct PackedOf {
   using type = Acc<T>;
   static constexpr int kTogether = 1;
@@ -44,10 +44,10 @@ template <> struct PackedOf<BFloat16> {
 template <class T> using Packed = typename PackedOf<T>::type;
 template <class T> constexpr int kTogether = PackedOf<T>::kTogether;
 
-// What a loop may use of a core's L2 cache and find it there the next time round: most of one of 1 MB.
+// How much a loop may keep in a core's L2 cache and still find there the next time round: most of 1 MB.
 constexpr int64 kL2Bytes = 800 << 10;
 constexpr int kLine = 64;    // bytes of a cache line
-constexpr int kIntoL2 = 2;   // the locality of __builtin_prefetch that stands for the L2 cache
+constexpr int kIntoL2 = 2;   // the locality argument of __builtin_prefetch for the L2 cache
 
 template <class A> constexpr int kLanes = kVecBytes / int(sizeof(A));
 
@@ -76,7 +76,7 @@ template <int N> JITSPARSE_INLINE Vec<float, N> widen(BFloat16, Vec<unsigned sho
 
 template <int N> JITSPARSE_INLINE Vec<unsigned short, N> narrow(BFloat16, Vec<float, N> f) {
 #if defined(__AVX512BF16__)
-  // Subnormals become zero, as they do in what multiplies pairs, in vectors and in AMX tiles.
+  // Subnormals become zero, as in the instructions that multiply pairs, in vectors and in AMX tiles.
   if constexpr (N == 8 || N == 16) {
     Vec<unsigned short, N> h;
     asm("vcvtneps2bf16 %1, %0" : "=v"(h) : "v"(f));
@@ -151,7 +151,7 @@ template <class T, int N> JITSPARSE_INLINE Vec<unsigned, N> narrow_pairs(Vec<flo
 
 // -- loads and stores, as vectors of the accumulator type -----------------------------------------
 
-// A vector as it lies in memory.
+// A vector as stored in memory.
 template <class T, int N> struct StoredOf { using type = Vec<T, N>; };
 template <int N> struct StoredOf<Float16, N> { using type = Vec<unsigned short, N>; };
 template <int N> struct StoredOf<BFloat16, N> { using type = Vec<unsigned short, N>; };
@@ -191,14 +191,14 @@ template <int N, class P> JITSPARSE_INLINE Vec<P, N> load_packed(const P* p) {
   return v;
 }
 
-// One of what may be stored as something else: two bfloat16 are a pair where they lie side by side.
+// Reads an element that may be stored as another type: two adjacent bfloat16 are a pair.
 template <class P> JITSPARSE_INLINE P packed_at(const void* from, int64 at) {
   P p;
   __builtin_memcpy(&p, static_cast<const char*>(from) + at * int64(sizeof p), sizeof p);
   return p;
 }
 
-// sum += factor x: one product, or two where an element holds two. Then subnormals count as zero.
+// sum += factor x: one product per element, or two for pairs, where subnormals count as zero.
 template <int N, class A> JITSPARSE_INLINE void add_product(Vec<A, N>& sum, A factor, Vec<A, N> x) { sum += factor * x; }
 #if defined(__AVX512BF16__)
 template <int N> JITSPARSE_INLINE void add_product(Vec<float, N>& sum, Pair factor, Vec<Pair, N> x) {
@@ -208,8 +208,8 @@ template <int N> JITSPARSE_INLINE void add_product(Vec<float, N>& sum, Pair fact
 #endif
 
 // Stores a vector past the caches, which saves reading the memory that it overwrites and keeps the
-// caches for other data. `p` is aligned to the vector, and the rest of its cache line is to be written
-// like this right after it or before. The data is for all threads to see after stream_fence().
+// caches for other data. `p` is aligned to the vector, and the rest of its cache line must be written
+// in the same way right before or after. All threads see the data after stream_fence().
 template <class V> JITSPARSE_INLINE void stream(void* p, V v) {
 #if defined(__AVX512VL__)
   asm volatile("vmovntps %1, %0" : "=m"(*static_cast<V*>(p)) : "v"(v));
@@ -226,7 +226,7 @@ inline void stream_fence() {
 #endif
 }
 
-// The first `count` elements of a vector; the others read as zero, and are not touched in memory.
+// Loads the first `count` elements of a vector; the others are zero, and their memory is not touched.
 template <int N, class T> JITSPARSE_INLINE Vec<Acc<T>, N> load_first(const T* p, int64 count) {
   if (count >= N) return load<N>(p);
   T part[N] = {};
@@ -243,7 +243,7 @@ template <int N, class T> JITSPARSE_INLINE void store_first(T* p, Vec<Acc<T>, N>
 
 // -- transposition --------------------------------------------------------------------------------
 
-// Swaps the off-diagonal squares of every pair of rows that lie SIZE apart, then likewise at half the
+// Swaps the off-diagonal squares of every pair of rows that are SIZE apart, then again at half the
 // size. The masks are constants, so the compiler finds the best instruction for each.
 template <int SIZE, int N, class V> JITSPARSE_INLINE void swap_squares(V (&rows)[N]) {
   decltype(rows[0] < rows[0]) upper, lower;

@@ -1,4 +1,4 @@
-// What the busiest of an sdd's CTAs does, if tiles are dealt out as tile_of_round of cuda/tile/order.cuh does.
+// The load of an sdd's busiest CTA, if tiles are assigned as tile_of_round of cuda/tile/order.cuh does.
 #pragma once
 
 #include <algorithm>
@@ -8,16 +8,16 @@
 
 namespace jitsparse::index {
 
-// Tiles that load so much each.
+// A number of tiles with the same load each.
 struct Load {
   int64 load, tiles;
 };
 
-// The longest are dealt out first, and every other round backwards.
+// Tiles are assigned in descending order of load, every other round backwards.
 inline int64 busiest(std::vector<Load> loads) {
   std::sort(loads.begin(), loads.end(), [](const Load& a, const Load& b) { return a.load > b.load; });
   int64 sums[kSms] = {};
-  int64 of_all = 0, place = 0;  // what each CTA has of whole pairs of rounds; in a pair of rounds
+  int64 of_all = 0, place = 0;  // of each CTA, from whole pairs of rounds; in a pair of rounds
   for (const Load& each : loads) {
     of_all += 2 * each.load * (each.tiles / (2 * kSms));
     for (int64 left = each.tiles % (2 * kSms); left > 0; --left) {
@@ -28,19 +28,19 @@ inline int64 busiest(std::vector<Load> loads) {
   return of_all + *std::max_element(sums, sums + kSms);
 }
 
-// Tiles by how many columns they have.
+// Tiles counted by width, in columns.
 class Widths {
  public:
   explicit Widths(int64 most) : tiles_(most + 1) {}
 
-  // So many columns, dealt out evenly to so many tiles.
+  // Adds `tiles` tiles that divide the columns evenly.
   void deal_out(int64 columns, int64 tiles) {
     if (!tiles) return;
     tiles_[columns / tiles] += tiles - columns % tiles;
     if (const int64 wider = columns % tiles) tiles_[columns / tiles + 1] += wider;
   }
 
-  // Those that have any, at a cost by their width.
+  // Appends the tiles that have columns, with a cost by width.
   template <class Cost> void append_to(std::vector<Load>& loads, Cost cost) const {
     for (size_t width = 1; width < tiles_.size(); ++width) {
       if (tiles_[width]) loads.push_back({cost(int64(width)), tiles_[width]});

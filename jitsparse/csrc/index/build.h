@@ -1,4 +1,4 @@
-// The packed index of a pattern, part by part: what jitsparse/schedule.py computes with torch operations, bit for bit.
+// The packed index of a pattern, part by part: bit for bit what jitsparse/schedule.py computes with torch operations.
 #pragma once
 
 #include <cstring>
@@ -13,7 +13,7 @@ namespace jitsparse::index {
 
 inline void put(int32* part, const std::vector<int32>& data) { std::copy(data.begin(), data.end(), part); }
 
-// In room for so many steps, as many as there are and then fillers.
+// Writes as many steps as there are, then fillers up to `room`.
 inline void put(int32* part, int64 room, const std::vector<Step>& steps, const Step& filler) {
   Step* out = reinterpret_cast<Step*>(part);
   const int64 count = std::min(int64(steps.size()), room);
@@ -26,7 +26,7 @@ inline void put(int32* part, int64 room, const TileList& list, int64 wgmma_step)
   std::fill(std::copy(list.tiles.begin(), list.tiles.end(), out), out + room, list.filler);
 }
 
-// Of each panel, in the order of the walk: its steps, where its rows begin, and its first steps once more.
+// Writes for each panel, in the order of the walk: the range of its steps, where its rows begin, and a copy of its first steps.
 inline void put_panels(int32* part, const Walk& walk) {
   for (int32 panel : walk.order) {
     const int32 begin = walk.panels.pointers[panel], end = walk.panels.pointers[panel + 1];
@@ -39,14 +39,14 @@ inline void put_panels(int32* part, const Walk& walk) {
   }
 }
 
-// The parts of one side, by tasks that do not wait for one another.
+// Builds the parts of one side, in independent tasks.
 class SideBuilder {
  public:
   enum Task { kGathered, kSteps, kSlabs, kTall, kFacts, kTasks };  // the longest first
 
   SideBuilder(const Side& side, const SideArgs& args) : side_(side), args_(args) {}
 
-  // Before all else: which rows share a panel of 128 rows, or of 192.
+  // Call first: chooses which rows share a panel of 128 rows, or of 192.
   void choose_rows(bool tall) {
     if (tall) {
       if (args_.tall.panels) tripled_ = triple_rows(side_);
@@ -55,7 +55,7 @@ class SideBuilder {
     }
   }
 
-  // All but what keep_pace has to see first.
+  // Builds a task's parts, and writes all but those that keep_pace has to see first.
   void build(int64 task) {
     switch (task) {
       case kGathered: if (args_.gather.tiles) put_gathered(); break;
@@ -66,7 +66,7 @@ class SideBuilder {
     }
   }
 
-  // What is to be walked at one pace.
+  // Appends what is to be walked at one pace.
   void append_to(std::vector<Walk*>& walks) {
     if (args_.panels_sorted) walks.push_back(&steps_);
     if (args_.slab.panels) walks.push_back(&slabs_);
@@ -94,10 +94,11 @@ class SideBuilder {
     return {std::move(panels), std::move(order), std::move(starts), side_.minors, across, args_.extent};
   }
 
-  // Where the 64 rows begin of panels of 128, in units of 64.
+  // Where each 64 rows of a panel of 128 begin, in units of 64.
   Rows starts() const { return args_.paired ? rows_ : in_order(2 * div_up(side_.majors, args_.group), 2); }
 
-  // Of panels that follow on one another: all steps that are slabs, all that are block columns, and those of the longest panel.
+  // For panels of consecutive rows: how many steps they have if steps are slabs, how many if steps are block columns, and
+  // how many of the latter the longest panel has.
   void put_facts() const {
     const std::vector<int32> slabs = steps_of_panels(args_.slab_columns), columns = steps_of_panels(1);
     args_.facts[0] = std::accumulate(slabs.begin(), slabs.end(), int64(0));
@@ -124,7 +125,7 @@ class SideBuilder {
     put(args.blocks, walk.panels.blocks);
   }
 
-  // Panels whose steps are slabs of the next block columns that they store. In no common order: no two panels have a slab.
+  // Panels whose steps are slabs of the next block columns that they store. They share no order, since no two panels share a slab.
   void put_condensed() const {
     const SlabArgs& args = args_.condensed;
     const Panels& panels = steps_.panels;
@@ -136,7 +137,7 @@ class SideBuilder {
       int32* columns = args_.condensed_columns + condensed.panels.pointers[panel] * args.across;
       for (int32 step = panels.pointers[panel]; step < panels.pointers[panel + 1]; ++step) *columns++ = panels.steps[step].slab;
     }
-    // In place of a slab, the number of the step.
+    // In place of its slab, a step has its own number.
     condensed.panels.steps.resize(args.most, condensed.panels.filler());
     for (int64 i = 0; i < args.most; ++i) condensed.panels.steps[i].slab = int32(i);
     put_slabs(args, condensed);
@@ -160,7 +161,7 @@ class SideBuilder {
   Walk steps_, slabs_, tall_;
 };
 
-// Whether these are indices of such a pattern: everything is written where they say.
+// Whether the indices are those of such a pattern. They determine where everything is written.
 inline bool is_pattern(const IndexArgs& args) {
   if (args.crow[0] != 0 || args.crow[args.rows] != args.nnz) return false;
   for (int64 r = 0; r < args.rows; ++r) {
@@ -204,7 +205,7 @@ inline const char* describe(int status) {
   }
 }
 
-// Nothing may pass through C.
+// No exception may pass through C.
 inline int build(const IndexArgs& args) {
   if (!is_pattern(args)) return kNoPattern;
   try {

@@ -1,4 +1,4 @@
-// The tiles of an sdd on Hopper: jitsparse/gathers.py says what they are.
+// The tiles of an sdd on Hopper, as jitsparse/gathers.py describes them.
 #pragma once
 
 #include "index/balance.h"
@@ -6,21 +6,21 @@
 
 namespace jitsparse::index {
 
-// Steps of a panel in one pairing, which lie side by side; the first of those that are in none.
+// The steps of a panel in one pairing, side by side. A panel's first run is of the steps in no pairing.
 struct Run {
   int32 first, steps;
-  int32 parts;  // tiles that they are dealt out to evenly; 0 where the partner's are
+  int32 parts;  // tiles among which they are divided evenly; 0 if the partner's run has them
 };
 
 struct Tile {
-  int32 words[8];  // (panel, first step, end, 0) of either warpgroup
+  int32 words[8];  // (panel, first step, end, 0) of each warpgroup
 
   int32 panel() const { return words[0]; }
   int32 begin() const { return words[1]; }
   int32 end() const { return words[6]; }
 };
 
-// A list of tiles as the index has it: a head, then as many tiles as it has room for.
+// A list of tiles. The index stores a head, then as many tiles as there is room for.
 struct TileList {
   std::vector<Tile> tiles;
   std::vector<int32> width;  // columns of each
@@ -39,11 +39,11 @@ struct TileList {
   }
 };
 
-// What the index says of an sdd's tiles along one side.
+// What the index holds about an sdd's tiles along one side.
 struct Gathered {
-  std::vector<Step> steps;  // in the order that the tiles count on
+  std::vector<Step> steps;  // in the order that the tiles refer to
   TileList tiles, wide;     // as wide as suits the pattern; as wide as can be, of one panel each
-  int64 wgmma_step;         // columns that a wgmma of the first has a multiple of
+  int64 wgmma_step;         // the columns of a wgmma of `tiles` are a multiple of this
 };
 
 // Args: panels of single columns; the shape of a tile.
@@ -51,7 +51,7 @@ class Gatherer {
  public:
   Gatherer(const Panels& panels, const GatherArgs& gather) : panels_(panels), gather_(gather), most_of_two_(gather.most / 2) {
     ways_.push_back(nothing_shared(panels));
-    // If all tiles of one panel run at once though half as wide as can be, none of two is as quick.
+    // If all tiles of one panel run at once even at half the greatest width, no tile of two panels is as fast.
     const bool many = panels.count() + blocks() / most_of_two_ > kSms;
     if (gather.may_share && many && may_pair(panels, gather)) ways_.push_back(share(panels, gather));
   }
@@ -70,13 +70,13 @@ class Gatherer {
  private:
   int64 blocks() const { return int64(panels_.blocks.size()); }
 
-  // Tiles there can be of at least so many columns each, but for one a panel.
+  // How many tiles there can be if all have at least `width` columns, except for one per panel.
   int64 capacity(int64 width) const { return panels_.count() + std::min(blocks(), panels_.count() * gather_.minors) / width; }
 
-  // Of a tile of so many rows and columns.
+  // The cost of a tile of `rows` rows and `width` columns.
   int64 cost(int64 rows, int64 width, int64 fixed) const { return std::max(rows + width * gather_.block, kMinLoaded) + fixed; }
 
-  // The steps of each panel and pairing, where those of the latter are dealt out as wide as can be, by the panel that comes first.
+  // The runs of each panel. Those of pairings are divided into tiles as wide as possible, by the panel that comes first.
   std::vector<Run> runs_of(const Shares& shares) const {
     std::vector<Run> runs(panels_.count() * kRuns, Run{0, 0, 0});
     int32 first = 0;
@@ -93,12 +93,12 @@ class Gatherer {
     return runs;
   }
 
-  // Tiles of one panel that are `halves` / 2 columns wide, as a mean.
+  // How many tiles of one panel a run takes if their mean width is `halves` / 2 columns.
   static int64 parts_alone(const Run& run, int64 halves) { return div_up(2 * run.steps, halves); }
 
-  // Finds the runs with which the CTA that has most to do is done first. Those of one panel have the width that suits the pattern.
+  // Finds the runs with which the busiest CTA finishes first. Tiles of one panel have the width that suits the pattern.
   void plan() {
-    // Many tiles are balanced however wide they are.
+    // Many tiles are balanced whatever their width.
     const int64 fewest = capacity(gather_.fewest) <= kMaxBalanced ? gather_.fewest : gather_.most;
     int64 least = 0, best = 0;
     for (size_t way = 0; way < ways_.size(); ++way) {
@@ -113,7 +113,7 @@ class Gatherer {
         std::vector<Load> loads;
         of_two.append_to(loads, [&](int64 width) { return cost(2 * gather_.height, width, kFixedOfTwo); });
         of_one.append_to(loads, [&](int64 width) { return cost(gather_.height, width, kFixed); });
-        // As gathers.py has it: what is no tile costs nothing.
+        // As in gathers.py: places without a tile cost nothing.
         loads.push_back({0, 2 * capacity(gather_.fewest) - of_two.tiles() - of_one.tiles()});
         const int64 done = busiest(std::move(loads));
         if (best && done >= least) continue;
@@ -144,13 +144,13 @@ class Gatherer {
     for (int64 number = 0; number < int64(runs.size()); ++number) {
       const Run& run = runs[number];
       const int64 panel = number / runs_of_panel, other = partner[number];
-      // Its partner's steps of the same columns lie as far behind the first of their run.
+      // The partner's steps of the same columns are as far from the first of their run.
       const int64 ahead = runs[other * runs_of_panel + number % runs_of_panel].first - run.first;
       for (int64 part = 0; part < run.parts; ++part) {
         const int64 begin = int64(run.steps) * part / run.parts, end = int64(run.steps) * (part + 1) / run.parts;
         list.add(tile(panel, other, run.first + begin, run.first + end, ahead), end - begin, other != panel);
       }
-      list.filler = tile(panel, other, run.first, run.first, ahead);  // as gathers.py has it: nothing of the last run
+      list.filler = tile(panel, other, run.first, run.first, ahead);  // as in gathers.py: nothing of the last run
     }
     return list;
   }
@@ -172,13 +172,13 @@ class Gatherer {
     return most >= kBusy * double(busiest(loaded)) || most >= kSpared * double(busiest(narrow)) ? kNarrow : kWide;
   }
 
-  // Columns of both warpgroups, each a multiple of `step`.
+  // Columns of both warpgroups, each rounded up to a multiple of `step`.
   int64 multiplied(const Tile& tile, int64 step) const {
     const int32* words = tile.words;
     return div_up((words[2] - words[1]) * gather_.block, step) * step + div_up((words[6] - words[5]) * gather_.block, step) * step;
   }
 
-  // By their place, but in a run of a few rounds those first that load most.
+  // Sorts tiles by place, but within a run of a few rounds by load, the largest first.
   void put_in_order(TileList& list, const std::vector<Step>& steps) const {
     const int64 count = int64(list.tiles.size()), group = panels_of_group(count);
     std::vector<int32> order(count);
@@ -193,7 +193,7 @@ class Gatherer {
     }
     std::stable_sort(order.begin(), order.end(), [&](int32 a, int32 b) { return place[a] < place[b]; });
     if (count > kSms) {
-      // What is left over, if less than half a run, joins the last run: all should end with narrow tiles.
+      // A remainder of less than half a run joins the last run: all should end with narrow tiles.
       const int64 tiles_of_run = kSortedRounds * kSms, runs = std::max<int64>((count + tiles_of_run / 2) / tiles_of_run, 1);
       for (int64 run = 0; run < runs; ++run) {
         const auto begin = order.begin() + run * tiles_of_run, end = run + 1 == runs ? order.end() : begin + tiles_of_run;
@@ -206,14 +206,14 @@ class Gatherer {
     list = std::move(ordered);
   }
 
-  // Panels whose tiles of the same columns are side by side.
+  // How many panels have their tiles of the same columns side by side.
   int64 panels_of_group(int64 count) const {
     const int64 panels = panels_.count(), side_by_side = gather_.height > 64 ? std::max(kSms, kTilesOfAPanel * panels) : kSms;
     if (count <= side_by_side) return 1;
     return std::max<int64>((kRoundsOfAGroup * kSms * panels + count / 2) / count, 1);
   }
 
-  // Sums are divided where these tiles are few, for which there is no better order.
+  // Split-K uses these tiles if they are few, and few tiles have no better order.
   std::vector<Run> runs_as_wide_as_can_be() const {
     std::vector<Run> runs;
     for (int64 panel = 0; panel < panels_.count(); ++panel) {

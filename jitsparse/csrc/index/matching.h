@@ -1,4 +1,4 @@
-// Rows that share most of their columns, matched: jitsparse/pairs.py says how and why.
+// Matches rows that share most of their columns; jitsparse/pairs.py explains how and why.
 #pragma once
 
 #include <vector>
@@ -9,7 +9,7 @@ namespace jitsparse::index {
 
 constexpr int64 kNoPair = -(int64(1) << 60);  // less than any weight
 
-// Sets of columns, a bit each.
+// Sets of columns, one bit per column.
 class ColumnSets {
  public:
   ColumnSets(int64 sets, int64 columns) : words_(div_up(columns, 64)), bits_(sets * words_) {}
@@ -31,7 +31,7 @@ class ColumnSets {
   std::vector<uint64> bits_;
 };
 
-// A number for each two of `rows`.
+// A number for each pair of rows.
 class Table {
  public:
   Table(int64 rows, int64 value) : rows_(rows), cells_(rows * rows, value) {}
@@ -44,13 +44,13 @@ class Table {
   std::vector<int64> cells_;
 };
 
-// For pairs of equal weight in a window of so many rows.
+// Breaks ties between pairs of equal weight in a window of `rows` rows.
 inline int64 in_no_order(int64 rows, int64 a, int64 b) {
   const int64 number = (a < b ? a : b) * rows + (a < b ? b : a);
   return number * 2654435761 % (rows * rows);
 }
 
-// The partner of each row; -1 for what is left after the rounds. A weight of kNoPair matches nobody.
+// The partner of each row; -1 for rows left after the rounds. A weight of kNoPair never matches.
 inline std::vector<int32> match_some(const Table& weights, int rounds) {
   const int64 rows = weights.rows();
   std::vector<int32> partner(rows, -1), best(rows);
@@ -70,7 +70,7 @@ inline std::vector<int32> match_some(const Table& weights, int rounds) {
   return partner;
 }
 
-// Likewise, where what is left is paired as it comes; the last may have `rows`, which is none.
+// As match_some, but pairs the rows left as they come; the last may have `rows`, which is no row.
 inline std::vector<int32> match(const Table& weights, int rounds) {
   std::vector<int32> partner = match_some(weights, rounds);
   int64 waiting = -1;

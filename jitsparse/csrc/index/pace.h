@@ -1,4 +1,4 @@
-// The order in which panels take their steps: jitsparse/pace.py says which, and why.
+// The order in which panels take their steps; jitsparse/pace.py explains which, and why.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@ struct Walk {
   Panels panels;
   std::vector<int32> order;  // of the panels
   Rows starts;               // where each 64 rows of a panel begin, in units of 64
-  int64 minors, across;      // blocks along k, and of these in a slab
+  int64 minors, across;      // blocks along k, and of a slab
   int64 extent;              // of a block in the panel, in elements
 
   int64 decisions() const { return div_up(minors, across * kSlabsTogether); }
@@ -35,9 +35,9 @@ class Set {
         panels_(std::min(walk.panels.count() - begin_, kNeighbours)),
         decisions_(walk.decisions()) {}
 
-  // Before the steps of any panel are moved: where one ends is where the next begins.
+  // Call before the steps of any panel are moved: a step ends where the next begins.
   void decide() {
-    // Panels come by their length, so if the first has no step, none has.
+    // Panels are sorted by length, so if the first has no steps, none has.
     if (!walk_.panels.length(walk_.order[begin_])) return;
     measure();
     turns_ = herd();
@@ -50,7 +50,7 @@ class Set {
  private:
   double* costs(int64 panel) { return &costs_[panel * decisions_]; }
 
-  // By how much more each panel copies of each few slabs than the mean of the set does, times its panels. In blocks: whole numbers.
+  // How much more each panel copies for each few slabs than the mean of the set, times the panels of the set. In blocks: whole numbers.
   void measure() {
     costs_.resize(panels_ * decisions_);
     const double dense = double(walk_.across * kTileColumns / walk_.extent);
@@ -70,7 +70,7 @@ class Set {
     }
   }
 
-  // The turn of each decision. With b the sum of the costs so far, the next is the c for which |c|^2 + 2 b c is least.
+  // The turn of each decision. With b the sum of the costs so far, the next is the c that minimises |c|^2 + 2 b c.
   std::vector<int32> herd() {
     std::vector<double> added(decisions_);
     for (int64 i = 0; i < panels_; ++i) {
@@ -86,7 +86,7 @@ class Set {
 #pragma omp simd
         for (int64 d = 0; d < decisions_; ++d) added[d] += twice * c[d];
       }
-      added[next] = std::numeric_limits<double>::infinity();  // which it stays
+      added[next] = std::numeric_limits<double>::infinity();  // stays infinite
     }
     return turns;
   }
@@ -111,7 +111,7 @@ class Set {
   std::vector<int64> keys_;
 };
 
-// Bring the steps of each into an order that sets share; a panel's stay its own.
+// Sorts the steps of each walk so that the panels of a set share an order; each panel keeps its own steps.
 inline void keep_pace(std::vector<Walk*> walks, int64 threads) {
   walks.erase(std::remove_if(walks.begin(), walks.end(), [](const Walk* each) { return !each->worth_ordering(); }), walks.end());
   std::vector<Set> sets;

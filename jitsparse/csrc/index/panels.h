@@ -18,17 +18,17 @@ static_assert(sizeof(Step) == 16, "a step is four words of the index");
 
 struct Panels {
   std::vector<Step> steps;
-  std::vector<int32> pointers = {0};  // where the steps of each begin, and end
+  std::vector<int32> pointers = {0};  // where the steps of each panel begin, and end
   std::vector<int32> blocks;          // positions, in the order of the steps
 
   int64 count() const { return int64(pointers.size()) - 1; }
   int64 length(int64 panel) const { return pointers[panel + 1] - pointers[panel]; }
 
-  // What stands in the index where it has room for more steps than there are.
+  // Fills the index where it has room for more steps than there are.
   Step filler() const { return {0, 0, int32(blocks.size()), blocks.empty() ? 0 : blocks.back()}; }
 };
 
-// The block rows of panels, `down` of each; what is not below `majors` is none.
+// The block rows of panels, `down` per panel; entries not below `majors` are no rows.
 struct Rows {
   int64 down;
   std::vector<int32> rows;
@@ -41,14 +41,14 @@ struct Rows {
   }
 };
 
-// As they follow on one another.
+// Consecutive rows.
 inline Rows in_order(int64 majors, int64 down) {
   Rows result{down, std::vector<int32>(down * div_up(majors, down))};
   for (size_t i = 0; i < result.rows.size(); ++i) result.rows[i] = int32(std::min(int64(i), majors));
   return result;
 }
 
-// The steps of panels of these rows, each of `across` block columns, which is a power of two.
+// Builds the steps of panels of these rows, each of `across` block columns, a power of two.
 class PanelBuilder {
  public:
   PanelBuilder(const Side& side, const Rows& rows, int64 across)
@@ -60,7 +60,7 @@ class PanelBuilder {
     for (int64 panel = 0; panel < div_up(side_.majors, rows_.down); ++panel) {
       int64 blocks = 0;
       rows_.each(panel, side_.majors, [&](int64, int64 row) { blocks += side_.begin[row + 1] - side_.begin[row]; });
-      // Counting looks at every slab, sorting at every block some times.
+      // Counting visits every slab, sorting visits every block several times.
       if (blocks * 8 < slabs_) by_sorting(panel); else by_counting(panel);
       result_.pointers.push_back(int32(result_.steps.size()));
     }
@@ -95,7 +95,7 @@ class PanelBuilder {
       first += std::exchange(count_[slab], first);
     }
     result_.blocks.resize(first);
-    // Rows in their order, and columns within them: the blocks of a slab come by rising bits.
+    // Rows come in order, and columns in order within them, so the blocks of a slab come in ascending order of bits.
     each_block(panel, [&](int32 slab, int32 bit, int32 position) {
       Step& step = result_.steps[step_[slab]];
       if (!step.mask) step.position = position;
@@ -128,7 +128,7 @@ class PanelBuilder {
 
 inline Panels panels_of(const Side& side, const Rows& rows, int64 across) { return PanelBuilder(side, rows, across).run(); }
 
-// Which of its panel's steps each block belongs to, the first being 0, in the order of the side.
+// The step of its panel that each block belongs to, counted from 0, in the order of the side.
 inline std::vector<int32> ranks_in_panels(const Side& side, const Rows& rows, const Panels& panels) {
   std::vector<int32> ranks(side.blocks()), rank_of(side.minors);
   for (int64 panel = 0; panel < panels.count(); ++panel) {
@@ -141,7 +141,7 @@ inline std::vector<int32> ranks_in_panels(const Side& side, const Rows& rows, co
   return ranks;
 }
 
-// The panels with most steps first, or the rows with most blocks.
+// Panels by number of steps, or rows by number of blocks, the most first.
 inline std::vector<int32> longest_first(const int32* pointers, int64 count) {
   std::vector<int32> order(count);
   for (int64 i = 0; i < count; ++i) order[i] = int32(i);

@@ -1,4 +1,4 @@
-// Tasks for the threads of a call.
+// Runs tasks on the threads of a call.
 #pragma once
 
 #include <exception>
@@ -7,7 +7,7 @@
 
 namespace jitsparse::index {
 
-// Calls task(0) to task(count - 1), the first ones first. No exception may leave a thread, so one is thrown again when all have ended.
+// Calls task(0) to task(count - 1), starting them in order. No exception may leave a thread, so one is rethrown when all have ended.
 template <class Task> void in_parallel(int64 count, int64 threads, const Task& task) {
   std::exception_ptr thrown;
   const int team = int(threads < count ? threads : count);

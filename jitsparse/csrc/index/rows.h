@@ -6,7 +6,7 @@
 
 namespace jitsparse::index {
 
-// Rows that follow on one another, at most `size`, which are matched with one another.
+// At most `size` consecutive rows, which are matched with one another.
 class Window {
  public:
   Window(const Side& side, int64 begin, int64 size)
@@ -28,7 +28,7 @@ class Window {
     return table;
   }
 
-  // By which pairs are preferred.
+  // Pairs of larger weight are preferred.
   Table weights(const Table& shared) const {
     Table table(rows_, kNoPair);
     for (int64 i = 0; i < rows_; ++i) {
@@ -74,7 +74,7 @@ inline Rows pair_rows(const Side& side) {
   return result;
 }
 
-// The panels of a window: each keeps a pair, those that share most, and takes a row of the other pairs.
+// The panels of a window: each keeps one of the pairs that share most, and takes a row from the other pairs.
 class Triples {
  public:
   explicit Triples(const Window& window)
@@ -97,13 +97,13 @@ class Triples {
  private:
   static constexpr int64 kMost = kTripledAmong / 3;  // panels
 
-  // The row of the window at a place in the order; one that is none past the last.
+  // The row of the window at a place in the order; no row of it past the last.
   int64 number(int64 place) const { return place < window_.rows() ? order_[place] : window_.rows(); }
 
   // Which of the other rows each panel takes; negative if none is left for it.
   std::vector<int32> thirds() const {
     std::vector<int32> partner = match_some(weights(), kPairingRounds);
-    int64 next = 0;  // of what is left after the rounds, which is dealt out as it comes
+    int64 next = 0;  // of the rows left after the rounds, which are taken as they come
     for (int64 panel = 0; panel < panels_; ++panel) {
       if (partner[panel] >= 0) {
         partner[panel] -= int32(kMost);
@@ -115,7 +115,7 @@ class Triples {
     return partner;
   }
 
-  // Of pairs, the first kMost rows of a table, with other rows, the last.
+  // The weights of pairs, the first kMost rows of a table, with other rows, the last kMost.
   Table weights() const {
     const ColumnSets& stored = window_.stored();
     Table table(2 * kMost, kNoPair);

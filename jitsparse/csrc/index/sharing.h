@@ -1,4 +1,4 @@
-// Which panels of an sdd have tiles together: jitsparse/sharing.py says how and why.
+// Which panels of an sdd share tiles; jitsparse/sharing.py explains how and why.
 #pragma once
 
 #include "index/matching.h"
@@ -6,12 +6,12 @@
 
 namespace jitsparse::index {
 
-constexpr int64 kRuns = 1 + kPairings;  // of a panel: the steps that are in no pairing, then those of each
+constexpr int64 kRuns = 1 + kPairings;  // of a panel: the steps in no pairing, then those of each pairing
 
-// In which tiles the steps of panels are.
+// Which steps of panels share tiles, and with which panels.
 struct Shares {
   std::vector<int32> pairing;  // of each step, 1 to kPairings if the partner of that pairing has the same column, else 0
-  std::vector<int32> partner;  // (panels, kRuns): the other panel of each pairing; a panel itself if none
+  std::vector<int32> partner;  // (panels, kRuns): the other panel of each pairing; the panel itself if none
 };
 
 inline Shares nothing_shared(const Panels& panels) {
@@ -60,12 +60,12 @@ class SharingWindow {
     }
   }
 
-  // Columns for whole tiles, or for one that is at least half as wide.
+  // As many columns as fill whole tiles, or a single one at least half as wide.
   int64 whole_tiles(int64 shared) const {
     return shared >= most_ ? shared / most_ * most_ : shared >= fewest_ ? shared : 0;
   }
 
-  // The first columns that both have left are the pairing's.
+  // Gives the pairing the first columns that both have left.
   void take(int64 a, int64 b, int64 columns, int32 pairing) {
     std::vector<uint64> chosen(left_.words());
     for (int64 w = 0; columns; ++w) {
@@ -88,7 +88,7 @@ class SharingWindow {
   Shares& shares_;
 };
 
-// Whether panels can be paired, and are not too many.
+// Whether panels can be paired, and are few enough.
 inline bool may_pair(const Panels& panels, const GatherArgs& gather) {
   const int64 pairs = div_up(panels.count(), kSharingWindow) * kSharingWindow * kSharingWindow;
   // Each pair of panels has a few weights, too, however few columns there are.

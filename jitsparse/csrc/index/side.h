@@ -17,8 +17,8 @@ struct Side {
   int64 blocks() const { return begin[majors]; }
 };
 
-// Of a pattern in the order of its rows: where the blocks of each column begin (minors + 1 entries), and in that order the row of each
-// block and its position.
+// Sorts a pattern by columns: where the blocks of each column begin (minors + 1 entries), and in that order the row of each block and
+// its position.
 inline void by_columns(const Side& rows, int32* begin, int32* row, int32* position) {
   std::fill_n(begin, rows.minors + 1, 0);
   for (int64 z = 0; z < rows.blocks(); ++z) ++begin[rows.minor[z] + 1];
@@ -33,7 +33,7 @@ inline void by_columns(const Side& rows, int32* begin, int32* row, int32* positi
   }
 }
 
-// The same blocks, each cut into pieces across the side: piece i of the block at position p stands at pieces * p + i.
+// The same blocks, each cut into pieces across the side: piece i of the block at position p is at pieces * p + i.
 class Pieces {
  public:
   Pieces(const Side& whole, int64 pieces) : majors_(whole.majors), minors_(whole.minors * pieces) {
