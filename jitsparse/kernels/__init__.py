@@ -1,1 +1,1 @@
-"""The kernel families: their variants, which are legal for a problem, the choice, the launch."""
+"""The kernel families: variants, which of them are legal for a problem, choice and launch."""

@@ -1,8 +1,8 @@
-"""The 64-bit words that every launcher reads, in the order of ``csrc/abi.h``.
+"""The 64-bit arguments that every launcher reads, in the order of ``csrc/abi.h``.
 
-``SpmmArgs`` and ``SddArgs`` are structs of pointers and 64-bit integers; a call packs one word a
-member. The names stand here once, so that a launch written by hand (a test, the benchmark) and the
-warm path agree, and so that a test can hold this list against the header.
+``SpmmArgs`` and ``SddArgs`` are structs of pointers and 64-bit integers; a call packs one argument
+per member. The names are listed once, so that a launch written by hand (a test, the benchmark) and
+the warm path agree, and so that a test can compare this list with the header.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SPMM_WORDS = (
     "parts",
     "context",
 )
-"""Members of ``SpmmArgs``: what a ``dsd`` or ``dds`` kernel is called with."""
+"""Members of ``SpmmArgs``: the arguments of a ``dsd`` or ``dds`` kernel."""
 
 SDD_WORDS = (
     "left",
@@ -51,11 +51,11 @@ SDD_WORDS = (
     "parts",
     "context",
 )
-"""Members of ``SddArgs``: what an ``sdd`` kernel is called with."""
+"""Members of ``SddArgs``: the arguments of an ``sdd`` kernel."""
 
 
 def words_of(op: str) -> tuple[str, ...]:
-    """Names of the words that a kernel of an operation reads, in order.
+    """Names of the arguments that a kernel of an operation reads, in order.
 
     Raises:
         UnsupportedProblem: there is no such operation.

@@ -1,9 +1,9 @@
-"""Uninitialized memory for a call: its output, and what a kernel needs beside its operands.
+"""Uninitialized memory for a call: its output, and what a kernel needs besides its operands.
 
-On a GPU it comes from the function that torch.compile's code allocates with, which goes around
-torch's dispatcher: 1.0 us of the host in place of the 3.1 of ``Tensor.new_empty``, of the 12 that a
-call took (H200). Nobody observes a call here any more. On a CPU, where it would save 0.2 us,
-``new_empty`` serves operands on the meta device, too.
+On a GPU it comes from the function with which torch.compile's code allocates, which bypasses
+torch's dispatcher: 1.0 us on the host instead of the 3.1 of ``Tensor.new_empty``, of the 12 that a
+call took (H200). Nothing observes a call here any more. On a CPU, where it would save 0.2 us,
+``new_empty`` also serves operands on the meta device.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ on_current_gpu: Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor
 
 
 def new_matrices(like: Tensor, device: int, batch: Sequence[int], rows: int, cols: int) -> Tensor:
-    """A contiguous tensor ``(*batch, rows, cols)`` of the dtype and on the device of another.
+    """A contiguous tensor ``(*batch, rows, cols)`` with the dtype and on the device of another.
 
     Args:
-        like: has both.
-        device: its index, which must be that of the current device; -1 for none that is a GPU.
+        like: the tensor that has both.
+        device: its index, which must be that of the current device; -1 if it is not a GPU.
         batch: extents ahead of those of the matrix.
-        rows: of the matrix.
-        cols: of the matrix.
+        rows: rows of the matrix.
+        cols: columns of the matrix.
     """
     if device < 0:
         return like.new_empty(*batch, rows, cols)
@@ -46,5 +46,5 @@ def new_matrices(like: Tensor, device: int, batch: Sequence[int], rows: int, col
 
 
 def new_bytes(size: int) -> Tensor:
-    """So many bytes on the current GPU."""
+    """``size`` bytes on the current GPU."""
     return on_current_gpu((size,), (1,), torch.uint8)

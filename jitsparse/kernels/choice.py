@@ -1,4 +1,4 @@
-"""Which kernel a key of :mod:`jitsparse.kernels.dispatch` stands for: the cold path, once a key."""
+"""The kernel for a key of :mod:`jitsparse.kernels.dispatch`: the cold path, once per key."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ Key = tuple[Any, ...]
 pattern's traits, and binary logarithms of extent and batch)"""
 
 REFERENCE = object()
-"""Stands for the kernels of a CPU without a compiler, and for one that is being built."""
+"""Marks the kernels of a CPU without a compiler, and a kernel that is being built."""
 
 _loaded: set[tuple[int, str]] = set()
 """(device, variant) of kernels that this process has loaded outside a capture."""
 
 
 def select(key: Key) -> Any:
-    """The kernel of a key, or its build in the background, or the mark of the reference."""
+    """The kernel for a key, or its build in the background, or the reference marker."""
     problem, device = problem_of(key), key[1]
     choice = choose(problem, registry.target_of(problem.device, device), device)
     variant = choice.candidate.variant
@@ -66,7 +66,7 @@ def select(key: Key) -> Any:
 
 
 def _load(template: Template, variant: Variant, command: str) -> Kernel | Future[Kernel]:
-    """The kernel of a variant, or with ``first_use("fallback")`` its build if that lasts."""
+    """The kernel of a variant; with ``first_use("fallback")`` its build if that is not done."""
     from jitsparse import jit
 
     settings = config.get()
@@ -80,7 +80,7 @@ def _load(template: Template, variant: Variant, command: str) -> Kernel | Future
         return build
     error = build.exception()
     if error is not None:
-        # Without what earlier calls that raised it left there.
+        # Drops what earlier calls that raised it left in its traceback.
         raise error.with_traceback(None)
     return build.result()
 
@@ -105,10 +105,10 @@ def choose(
 
     Args:
         problem: the facts of a call.
-        target: what to compile for.
-        index: of the GPU that the call runs on; by default the current one.
-        gpu: whose prices decide; by default those that this one is taken for.
-        machine: whose tuned table is asked if the GPU is not here; by default no table is.
+        target: the compilation target.
+        index: index of the GPU that the call runs on; by default the current one.
+        gpu: the GPU whose prices decide; by default the one that this GPU is taken for.
+        machine: the machine whose tuned table is asked if the GPU is not here; by default none is.
     """
     from jitsparse import jit
 
@@ -116,7 +116,7 @@ def choose(
     prices = gpu or own
     offered = registry.candidates(problem, target, prices)
     if problem.device == "cuda" and (prices != own or not torch.cuda.is_available()):
-        # Another machine's choice is asked for: this one's table is not its own.
+        # Another machine's choice is asked for, to which this machine's table does not apply.
         return jit.choose(offered, problem=problem.name if machine else None, machine=machine)
     here = registry.machine_of(problem.device, index)
     choice = jit.choose(offered, problem=problem.name, machine=here)
@@ -159,16 +159,18 @@ def problem_of(key: Key) -> Problem:
 
 
 def selection_key(key: Key) -> Key:
-    """What of a key chooses a kernel: not the pattern's profile on a CPU, whose kernels have no
-    panels."""
+    """The part of a key that chooses a kernel.
+
+    On a CPU, whose kernels have no panels, it does not include the pattern's profile.
+    """
     return (*key[:8], without_profile(key[8]), *key[9:]) if key[1] < 0 else key
 
 
 def key_on_device(key: Key, device: int, float32: str | None = None) -> Key:
-    """What chooses the kernel of the same call with its operands on another device.
+    """The selection key of the same call with its operands on another device.
 
     Args:
-        key: of a call whose operands lie in memory as they would there.
+        key: that of a call whose operands are laid out in memory as they would be there.
         device: index of the GPU; -1 for the CPU.
         float32: arithmetic of float32 on a GPU, ``"f32"`` or ``"tf32"``; by default what torch's
             float32 matmul precision asks for.

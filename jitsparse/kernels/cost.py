@@ -1,14 +1,14 @@
-"""The cost model: what a variant will take, so that the quickest is chosen.
+"""The cost model: predicts how long a variant takes, so that the quickest is chosen.
 
-It covers what runs on Hopper where families or tiles compete: dsd and dds on 16-bit elements, in
+It covers products on Hopper for which families or tiles compete: dsd and dds on 16-bit elements, in
 TF32 and in IEEE float32, and sdd in the latter two. (In 16 bits an sdd has one family and few
-variants, and rules are within 5 % of the best.) The time is a sum of what a product has to do, each
-part times a number: :mod:`~jitsparse.kernels.cost_of_spmm` and
-:mod:`~jitsparse.kernels.cost_of_sdd` say how much there is of each.
+variants, and rules are within 5 % of the best.) The time is a sum over the parts of a product's
+work, each an amount times a price: :mod:`~jitsparse.kernels.cost_of_spmm` and
+:mod:`~jitsparse.kernels.cost_of_sdd` compute the amounts.
 
-The numbers are microseconds, a row for each kind of kernel (:mod:`jitsparse.kernels.price_table`).
-:mod:`jitsparse.bench.fitting` finds them from times that ``jitsparse bench --suite hopper --section
-choice --json`` has measured, and docs/performance.md says how often the model's choice is the best.
+The prices are microseconds, a row for each kind of kernel (:mod:`jitsparse.kernels.price_table`).
+:mod:`jitsparse.bench.fitting` fits them to times measured by ``jitsparse bench --suite hopper
+--section choice --json``; docs/performance.md says how often the model's choice is the best.
 """
 
 from __future__ import annotations
@@ -45,25 +45,29 @@ _DTYPES = {
     "dds": ("bf16", "f16", *_IN_32_BITS),
     "sdd": _IN_32_BITS,
 }
-"""That the model covers, by operation."""
+"""Dtypes that the model covers, by operation."""
 
 _WORTH_A_COPY = 1.03
-"""How much faster a variant has to be that needs memory for a copy of an operand. (With 1.05, and
-for divided sums, too, which take 52 MB at most, the choice was within 5 % of the best in 0.897 of
-the products held out on an H100 and in 0.919 on an H200, in place of 0.902 and 0.922.)"""
+"""Factor by which a variant that needs memory for a copy of an operand has to be faster. (With
+1.05, and for the workspace of split-K, too, which takes 52 MB at most, the choice was within 5 % of
+the best for 0.897 of the held-out products on an H100 and 0.919 on an H200, instead of 0.902 and
+0.922.)"""
 
 
 def covers(problem: Problem, target: str) -> bool:
-    """Whether the model was made for such problems."""
+    """Whether the model covers a problem on a target."""
     return target == "sm90a" and problem.dtype in _DTYPES[problem.op]
 
 
 def quickest_first(
     problem: Problem, candidates: Sequence[Candidate], gpu: str = GPUS[0]
 ) -> list[Candidate]:
-    """Those that the model knows come first, the quickest ahead, and say what it expects. The copy
-    of an operand has to be worth its memory. Of a problem for a GPU that is not aligned ``simt``
-    goes first where it does not pay to copy all operands."""
+    """Candidates by expected time, those without a price last.
+
+    The reason of a priced candidate becomes its expected time. The copy of an operand has to be
+    worth its memory. For an unaligned problem on a GPU, ``simt`` goes first where copying all
+    operands does not pay.
+    """
     expected = [(microseconds(problem, each.variant, gpu), each) for each in candidates]
     known = [(us, each) for us, each in expected if us is not None]
 
@@ -85,8 +89,7 @@ def quickest_first(
 def first_choices(
     candidates: Callable[[Problem, str], list[Candidate]], problems: Iterable[Problem], target: str
 ) -> list[Variant]:
-    """The quickest of the legal candidates of each of these problems, on each of the table's GPUs;
-    every variant once."""
+    """The quickest legal candidates of these problems on each of the table's GPUs, each once."""
     found = []
     for problem in problems:
         legal = [each for each in candidates(problem, target) if each.refused is None]
@@ -95,13 +98,13 @@ def first_choices(
 
 
 def microseconds(problem: Problem, variant: Variant, gpu: str = GPUS[0]) -> float | None:
-    """The time that the model expects; None of a problem or a kind that it does not know."""
+    """The expected time; None if the model has no price for the problem or the kind."""
     costs = breakdown(problem, variant, gpu)
     return sum(costs.values()) if costs else None
 
 
 def breakdown(problem: Problem, variant: Variant, gpu: str = GPUS[0]) -> dict[str, float]:
-    """Microseconds of each part; empty if the model does not know the problem or the kind."""
+    """Microseconds of each part; empty if the model has no price for the problem or the kind."""
     if not knows(problem, variant):
         return {}
     prices = prices_of(kind(problem, variant), gpu)
@@ -124,8 +127,11 @@ def knows(problem: Problem, variant: Variant) -> bool:
 
 
 def kind(problem: Problem, variant: Variant) -> str:
-    """What shares a row of numbers: ``"wgmma.32.s64.across.n128"``, for instance; what has a table
-    of its own begins with its name: ``"tf32.wgmma.64.s64.along.n256"``, ``"f32.sdd.simt.64"``."""
+    """Key of a variant's row of prices: ``"wgmma.32.s64.across.n128"``, for instance.
+
+    If its group has a table of its own, the key begins with the group's name:
+    ``"tf32.wgmma.64.s64.along.n256"``, ``"f32.sdd.simt.64"``.
+    """
     name = _model_of(problem).kind(problem, variant)
     if problem.op == "sdd":
         return f"{problem.dtype}.sdd.{name}"
@@ -133,17 +139,17 @@ def kind(problem: Problem, variant: Variant) -> str:
 
 
 def parts(problem: Problem, variant: Variant) -> tuple[float, ...]:
-    """How much of each part a product has."""
+    """The amount of each of :data:`PARTS` in a product."""
     return _model_of(problem).parts(problem, variant)
 
 
 def extras(problem: Problem, variant: Variant, amounts: Sequence[float]) -> dict[str, float]:
-    """Microseconds of what is no part of all products, of one with these parts."""
+    """Microseconds of costs that not all products have, for one with these amounts."""
     return _model_of(problem).extras(problem, variant, amounts)
 
 
 class _Model(Protocol):
-    """What a module offers that reckons the parts of some operations."""
+    """Interface of a module that computes the amounts for some operations."""
 
     def knows(self, problem: Problem, variant: Variant) -> bool:
         """Whether a variant may have prices."""

@@ -1,24 +1,24 @@
-"""What an sdd in 32 bits has to do on Hopper, for the cost model (:mod:`jitsparse.kernels.cost`):
+"""The work of a 32-bit sdd on Hopper, for the cost model (:mod:`jitsparse.kernels.cost`):
 
 ======== ===========================================================================================
 part     amount
 ======== ===========================================================================================
 start    one: launching, filling the pipeline, the end of the last tile
-tile     tiles that a CTA computes one after another, parts of divided ones included
+tile     tiles that a CTA computes one after another, parts of split-K tiles included
 step     stages of the busiest CTA
 dense    elements of both operands that the busiest SM loads
-product  multiplications of its tiles, of what they do not store included
-block    elements that an SM stores in the mean, of parts of sums included
-shared   elements of both operands that an SM loads in the mean. Of ``fma`` and ``mma``, whose mean
-         is much like the most, CTAs that are launched for each SM: many may find no tile
+product  multiplications of its tiles, including those whose results are not stored
+block    elements that an SM stores on average, partial sums of split-K included
+shared   elements of both operands that an SM loads on average. For ``fma`` and ``mma``, whose mean
+         is close to the maximum, CTAs launched per SM instead: many may find no tile
 memory   elements that go through DRAM at least once
 ======== ===========================================================================================
 
-Two costs beside these are the same for all kinds: ``copy``, of a variant of ``wgmma`` that
-transposes an operand (:mod:`jitsparse.kernels.transpose`), and ``sums``, of one that divides sums
+Two more costs are the same for all kinds: ``copy``, for a variant of ``wgmma`` that transposes an
+operand (:mod:`jitsparse.kernels.transpose`), and ``sums``, for one that uses split-K
 (:mod:`jitsparse.kernels.split`).
 
-Every pattern is taken for a random one.
+Every pattern is treated as a random one.
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ if TYPE_CHECKING:
 __all__ = ["FAMILIES", "extras", "kind", "knows", "parts"]
 
 FAMILIES = ("wgmma", "mma", "fma", "simt")
-"""That have prices."""
+"""Families that have prices."""
 
 _MANY_TILES = 2
-"""Tiles a CTA of family wgmma above which products have prices of their own."""
+"""Tiles per CTA of family wgmma above which products have prices of their own."""
 
 _SIMT_CTAS = 4
-"""CTAs of family simt that run on an SM at once, about."""
+"""CTAs of family simt that run on an SM at once, roughly."""
 
 _STAGE = 32
-"""Of k in a stage of family wgmma."""
+"""Extent along k of a stage of family wgmma."""
 
 
 class _Amounts(NamedTuple):
-    """The parts that families reckon each in a way of its own."""
+    """The parts that each family computes in a way of its own."""
 
     tile: float
     step: float
     dense: float
     product: float
     shared: float
-    partial: float = 0  # elements of parts of sums
+    partial: float = 0  # elements of partial sums
 
 
 def knows(problem: Problem, variant: Variant) -> bool:
@@ -70,29 +70,29 @@ def knows(problem: Problem, variant: Variant) -> bool:
 
 
 def kind(problem: Problem, variant: Variant) -> str:
-    """What shares a row of numbers: ``"wgmma.64.along.rows.split"``, for instance."""
+    """Key of a row of prices: ``"wgmma.64.along.rows.split"``, for instance."""
     left, right = problem.layout[0] == "n", problem.layout[1] == "t"  # along k
     if variant.family == "simt":
         return f"simt.{min(variant.ints('t'))}"
     if variant.family != "wgmma":
-        # Blocks that are higher than wide have tiles of their own along k, which nobody has timed.
+        # Blocks taller than wide have tiles of their own along k, which were never timed.
         wide = problem.block[1] >= problem.block[0]
         lie = ("across", "either", "along" if wide else "either")[left + right]
         divided = ".split" if split.splits(variant) else ""
         return f"{variant.family}.{problem.block[0]}.n{variant.ints('t')[1]}.{lie}{divided}"
     side, way = variant.knob("g"), ""
     if split.splits(variant):
-        # Tiles that might have been divided, and are not, are as wide as can be.
+        # Tiles that might have been split, and are not, are as wide as possible.
         way = ".split" if _parts_of_sums(problem, variant) > 1 else ".wide"
     elif _widest_tiles(problem, side)[0] > _MANY_TILES * SMS:
         way = ".many"
-    # The gathered operand lies along k, or is made to.
+    # The gathered operand is k-major, or is transposed to be.
     other = "along" if (right if side == "rows" else left) else "across"
     return f"wgmma.{problem.block[side == 'cols']}.{other}.{side}{way}"
 
 
 def parts(problem: Problem, variant: Variant) -> tuple[float, ...]:
-    """How much of each part a product has, see above."""
+    """The amount of each part in a product, see the table above."""
     reckon = {"wgmma": _of_wgmma, "simt": _of_simt}.get(variant.family, _of_tiles)
     tile, step, dense, product, shared, partial = reckon(problem, variant)
     stored = problem.nnz * math.prod(problem.block)
@@ -101,7 +101,7 @@ def parts(problem: Problem, variant: Variant) -> tuple[float, ...]:
 
 
 def extras(problem: Problem, variant: Variant, amounts: Sequence[float]) -> dict[str, float]:
-    """Microseconds of what is no part of all products."""
+    """Microseconds of costs that not all products have."""
     costs = {}
     if transpose.transposes(variant):
         elements = transpose.width(problem, variant.knob("g")) * _length(problem)
@@ -113,12 +113,12 @@ def extras(problem: Problem, variant: Variant, amounts: Sequence[float]) -> dict
 
 
 def _length(problem: Problem) -> int:
-    """Products that are summed for each element."""
+    """Number of products summed for each element."""
     return problem.extent * problem.batch
 
 
 def _parts_of_sums(problem: Problem, variant: Variant) -> int:
-    """Into how many parts a variant of family wgmma divides sums."""
+    """Number of parts into which a variant of family wgmma splits sums."""
     stored = problem.nnz * math.prod(problem.block)
     if variant.family != "wgmma" or not split.splits(variant):
         return 1
@@ -126,8 +126,10 @@ def _parts_of_sums(problem: Problem, variant: Variant) -> int:
 
 
 def _widest_tiles(problem: Problem, side: str) -> tuple[float, int, float]:
-    """Of family wgmma: how many tiles there are if they are as wide as can be; rows of a panel;
-    columns that all panels have to gather. Rows are along the side that is not gathered."""
+    """Tiles of family wgmma at full width, rows of a panel, and columns that all panels gather.
+
+    Rows are along the side that is not gathered.
+    """
     (height, gathered), rows, cols = problem.block, problem.rows, problem.cols
     if side == "rows":
         height, gathered, rows, cols = gathered, height, cols, rows
@@ -141,7 +143,7 @@ def _widest_tiles(problem: Problem, side: str) -> tuple[float, int, float]:
 
 
 def _of_wgmma(problem: Problem, variant: Variant) -> _Amounts:
-    """Tiles of a panel, which are as wide as keeps all CTAs busy unless sums may be divided."""
+    """Tiles of a panel, as wide as keeps all CTAs busy, or of full width if sums may be split."""
     side = variant.knob("g")
     tiles, panel, columns = _widest_tiles(problem, side)
     block = problem.block[side == "cols"]
@@ -163,7 +165,7 @@ def _of_wgmma(problem: Problem, variant: Variant) -> _Amounts:
 
 
 def _of_simt(problem: Problem, variant: Variant) -> _Amounts:
-    """Tiles that lie in a block each."""
+    """Tiles that each lie in one block."""
     height, width = variant.ints("t")
     tiles = problem.nnz * math.prod(problem.block) / (height * width)
     rounds, k = most_of(tiles / (SMS * _SIMT_CTAS)), _length(problem)
@@ -178,7 +180,7 @@ def _of_simt(problem: Problem, variant: Variant) -> _Amounts:
 
 
 def _of_tiles(problem: Problem, variant: Variant) -> _Amounts:
-    """Tiles of ``fma`` and ``mma``, one a CTA, of which the last ones may be divided."""
+    """Tiles of ``fma`` and ``mma``, one per CTA; the last ones may be split along k."""
     (height, width, depth), ctas = variant.ints("t"), variant.ints("c")[0]
     at_once = SMS * ctas
     tiles = tile_count(problem, variant.ints("t"))
@@ -187,7 +189,7 @@ def _of_tiles(problem: Problem, variant: Variant) -> _Amounts:
     partial = 0.0
     if split.splits(variant):
         full, rest = divmod(tiles / at_once, 1)
-        # What is known of a pattern does not tell how full the last of several rounds is.
+        # The facts of a pattern do not tell how full the last of several rounds is.
         rest = at_once * (rest if full < FEW_TILES else 0.5)
         divided, of_rest = split.parts_of_tail(rest, at_once, stages)
         rounds, steps = full + (rest > 0), full * stages + of_rest * (rest > 0)

@@ -1,4 +1,4 @@
-"""What a dsd or dds on Hopper has to do, for the cost model (:mod:`jitsparse.kernels.cost`):
+"""The work of a dsd or dds on Hopper, for the cost model (:mod:`jitsparse.kernels.cost`):
 
 ======== ===========================================================================================
 part     amount
@@ -8,19 +8,19 @@ tile     tiles that a CTA computes one after another
 step     steps of the busiest CTA; a step is what one load of the dense operand serves
 dense    elements of the dense operand that it loads
 product  multiplications of its blocks
-block    elements of stored blocks that it loads, where all CTAs load at once: L2 gives them
-shared   elements of the dense operand that an SM loads in the mean, which all load through L2
+block    elements of stored blocks that it loads, from L2, while all CTAs load at once
+shared   elements of the dense operand that an SM loads on average, which all load through L2
 memory   elements that go through DRAM at least once
 ======== ===========================================================================================
 
-Three costs beside these are the same for all kinds: ``copy``, of a variant that transposes an
-operand (:mod:`jitsparse.kernels.transpose`); ``sums``, of one that divides the steps of a
-tile, for adding the parts (:mod:`jitsparse.kernels.split`); and ``lines``, of TMA where rows of the
-dense operand begin within cache lines, so that each row of a box is two requests.
+Three more costs are the same for all kinds: ``copy``, for a variant that transposes an operand
+(:mod:`jitsparse.kernels.transpose`); ``sums``, for adding the parts of a split-K tile
+(:mod:`jitsparse.kernels.split`); and ``lines``, for TMA where rows of the dense operand begin
+within cache lines, so that each row of a box is two requests.
 
-How many steps a panel has, and how many the longest, is what a random pattern of this density has,
-corrected by the pattern's profile (:mod:`jitsparse.traits`). How many the busiest CTA has follows
-from the order of csrc/cuda/kernels/spmm_order.cuh.
+The mean and the largest number of steps of a panel are those of a random pattern of this density,
+corrected by the pattern's profile (:mod:`jitsparse.traits`). The steps of the busiest CTA follow
+from the rasterization order of csrc/cuda/kernels/spmm_order.cuh.
 """
 
 from __future__ import annotations
@@ -53,57 +53,55 @@ __all__ = [
 ]
 
 FAMILIES = ("wgmma", "thin", "mma", "fma")
-"""That have prices."""
+"""Families that have prices."""
 
 _THIN_CTAS = 4
-"""CTAs of family thin that run on an SM at once, about."""
+"""CTAs of family thin that run on an SM at once, roughly."""
 
 _TWO_AN_SM = 0.5
-"""Tiles a CTA of family thin up to which SMs have two CTAs at most: what takes time is a CTA's own
-chain of steps then, and not what L2 and DRAM deliver."""
+"""Tiles per CTA of family thin up to which SMs have two CTAs at most: the time is then a CTA's own
+chain of steps, and not what L2 and DRAM deliver."""
 
 FEW_TILES = 3
-"""Tiles a CTA below which it matters that their number is whole."""
+"""Tiles per CTA below which it matters that their number is whole."""
 
 _MANY_ITEMS = 2
-"""Tiles a CTA above which products have prices of their own: in those of 4096 and 8192 the choice
-is within 5 % of the best in 0.974 of the cases, without in 0.897."""
+"""Tiles per CTA above which products have prices of their own: for sizes of 4096 and 8192 the
+choice is within 5 % of the best in 0.974 of the cases, without them in 0.897."""
 
 _SET = 16
-"""CTAs that are neighbours, and panels of a group of tiles, see csrc/cuda/kernels/spmm_order.cuh.
-Kernels have groups of 8 to 64, too: with these 27 of 2160 random products would have another
-variant, by prices that were fitted without."""
+"""Neighbouring CTAs in a set, and panels in a group of tiles, see
+csrc/cuda/kernels/spmm_order.cuh. Kernels also have groups of 8 to 64: modelling these would change
+the variant of 27 of 2160 random products, by prices fitted without them."""
 _MANY_ROUNDS = 8
-"""Tiles of a CTA above which all sets are whole, see csrc/cuda/kernels/spmm_stages.cuh."""
+"""Tiles per CTA above which all sets are whole, see csrc/cuda/kernels/spmm_stages.cuh."""
 
 _NARROWEST = {"bf16": 64, "f16": 64, "tf32": 128}
 """Columns of the narrowest tiles of ``wgmma``, by dtype."""
 
 _LINES = 6e-4
-"""Microseconds that TMA takes for one more request: the median of 32 times of
-``wgmma`` on an H200, half of which are between 4e-4 and 8e-4."""
+"""Microseconds that TMA takes for one more request: the median of 32 timings of ``wgmma`` on an
+H200, half of which are between 4e-4 and 8e-4."""
 
 ADDING, ADDED = 1.5, 2e-6
-"""Microseconds that adding divided sums takes, and each element of a part."""
+"""Microseconds of adding the parts of split-K: in any case, and for each element of a part."""
 
 _DENSE = 3
-"""Which of the parts is the elements of the dense operand."""
+"""Position of ``dense`` among the parts."""
 
 
 def knows(problem: Problem, variant: Variant) -> bool:
-    """Whether a variant may have prices: one of a family that has some, and not out of the
-    question."""
+    """Whether a variant may have prices: its family has some, and it is not ruled out."""
     return variant.family in FAMILIES and not _wasteful(problem, variant)
 
 
 def _wasteful(problem: Problem, variant: Variant) -> bool:
-    """Whether a variant is out of the question, since a narrower tile holds all columns, or since
-    condensing block columns leaves none out."""
+    """Whether a narrower tile holds all columns, or condensing leaves no block column out."""
     if variant.family == "thin":
         return thin.wasteful(problem, variant)
     if variant.family != "wgmma" or problem.dtype not in _NARROWEST:  # or refused
         return False
-    # Never the fastest of 413 products of 8 to 256 columns, and up to 1.8 times as slow.
+    # Never the fastest for 413 products of 8 to 256 columns, and up to 1.8 times as slow.
     width = variant.ints("t")[1]
     if width > _NARROWEST[problem.dtype] and 2 * problem.extent <= width:
         return True
@@ -114,12 +112,12 @@ def _wasteful(problem: Problem, variant: Variant) -> bool:
 
 
 def extras(problem: Problem, variant: Variant, amounts: Sequence[float]) -> dict[str, float]:
-    """Microseconds of what is no part of all products, of one with these parts."""
+    """Microseconds of costs that not all products have, for one with these amounts."""
     costs = {}
     rows, depth = _size(problem)
     copied = 0
     if transpose.transposes(variant):
-        # As if each matrix of a batch were another, which a problem does not say.
+        # As if all matrices of a batch were distinct, which a problem does not say.
         copied = depth * problem.extent * problem.batch
     elif transpose.transposes_values(variant):
         copied = problem.nnz * math.prod(problem.block)
@@ -134,13 +132,12 @@ def extras(problem: Problem, variant: Variant, amounts: Sequence[float]) -> dict
 
 
 def _parts_of_steps(problem: Problem, variant: Variant) -> int:
-    """Into how many parts a variant divides the steps of a tile."""
+    """Number of parts into which a variant splits the steps of a tile."""
     return split.parts_of_problem(problem, variant) if split.splits(variant) else 1
 
 
 def _lies_along(problem: Problem, variant: Variant) -> bool:
-    """Whether a variant reads the dense operand, or its transposed copy, along the axis that is
-    summed over."""
+    """Whether a variant reads the dense operand, or its transposed copy, contiguously along k."""
     return is_k_contiguous(problem.op, problem.layout) != transpose.transposes(variant)
 
 
@@ -150,17 +147,17 @@ def _size(problem: Problem) -> tuple[int, int]:
 
 
 def kind(problem: Problem, variant: Variant) -> str:
-    """What shares a row of numbers: ``"wgmma.32.s64.across.n128"``, for instance."""
+    """Key of a row of prices: ``"wgmma.32.s64.across.n128"``, for instance."""
     height, _ = op_block(problem.op, problem.block, problem.layout)
     tile = variant.ints("t")
     lies = "along" if _lies_along(problem, variant) else "across"
     if variant.family == "wgmma":
-        # Slabs of 32 are for blocks of 32; a taller block of that depth is like its own kind.
+        # Slabs of 32 have a kind for blocks of 32 rows alone; taller blocks keep their own kind.
         slab = tile[2] if height == 32 else 64
-        # Narrow tiles have more stages, and of 32 rows wide ones the dense operand in registers
+        # Narrow tiles have more stages; wide ones of 32 rows read the dense operand from registers
         # (spmm_wgmma_small.cuh).
         way = "tall" if tile[0] > PANEL else f"n{tile[1]}"
-        # Columns that are not there take TMA longer than those that are.
+        # TMA takes longer for columns past the edge than for others.
         if 2 * problem.extent <= tile[1]:
             way += ".few"
         elif split.splits(variant):
@@ -170,8 +167,8 @@ def kind(problem: Problem, variant: Variant) -> str:
         condensed = ".condensed" if CONDENSED in variant.knobs else ""
         return f"wgmma.{height}.s{slab}.{lies}.{way}{condensed}"
     if variant.family == "thin":
-        # Its tiles lie inside a block row, however high that is. Where they do not hold all
-        # columns, all but the first read values that are in L2.
+        # Its tiles lie inside a block row, whatever its height. Where a tile does not hold all
+        # columns, all tiles but the first read values that are in L2.
         again = ".again" if problem.extent > tile[1] else ""
         two = ".two" if _items(problem, variant) <= _TWO_AN_SM else ""
         return f"thin.{min(height, 64)}.t{tile[0]}x{tile[1]}{again}{two}"
@@ -181,7 +178,7 @@ def kind(problem: Problem, variant: Variant) -> str:
 
 
 def parts(problem: Problem, variant: Variant) -> tuple[float, ...]:
-    """How much of each part a product has, see above."""
+    """The amount of each part in a product, see the table above."""
     rows, depth = _size(problem)
     block = op_block(problem.op, problem.block, problem.layout)
     columns = problem.extent * problem.batch
@@ -215,19 +212,19 @@ def parts(problem: Problem, variant: Variant) -> tuple[float, ...]:
 
 
 def most_of(tiles: float) -> float:
-    """Of a mean number of tiles the most that any CTA, or SM, has."""
+    """The largest number of tiles of any CTA, or SM, given the mean."""
     return math.ceil(tiles) if tiles < FEW_TILES else tiles + 0.5
 
 
 def _ctas(variant: Variant) -> int:
-    """CTAs that run on an SM at once, about."""
+    """CTAs that run on an SM at once, roughly."""
     if variant.family in ("mma", "fma"):
         return variant.ints("c")[0]
     return _THIN_CTAS if variant.family == "thin" else 1
 
 
 def _grid(tiles: int) -> int:
-    """CTAs of family wgmma: whole sets of neighbours where nobody gets a tile more for it, see
+    """CTAs of family wgmma: whole sets of neighbours, if that gives no CTA one tile more, see
     csrc/cuda/kernels/spmm_stages.cuh."""
     sets = SMS // _SET * _SET
     rounds = div_up(tiles, sets)
@@ -235,27 +232,26 @@ def _grid(tiles: int) -> int:
 
 
 def _tiles(problem: Problem, variant: Variant) -> tuple[int, int]:
-    """Panels, and tiles of each."""
+    """Number of panels, and of tiles in each."""
     rows, _ = _size(problem)
     tile = variant.ints("t")
     return div_up(rows, tile[0]), div_up(problem.extent, tile[1]) * problem.batch
 
 
 def _items(problem: Problem, variant: Variant) -> float:
-    """Tiles that a CTA computes in the mean, or parts of tiles whose steps are divided."""
+    """Tiles, or parts of split-K tiles, that a CTA computes on average."""
     tiles = math.prod(_tiles(problem, variant))
     return tiles * _parts_of_steps(problem, variant) / (SMS * _ctas(variant))
 
 
 def _across(problem: Problem, variant: Variant) -> int:
-    """Block columns of a step, several where the stage is deeper than they are."""
+    """Block columns per step: several if a stage is deeper than a block."""
     _, block_depth = op_block(problem.op, problem.block, problem.layout)
     return max(1, variant.ints("t")[2] // block_depth) if variant.family == "wgmma" else 1
 
 
 def _steps_of(problem: Problem, variant: Variant, *, condensed: bool) -> Steps:
-    """Of a panel of a variant, if block columns are condensed or not: in the mean, and of the
-    longest."""
+    """Mean and largest number of steps of a variant's panels, condensed or not."""
     block = op_block(problem.op, problem.block, problem.layout)
     count = _condensed_steps if condensed else _steps
     panel, across = variant.ints("t")[0], _across(problem, variant)
@@ -265,14 +261,14 @@ def _steps_of(problem: Problem, variant: Variant, *, condensed: bool) -> Steps:
 def _steps(
     problem: Problem, block: tuple[int, int], size: tuple[int, int], panel: int, across: int
 ) -> Steps:
-    """Of a panel: in the mean, and of the longest."""
+    """Mean and largest number of steps of a panel."""
     rows, depth = size
     side = side_of(problem.profile, "cols" if is_flipped(problem.op, problem.layout) else "rows")
     random = random_steps(rows, depth, problem.nnz, block, panel=panel, across=across)
     all_of_them = depth / (block[1] * across)
-    # All blocks side by side is the fewest that there can be.
+    # The minimum is all blocks side by side.
     fewest = density(rows, depth, problem.nnz, block) * all_of_them
-    # How far on the way there the panels and slabs are that the profile tells of, these are too.
+    # Panels and slabs are as far on the way there as those that the profile describes.
     columns = slab_columns(block)
     slabs = random_steps(rows, depth, problem.nnz, block, across=columns)
     most = math.log2(slabs.mean / (fewest * across / columns))
@@ -290,17 +286,19 @@ def _steps(
 def _condensed_steps(
     problem: Problem, block: tuple[int, int], size: tuple[int, int], panel: int, across: int
 ) -> Steps:
-    """Likewise, of steps that are the next so many block columns, the last of which has half."""
+    """As :func:`_steps`, for steps of the next ``across`` block columns, the last half full."""
     columns = _steps(problem, block, size, panel, 1)
     missing, slabs = (across - 1) / 2, size[1] / (block[1] * across)
     return Steps(*(min((each + missing) / across, slabs) for each in columns))
 
 
 def _shared_by_choice(down: int, rows: int, columns: float, share: float) -> float:
-    """Block columns that the two or three rows of a panel share above chance, since they were
-    chosen for it (:mod:`jitsparse.pairs`): so many standard deviations of what a random row does
-    with another, or with two others. The numbers were fitted to patterns of 4 to 256 rows and 16 to
-    256 columns, densities of 0.05 to 0.75."""
+    """Block columns that the two or three rows of a panel share above chance.
+
+    The rows were chosen for it (:mod:`jitsparse.pairs`). The result is in standard deviations of
+    what a random row shares with another, or with two others. The numbers were fitted to patterns
+    of 4 to 256 rows and 16 to 256 columns, densities of 0.05 to 0.75.
+    """
     among = min(rows, PAIRED_AMONG if down == 2 else TRIPLED_AMONG)
     if among <= down:
         return 0.0
@@ -312,12 +310,12 @@ def _shared_by_choice(down: int, rows: int, columns: float, share: float) -> flo
 
 
 def _busiest(mean: float, longest: float, panels: int, columns: int, at_once: int) -> float:
-    """Steps of the CTA that has most.
+    """Steps of the busiest CTA.
 
-    Panels are taken to get shorter as a power of their rank, the one with which their mean is
-    right. Tiles are listed in groups of panels, in a group column after column, and the second
-    round is dealt out backwards: one with the longest panel gets a short one next. What is left
-    then is dealt out evenly, but the last round, which may leave some out.
+    The length of panels is modelled as a power of their rank, the one that gives the right mean.
+    Tiles are listed in groups of panels, column by column in a group, and the second round is
+    dealt out backwards: a CTA with the longest panel gets a short one next. The rest is dealt out
+    evenly, except for the last round, which may leave some CTAs out.
     """
     power = longest / mean - 1
     tiles = panels * columns

@@ -1,10 +1,10 @@
 """Families of the CPU: ``vec``, vector code for every dtype, and ``amx``, Intel's tiles for bf16.
 
 Knobs: ``b`` block, ``l`` layout, and the register tile: ``r``, rows of the sparse operand (in an
-sdd, of the left one) x vectors of columns, or rows x columns of AMX tiles; or ``v``, of a dds whose
-vectors are rows of blocks, rows of the dense operand x vectors. A tile of vectors has to leave
-registers for a row of vectors and one broadcast element; within that, wide tiles read less often
-what they broadcast, and tall ones their vectors.
+sdd, of the left one) x vectors of columns, or rows x columns of AMX tiles; or, for a dds whose
+vectors are rows of blocks, ``v``, rows of the dense operand x vectors. A tile of vectors has to
+leave registers for a row of vectors and one broadcast element; within that limit, wide tiles read
+their broadcast elements less often, and tall ones their vectors.
 
 A kernel runs on every machine whose instruction set includes its target's, so lesser targets are
 candidates too, after the machine's own.
@@ -26,8 +26,8 @@ __all__ = ["candidates", "default_variants", "priority", "template"]
 _ROOT = Path(__file__).resolve().parent.parent
 
 _VEC_TARGETS = ("avx512bf16", "avx512", "avx2", "generic")
-"""Targets of ``vec``, each including the next. The first multiplies pairs of bfloat16, and is the
-second to all other dtypes, which share its compiled kernels."""
+"""Targets of ``vec``, each including the next. The first multiplies pairs of bfloat16; other dtypes
+share the compiled kernels of the second."""
 
 _VEC_TILES = {
     "avx512bf16": ((8, 3), (8, 2), (16, 1)),
@@ -39,12 +39,12 @@ _VEC_TILES = {
 with AVX-512, 16 with AVX2 and SSE."""
 
 _ROW_TILE = {"avx512": (14, 2), "avx2": (6, 2)}
-"""The register tile of ``vec`` whose vectors are rows of blocks; plain C++ is no faster so."""
+"""The register tile of ``vec`` whose vectors are rows of blocks; plain C++ gains nothing by it."""
 
 _VECTOR_BYTES = {"avx512": 64, "avx2": 32}
 
 _AMX_ROW_TILE = (2, 2)
-"""Likewise of ``amx``, in tiles of 16 rows and 16 columns."""
+"""The counterpart for ``amx``, in tiles of 16 rows and 16 columns."""
 
 _AMX_TILES = ((2, 2), (1, 4), (1, 2))
 """Register tiles of ``amx``, the preferred one first. Eight registers hold four sums, the operands
@@ -105,12 +105,12 @@ def _vec(problem: Problem, target: str, height: int) -> Iterator[Candidate]:
 
 
 def _lanes(target: str, dtype: str) -> int:
-    """Elements of a vector, as they are summed."""
+    """Elements of a vector, in the type of the sums."""
     return _VECTOR_BYTES[target] // (8 if dtype == "f64" else 4)
 
 
 def _refusal_of_rows(problem: Problem, width: int) -> str | None:
-    """Why no rows of blocks can be the vectors of a tile so wide."""
+    """Why rows of blocks cannot be the vectors of a tile of this width, or None."""
     if problem.layout != "nn":
         return f"layout {problem.layout}: needs both operands as stored"
     if problem.block[1] % width:
@@ -152,7 +152,7 @@ def default_variants(target: str) -> Iterator[Variant]:
 
 
 def template(variant: Variant) -> Template:
-    """What a variant is rendered from."""
+    """The template that a variant is rendered from."""
     product = "sdd" if variant.op == "sdd" else "spmm"
     kernel = "dds_rows" if _tile_knob(variant) == "v" else product
     name = f"{kernel}_{variant.family}"
@@ -178,7 +178,7 @@ def _tile_knob(variant: Variant) -> str:
 
 
 def _height(problem: Problem) -> int:
-    """Height of a block in the role that a kernel sees it in; that of sdd's output is its own."""
+    """Height of a block as a kernel sees it; for an sdd, that of a block of its output."""
     if problem.op == "sdd":
         return problem.block[0]
     return op_block(problem.op, problem.block, problem.layout)[0]

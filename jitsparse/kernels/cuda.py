@@ -149,7 +149,7 @@ def tile_count(problem: Problem, tile: Sequence[int]) -> float:
     if problem.op == "sdd":
         block_rows, block_cols = problem.block
         density = min(1.0, problem.nnz * block_rows * block_cols / (problem.rows * problem.cols))
-        # Block columns that any row of a panel stores, in tiles. The last is half empty.
+        # Block columns that any row of a panel stores; the last tile is half empty.
         merged = split.walked_k(problem.cols, density, tile_m // block_rows) / block_cols
         together = tile_n / block_cols
         tiles = problem.rows / tile_m * (merged / together + (together - 1) / (2 * together))

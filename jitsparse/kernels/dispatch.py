@@ -1,12 +1,12 @@
 """From the arguments of a registered operation to a launched kernel: the warm path.
 
-A call becomes a plain tuple (the key: what chooses a kernel) and a row of 64-bit words (what a
-kernel reads, ``csrc/abi.h``). A dictionary takes the key to a compiled kernel. On this path nothing
-reads the environment or the disk, takes a lock, logs or waits for a device; a miss leaves it for
+A call becomes a plain tuple (the key, which chooses a kernel) and a row of 64-bit arguments (which
+the kernel reads, ``csrc/abi.h``). A dictionary maps the key to a compiled kernel. Nothing on this
+path reads the environment or the disk, takes a lock, logs or waits for a device; a miss goes to
 :mod:`~jitsparse.kernels.choice`, which may compile.
 
 The three operations are written out rather than built from common parts: a Python call costs a
-tenth of a microsecond, and all of an operation here takes three.
+tenth of a microsecond, and a whole operation here takes three.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ DTYPES = {
     torch.float16: ("f16", 2),
     torch.bfloat16: ("bf16", 2),
 }
-"""Short name and bytes of the dtypes that operations take."""
+"""Short name and item size in bytes of the dtypes that operations take."""
 
-# Bound once: the module and the class are asked for them at every call. A torch without CUDA has
-# neither.
+# Bound once: otherwise every call looks them up in the module and the class. A torch without CUDA
+# has neither.
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
 _current_stream: Callable[[int], int] = getattr(
     torch._C, "_cuda_getCurrentRawStream", lambda device: 0
@@ -70,7 +70,7 @@ _generation = -1
 
 
 def _after_fork() -> None:
-    """What the parent is building will not arrive here."""
+    """Drop reference markers: what the parent is building never arrives in the child."""
     global _kernels
     _kernels = {key: kernel for key, kernel in _kernels.items() if kernel is not REFERENCE}
 
@@ -79,7 +79,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def find(key: Key) -> Any:
-    """The kernel of a key, compiled if need be, or the mark that the reference must answer."""
+    """The kernel for a key, compiled if need be, or the marker that the reference must answer."""
     global _kernels, _generation
     if config.generation != _generation:
         _kernels, _generation = {}, config.generation
@@ -90,8 +90,8 @@ def find(key: Key) -> Any:
 
 
 def _miss(key: Key) -> Any:
-    """The same, of a key that has none yet; others may have chosen one by the same facts."""
-    # Bound once: meanwhile another thread's pin may put a new dictionary in place.
+    """The kernel for a key that has none yet; it may share one chosen for the same facts."""
+    # Bound once: another thread's pin may replace the dictionary meanwhile.
     kernels, facts = _kernels, selection_key(key)
     kernel = kernels.get(facts)
     if kernel is None:
@@ -102,13 +102,13 @@ def _miss(key: Key) -> Any:
 
 
 def _enter(kernels: dict[Key, Any], key: Key, selected: Any) -> Any:
-    """Enter what was selected for a key, or the mark of the reference while that is built."""
+    """Enter what was selected for a key, or the reference marker while that is being built."""
     if not isinstance(selected, Future):
         kernels[key] = selected
         return selected
     kernels[key] = REFERENCE
-    # The mark goes when the build ends; the next call then takes its kernel or raises its error.
-    # Added after the mark is set: if the build has ended by now, the callback runs at once.
+    # The marker is removed when the build ends; the next call then takes its kernel or raises its
+    # error. The callback is added after the marker: if the build has ended, it runs at once.
     selected.add_done_callback(lambda _: kernels.pop(key, None))
     return REFERENCE
 
@@ -125,9 +125,12 @@ def dsd(
     transposed: bool,
     find: Callable[[Key], Any] = find,
 ) -> Tensor:
-    """``jitsparse::dsd`` on CPU and CUDA; ``find`` is for who wants to see the key. A product with
-    one vector, or a batch of them, is the dds of their rows: of 64 sixteen times as fast on a CPU,
-    and on a GPU, where a column of one entry is never aligned, ``thin`` in place of ``simt``."""
+    """``jitsparse::dsd`` on CPU and CUDA; pass ``find`` to see the key.
+
+    A product with one vector, or a batch of them, runs as the dds of their rows: for 64 vectors
+    this is 16 times as fast on a CPU. On a GPU, where a column of one entry is never aligned, it
+    gets ``thin`` instead of ``simt``.
+    """
     shape = dense.shape
     nnz, block_rows, block_cols = values.shape
     m = cols if transposed else rows
@@ -135,10 +138,10 @@ def dsd(
     device = dense.get_device()
     if n == 1:
         out = dds(flipped(dense), values, index, rows, cols, not transposed, None, 0, find)
-        return out.resize_(*shape[:-2], m, 1)  # no view, which could not be written in place
+        return out.resize_(*shape[:-2], m, 1)  # not a view, which could not be written in place
     if (
         len(shape) > 2
-        and 0 not in dense.stride()[:-2]  # whose members are one: copies would be many
+        and 0 not in dense.stride()[:-2]  # an expanded batch would be copied many times
         and is_worth_gathering(
             device, shape[:-2].numel(), n, shape[-2] * n, nnz * block_rows * block_cols
         )
@@ -151,7 +154,7 @@ def dsd(
     if len(shape) > 2:
         out = new_matrices(dense, device, shape[:-2], m, n)
     elif device < 0:
-        out = dense.new_empty(m, n)  # of integers: a third faster than of a tuple
+        out = dense.new_empty(m, n)  # integers: a third faster than a tuple
     else:
         out = on_current_gpu((m, n), (n or 1, 1), dense.dtype)
     if not nnz or not out.numel():
@@ -165,7 +168,7 @@ def dsd(
     name, itemsize = DTYPES[dense.dtype]
     values_ptr, dense_ptr, out_ptr = values.data_ptr(), dense.data_ptr(), out.data_ptr()
     out_stride = m * n if batch > 1 else 0
-    # Copies of 16 bytes need the contiguous extents of dense operands to be multiples, too.
+    # 16-byte copies also need the contiguous extents of dense operands to be multiples of that.
     strides = ld | batch_stride | n | out_stride
     if letter == "t":
         strides |= rows if transposed else cols
@@ -181,8 +184,8 @@ def dsd(
             letter,
             aligned,
             getattr(index, TRAITS, 0) or pack(rows, cols, nnz),
-            # Sizes between the same powers of two share a choice of kernel: a new size then costs
-            # a look into the dictionary and nothing more, whatever it is.
+            # Sizes between the same powers of two share a choice of kernel, so a new size costs
+            # only a dictionary lookup, whatever it is.
             (n - 1).bit_length(),
             (batch - 1).bit_length(),
         )
@@ -239,7 +242,7 @@ def dds(
     activation: int,
     find: Callable[[Key], Any] = find,
 ) -> Tensor:
-    """``jitsparse::dds`` on CPU and CUDA. A batch that lies like one tall matrix counts as one."""
+    """``jitsparse::dds`` on CPU and CUDA. A batch laid out like one tall matrix counts as one."""
     shape = dense.shape
     nnz, block_rows, block_cols = values.shape
     m = rows if transposed else cols
@@ -260,7 +263,7 @@ def dds(
     if not values.is_contiguous():
         values = packed(values)
     if shape[-1] == 1:
-        dense = packed(dense)  # so that members of one column are one, too
+        dense = packed(dense)  # so that a batch of single columns is one matrix, too
     if dense.is_contiguous():
         letter, ld, batch, batch_stride = "n", shape[-1], 1, 0
         n = out.numel() // m
@@ -308,7 +311,7 @@ def dds(
         return _run_reference(reference.dds, device, *arguments)
     if values_ptr < FREED_BELOW or dense_ptr < FREED_BELOW:
         require_memory(kernel, values, dense)
-    # Of a tangent that stands for zeros there is no address, which says that there is no bias.
+    # A tangent that is a zero tensor has no address, which the kernel takes for no bias.
     if bias is not None and bias_ptr < FREED_BELOW and not bias._is_zerotensor():
         require_memory(kernel, bias)
     if not aligned and device >= 0 and padding.needs(kernel.variant):
@@ -360,7 +363,7 @@ def sdd(
     block_cols: int,
     find: Callable[[Key], Any] = find,
 ) -> Tensor:
-    """``jitsparse::sdd`` on CPU and CUDA. A batch that lies like one long sum counts as one."""
+    """``jitsparse::sdd`` on CPU and CUDA. A batch laid out like one long sum counts as one."""
     device = left.get_device()
     if device >= 0 and device != _current_device():
         with torch.cuda.device(device):
@@ -384,7 +387,8 @@ def sdd(
             left, right, lies_so = packed(flipped(left)).mT, packed(right), True
             left_letter, left_ld, right_letter, right_ld = "t", rows, "n", cols
         if lies_so:
-            # The weight gradient of a linear layer: both walk k with their leading dimension.
+            # The weight gradient of a linear layer: both operands walk k with their leading
+            # dimension.
             k, batch, left_stride, right_stride = k * batch, 1, 0, 0
     name, itemsize = DTYPES[left.dtype]
     left_ptr, right_ptr, out_ptr = left.data_ptr(), right.data_ptr(), out.data_ptr()
@@ -447,13 +451,13 @@ def sdd(
 
 
 def _run_reference(compute: Callable[..., Tensor], device: int, *arguments: Any) -> Tensor:
-    """What the reference answers where there is no kernel, or none yet."""
+    """The reference's result, where there is no kernel, or none yet."""
     if device >= 0 and torch.cuda.is_current_stream_capturing():
         raise CacheMiss(
             f"the kernel of this {compute.__name__} is being compiled in the background while a "
             "CUDA graph is being captured, which would keep the plain torch operations that answer "
             'until then. Run the same call once before the capture with js.first_use("wait")'
         )
-    # Operands have the dtype that autocast asks for; sums are wider.
+    # Operands already have the dtype that autocast asks for; sums are wider.
     with torch.autocast("cpu" if device < 0 else "cuda", enabled=False):
         return compute(*arguments)

@@ -1,4 +1,4 @@
-"""How torch is asked to multiply float32 on a GPU: in full precision or as TF32."""
+"""How torch multiplies float32 on a GPU: in full precision or as TF32."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 
 __all__ = ["float32_arithmetic", "float32_as"]
 
-# torch 2.9 and later; of the two ways to set it the older one refuses to answer once the newer one
-# has been used. The public property takes 0.9 us a call, this 0.1.
+# torch 2.9 and later. Of the two ways to set it, the older one refuses to answer once the newer one
+# has been used. The public property takes 0.9 us per call, this 0.1.
 _fp32_precision = getattr(torch._C, "_get_fp32_precision_getter", None)
 
 
@@ -25,8 +25,7 @@ def float32_arithmetic() -> str:
 
 @contextmanager
 def float32_as(dtype: str) -> Iterator[None]:
-    """Have torch multiply float32 on a GPU as the name of a dtype means it: ``"tf32"`` as TF32, any
-    other in full precision."""
+    """Have torch multiply float32 on a GPU as TF32 for ``"tf32"``, in full precision otherwise."""
     ask: Callable[[str], None]
     if _fp32_precision is not None:
         matmul: Any = torch.backends.cuda.matmul

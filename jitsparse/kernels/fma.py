@@ -1,11 +1,11 @@
 """Family ``fma``: IEEE float32 on ordinary CUDA cores, fed by cp.async; Ampere and later.
 
-Knobs as of ``mma``: ``b`` block, ``l`` layout, ``t`` tile (rows x columns x depth of a pipeline
+Knobs as for ``mma``: ``b`` block, ``l`` layout, ``t`` tile (rows x columns x depth of a pipeline
 stage), ``w`` warps (down x across the tile), ``s`` stages of the pipeline, ``c`` CTAs that an SM
-should hold. What a warp computes decides what a thread does: 16 x 8 products of a warp's 64 x 64,
-8 x 8 of its 32 x 64 or 16 x 128. A tile is as high as a block. With ``k`` = ``split`` tiles are
-divided along k (:mod:`jitsparse.kernels.split`): the last ones of an sdd, or all of a dsd or dds
-that has few.
+should hold. A warp's part of the tile determines a thread's: 16 x 8 products of 64 x 64, 8 x 8 of
+32 x 64 or 16 x 128. A tile is as tall as a block. ``k`` = ``split`` stands for split-K
+(:mod:`jitsparse.kernels.split`): of the last tiles of an sdd, or of all tiles of a dsd or dds that
+has few.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from jitsparse.kernels.roles import is_k_contiguous, op_block
 __all__ = ["candidates", "default_variants", "priority", "template"]
 
 
-# By the height of a block as the kernel sees it, widest tile first. On an H200 threads that have
-# 8 x 8 of the output, three CTAs an SM, were faster than 16 x 8 and two (docs/performance.md): more
+# By the height of a block as the kernel sees it, widest tile first. On an H200, threads with 8 x 8
+# of the output and three CTAs per SM were faster than 16 x 8 and two (docs/performance.md): more
 # warps hide more than fewer instructions save. An sdd of blocks of 128 is the exception. Stages of
 # 32 need half the barriers of 16, and the shared memory of Hopper (_fitting).
 _SPMM = {
@@ -57,8 +57,8 @@ _SDD = {
     64: (Tile((64, 128, 32), (2, 2), 3, 3),),
     128: (Tile((128, 128, 16), (2, 2), 4, 2),),
 }
-# Where both operands lie along k a thread that copies needs a pointer for each block column, and
-# registers for them: where there are many it spills with a CTA more.
+# Where both operands are k-major, a copying thread needs a pointer for each block column, and
+# registers for them: if there are many, one more CTA makes it spill.
 _SDD_ALONG = _SDD | {32: (Tile((32, 128, 16), (1, 2), 3, 6),)}
 _NARROW_SDD_ALONG = _SDD_ALONG | {
     32: (Tile((32, 256, 16), (1, 4), 3, 2), Tile((32, 128, 16), (1, 2), 4, 4)),
@@ -66,14 +66,14 @@ _NARROW_SDD_ALONG = _SDD_ALONG | {
 }
 
 _DIVIDING_COSTS = 350
-"""As in :func:`~jitsparse.kernels.cuda.dividing_pays`."""
+"""``costs`` of :func:`~jitsparse.kernels.cuda.dividing_pays`."""
 _FIXED_COLUMNS = {(16, False): 96, (16, True): 0, (32, False): 26}
-"""What a tile takes beside its columns, counted in columns, by its height and by whether both
-operands lie along k, where there are two widths: from which is faster at 1024 and at 4096."""
+"""Fixed cost of a tile in columns, by its height and by whether both operands are k-major, where
+there are two widths: derived from which is faster at 1024 and at 4096."""
 
 
 def priority(problem: Problem) -> Priority:
-    """Before ``simt`` always."""
+    """Always ahead of ``simt``."""
     return Priority(2, "float32 on CUDA cores; the tile with the least waves of CTAs first")
 
 
@@ -92,12 +92,12 @@ def _candidate(problem: Problem, tile: Tile, divides: bool, target: str) -> Cand
 
 
 def _to_divide(problem: Problem, tiles: list[Tile], target: str) -> list[Tile]:
-    """What tiles a product has that divides them among CTAs, best first."""
+    """Tiles for splitting a product along k, best first."""
     if problem.op != "sdd":
-        # Wide ones would spill, and few columns are what leaves CTAs idle.
+        # Wide tiles would spill, and few columns are what leaves CTAs idle.
         narrowest = min(tiles, key=lambda tile: tile.shape[1])
         return [narrowest] if parts_of_tile(problem, narrowest, "fma") > 1 else []
-    # How many parts there are follows from the CTAs that an SM really has at a time.
+    # The number of parts follows from the CTAs that an SM really holds at a time.
     tiles = [
         replace(tile, ctas=max(1, min(tile.ctas, _ctas_per_sm(problem, tile, True, target))))
         for tile in tiles
@@ -106,7 +106,7 @@ def _to_divide(problem: Problem, tiles: list[Tile], target: str) -> list[Tile]:
 
 
 def _dividing_pays(problem: Problem, tile: Tile) -> bool:
-    """Whether a product is faster with tiles divided than with all whole."""
+    """Whether a product is faster with split tiles than with whole ones."""
     return problem.op != "sdd" or dividing_pays(problem, tile, _DIVIDING_COSTS)
 
 
@@ -128,13 +128,13 @@ def _tiles(problem: Problem, target: str) -> tuple[Tile, ...]:
     shallow = depth < 32 and is_k_contiguous(problem.op, problem.layout)
     if height == 128 and (capability(target) < 90 or shallow):
         # Code for older GPUs needs a few registers more than three CTAs of the first tile leave; so
-        # does a shallow slab that lies along k.
+        # does a shallow slab that is k-major.
         tiles = (replace(tiles[0], ctas=2), *tiles[1:])
     return tiles
 
 
 def _fitting(problem: Problem, tiles: tuple[Tile, ...], target: str) -> tuple[Tile, ...]:
-    """With shallow stages where an SM has no shared memory for as many CTAs as it should hold."""
+    """Tiles, with shallow stages if shared memory does not hold as many CTAs as it should."""
     return tuple(
         tile if tile.ctas <= _ctas_per_sm(problem, tile, False, target) else _shallow(tile)
         for tile in tiles
@@ -146,7 +146,7 @@ def _ctas_per_sm(problem: Problem, tile: Tile, divides: bool, target: str) -> in
 
 
 def _shallow(tile: Tile) -> Tile:
-    """With stages of 16."""
+    """The tile with stages of 16."""
     if tile.shape[2] == 16:
         return tile
     return replace(tile, shape=(*tile.shape[:2], 16), stages=3)
@@ -166,7 +166,7 @@ def _refusal(problem: Problem, tile: Tile, divides: bool, target: str) -> str | 
 
 
 def _shared_memory(problem: Problem, tile: Tile, divides: bool) -> int:
-    """Bytes that a CTA asks for: kSharedBytes of spmm_fma.cuh and sdd_fma.cuh."""
+    """Bytes of shared memory of a CTA: kSharedBytes of spmm_fma.cuh and sdd_fma.cuh."""
     tile_m, tile_n, tile_k = tile.shape
     metadata = 16 * (16 + 4)
     if problem.op == "sdd":
@@ -175,8 +175,10 @@ def _shared_memory(problem: Problem, tile: Tile, divides: bool) -> int:
 
 
 def default_variants(target: str) -> Iterator[Variant]:
-    """What calls choose for square blocks, with many columns or a long k and with few or a short
-    one; and for the gradient of a small weight."""
+    """What calls choose for square blocks, and for the gradient of a small weight.
+
+    The former with many columns or a long k, and with few or a short one.
+    """
     problems = (
         *typical_problems(("f32",), TYPICAL_BLOCKS),
         *typical_problems(("f32",), TYPICAL_BLOCKS, extent=16),
@@ -190,5 +192,5 @@ def default_variants(target: str) -> Iterator[Variant]:
 
 
 def template(variant: Variant) -> Template:
-    """What a variant is rendered from."""
+    """The template that a variant is rendered from."""
     return cuda_template("fma", variant.op, tile_context)

@@ -1,6 +1,6 @@
-"""The compiled function that computes the index of a pattern: its template, and what it reads.
+"""The compiled function that computes the index of a pattern: its template and its arguments.
 
-It runs on the host for patterns of a GPU, see :mod:`jitsparse.indexing`.
+It runs on the host for patterns on a GPU, see :mod:`jitsparse.indexing`.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ WORDS = (
 def words_of(
     layout: IndexLayout, crow: int, col: int, index: int, facts: int, threads: int
 ) -> list[int]:
-    """The words of a call.
+    """The arguments of a call.
 
     Args:
         layout: which parts the index has, and where.
-        crow, col: addresses of the pattern's indices, contiguous int32 in the host's memory.
-        index: address of the memory to fill, ``layout.size`` int32 of the host's.
-        facts: address of six int64, likewise, for :func:`jitsparse.traits.profile_by`.
-        threads: to use.
+        crow, col: addresses of the pattern's indices, contiguous int32 in host memory.
+        index: address of the memory to fill, ``layout.size`` int32 in host memory.
+        facts: address of six int64 in host memory, for :func:`jitsparse.traits.profile_by`.
+        threads: number of threads to use.
     """
     parts = {
         name: (index + 4 * offset, length) for name, (offset, length) in layout.parts().items()
@@ -71,7 +71,7 @@ def words_of(
 def _side_words(
     layout: IndexLayout, parts: dict[str, tuple[int, int]], side: str
 ) -> dict[str, int]:
-    """Those of ``SideArgs``. Of each part that is there: its address, and its length."""
+    """The arguments of ``SideArgs``: address and length of each part that is present."""
 
     def address(part: str) -> int:
         return parts.get(f"{side}_{part}", (0, 0))[0]
@@ -103,7 +103,7 @@ def _side_words(
 
 
 def template() -> Template:
-    """What the function is rendered from."""
+    """The template that the function is rendered from."""
     return Template(
         name="index",
         source=_ROOT / "templates" / "index.cpp.jinja",

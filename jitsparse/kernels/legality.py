@@ -1,4 +1,4 @@
-"""What several CUDA families refuse a problem for: each check gives the reason, or None."""
+"""Reasons why several CUDA families refuse a problem: each check gives one, or None."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ _LIMIT = 1 << 31
 
 
 def low_blocks(problem: Problem) -> str | None:
-    """Tensor cores and copies of 16 bytes want blocks of 16 and more."""
+    """Tensor cores and 16-byte copies need blocks of at least 16."""
     if min(problem.block) < 16:
         return f"block {problem.block[0]}x{problem.block[1]}: both sides must be at least 16"
     return None
 
 
 def too_large(problem: Problem) -> str | None:
-    """Rows, columns and what is summed over are counted in 32 bits. The sizes are rounded up, so
-    some are refused that are up to four times less."""
+    """Rows, columns and the summed extent are counted in 32 bits.
+
+    The sizes are rounded up, so some that are up to four times smaller are refused, too.
+    """
     summed = problem.extent * (problem.batch if problem.op == "sdd" else 1)
     if max(problem.rows, problem.cols, summed) >= _LIMIT:
         return "a side of an operand may have 2^31 elements or more, which only simt counts"
@@ -39,14 +41,14 @@ def too_large(problem: Problem) -> str | None:
 
 
 def too_much_stored(problem: Problem) -> str | None:
-    """Likewise the rows of all blocks, one below the other, as TMA sees them."""
+    """TMA also counts the rows of all blocks, one below the other, in 32 bits."""
     if problem.nnz * problem.block[0] >= _LIMIT:
         return "the stored blocks may have 2^31 rows or more, and TMA counts fewer"
     return None
 
 
 def too_many_tiles(problem: Problem, tile: tuple[int, int]) -> str | None:
-    """An sdd whose CTAs are not those of its blocks needs one for each tile that there might be."""
+    """An sdd whose CTAs do not correspond to its blocks needs one for each possible tile."""
     if problem.op == "sdd" and (problem.rows // tile[0]) * (problem.cols // tile[1]) >= _LIMIT:
         return f"tiles of {tile[0]} x {tile[1]} may be more than the CTAs that a launch can have"
     return None
@@ -58,7 +60,7 @@ def before_ampere(target: str) -> str | None:
 
 
 def too_much_shared_memory(needed: int, target: str) -> str | None:
-    """A CTA of ``needed`` bytes has to fit a multiprocessor."""
+    """A CTA with ``needed`` bytes of shared memory has to fit a multiprocessor."""
     limit = shared_memory_limit(target)
     if needed > limit:
         return f"needs {needed} bytes of shared memory a CTA, {target} has {limit}"

@@ -2,12 +2,12 @@
 
 Knobs: ``b`` block, ``l`` layout, ``t`` tile (rows x columns x depth of a pipeline stage), ``w``
 warps (down x across the tile), ``s`` stages of the pipeline, ``c`` CTAs that an SM should hold.
-With ``k`` = ``split`` tiles are divided along k (:mod:`jitsparse.kernels.split`): the last ones of
-an sdd, or all of a dsd or dds that has few.
+``k`` = ``split`` stands for split-K (:mod:`jitsparse.kernels.split`): of the last tiles of an sdd,
+or of all tiles of a dsd or dds that has few.
 
-Which tile is best was measured on an H200 (docs/performance.md). What decides is, for small blocks,
-how many warps hide the latency of many short steps, and for large ones how few bytes a product
-moves through shared memory, which favours warps of 64 x 64.
+The best tiles were measured on an H200 (docs/performance.md). Small blocks need many warps to hide
+the latency of many short steps. Large ones need a product to move few bytes through shared memory,
+which favours warps of 64 x 64.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = ["candidates", "default_variants", "priority", "template"]
 
 _BYTES = {"bf16": 2, "f16": 2, "tf32": 4}
 
-# Products by the height of a block as the kernel sees it, widest tile first.
+# Tiles of dsd and dds by the height of a block as the kernel sees it, widest first.
 _SPMM_16_BIT = {
     16: (
         Tile((128, 256, 64), (8, 2), 3, 1),
@@ -82,7 +82,7 @@ _SPMM_32_BIT = {
     64: (Tile((64, 128, 32), (1, 4), 3, 2), Tile((64, 32, 32), (4, 1), 4, 2)),
     128: (Tile((128, 128, 32), (2, 4), 3, 1), Tile((128, 32, 32), (4, 1), 4, 2)),
 }
-# sdd by the height of a block. The wide tile of a height wants rows that fill it.
+# Tiles of sdd by the height of a block. The wide tile of a height needs rows that fill it.
 _SDD_16_BIT = {
     16: (Tile((128, 128, 64), (2, 4), 3, 2),),
     32: (Tile((32, 256, 64), (1, 4), 3, 2), Tile((128, 128, 64), (2, 4), 3, 2)),
@@ -96,25 +96,25 @@ _SDD_32_BIT = {
     128: (Tile((128, 128, 32), (2, 4), 3, 2),),
 }
 
-# What decides whether tiles are divided, and which, is from times on an H200
-# (docs/performance.md): of 118 sdd what is chosen takes 1.007 times the time of the best in the
-# mean, of 108 dds with 16 to 256 columns 1.018 times.
+# Whether tiles are split along k, and which, was fitted to times on an H200 (docs/performance.md):
+# for 118 sdd the choice takes 1.007 times the time of the best on average, for 108 dds with 16 to
+# 256 columns 1.018 times.
 _DIVIDING_SDD = {2: 1100, 4: 650}
-"""As in :func:`~jitsparse.kernels.cuda.dividing_pays`, by bytes of an element: in TF32 a wave takes
-twice as long for each of k. (H100, 84 sdd in TF32 of less than a wave: divided they take 1.06 to
-9.5 times less from 746 on, and 0.95 to 1.12 times less up to 644.)"""
+"""``costs`` of :func:`~jitsparse.kernels.cuda.dividing_pays`, by bytes of an element: in TF32 a
+wave takes twice as long per element of k. (H100, 84 TF32 sdd of less than a wave: split-K is
+1.06 to 9.5 times as fast from 746 on, and 0.95 to 1.12 times up to 644.)"""
 _FIXED_OF_SDD = 64
-"""As in :func:`~jitsparse.kernels.cuda.time_to_the_end`."""
+"""``fixed`` of :func:`~jitsparse.kernels.cuda.time_to_the_end`."""
 _MAX_DIVIDED_COLUMNS = 64
-"""Of a dsd or dds: few columns are what leaves CTAs idle."""
+"""Columns of the widest split tile of a dsd or dds: few columns are what leaves CTAs idle."""
 _DIVIDING = 16000 * 128
-"""What leaving parts and adding them takes, in products of an SM."""
+"""Cost of storing parts and adding them, in products of an SM."""
 _FIXED = 16
-"""What a CTA spends on its sparse operand, in columns."""
+"""Cost of a CTA's sparse operand, in columns."""
 
 
 def priority(problem: Problem) -> Priority:
-    """Before ``simt`` always."""
+    """Always ahead of ``simt``."""
     return Priority(
         1, "tensor cores; the tile that keeps the CTAs of a GPU busy for least time first"
     )
@@ -137,8 +137,10 @@ def _candidate(problem: Problem, tile: Tile, divides: bool, target: str) -> Cand
 
 
 def _fitting(problem: Problem, tiles: Iterable[Tile], divides: bool, target: str) -> list[Tile]:
-    """Those for which an SM has shared memory, with as many CTAs as it really has: how many parts
-    there are, and how many rounds, follows from them."""
+    """Tiles that fit an SM's shared memory, each with the number of CTAs that an SM really holds.
+
+    The numbers of parts and of rounds follow from it.
+    """
     fitting = []
     for tile in tiles:
         fit = ctas_per_sm(_shared_memory(problem, tile, divides), target)
@@ -148,7 +150,7 @@ def _fitting(problem: Problem, tiles: Iterable[Tile], divides: bool, target: str
 
 
 def _to_divide(problem: Problem, target: str) -> list[Tile]:
-    """Tiles that may be divided, best first."""
+    """Tiles that may be split along k, best first."""
     if problem.dtype not in _BYTES:
         return []
     tiles = _fitting(problem, _tiles(problem), True, target)
@@ -163,7 +165,7 @@ def _to_divide(problem: Problem, target: str) -> list[Tile]:
 
 
 def _dividing_pays(problem: Problem, divided: Tile, whole: Sequence[Tile]) -> bool:
-    """Whether a tile is faster divided than the first of these whole."""
+    """Whether a split tile is faster than the first of the whole ones."""
     if problem.op == "sdd":
         return dividing_pays(problem, whole[0], _DIVIDING_SDD[_BYTES[problem.dtype]])
     by_dividing = _time(problem, divided, divides=True) + _DIVIDING
@@ -171,7 +173,7 @@ def _dividing_pays(problem: Problem, divided: Tile, whole: Sequence[Tile]) -> bo
 
 
 def _time(problem: Problem, tile: Tile, divides: bool) -> float:
-    """What a dsd or dds takes, in products of an SM, with tiles divided or whole."""
+    """Time of a dsd or dds, in products of an SM, with tiles split or whole."""
     tile_m, tile_n, _ = tile.shape
     parts = parts_of_tile(problem, tile, "mma") if divides else 1
     rounds = math.ceil(waves(problem, tile) * parts)
@@ -185,8 +187,8 @@ def _tiles(problem: Problem) -> tuple[Tile, ...]:
     height, _ = op_block(problem.op, problem.block, problem.layout)
     tiles = (_SPMM_32_BIT if wide else _SPMM_16_BIT).get(height, _SPMM_16_BIT[16])
     if height == 16 and is_k_contiguous(problem.op, problem.layout):
-        # The dense operand arrives 32 bytes a row, so L2 answers requests, not bytes: sharing them
-        # among more columns gains nothing and the narrower tile runs twice an SM (10 to 15 %).
+        # The dense operand arrives in rows of 32 bytes, so requests limit L2, not bytes: sharing
+        # them among more columns gains nothing, and an SM runs two narrower tiles (10 to 15 %).
         return tiles[1:]
     return tiles
 
@@ -205,7 +207,7 @@ def _refusal(problem: Problem, tile: Tile, divides: bool, target: str) -> str | 
 
 
 def _shared_memory(problem: Problem, tile: Tile, divides: bool) -> int:
-    """Bytes that a CTA asks for: kSharedBytes of spmm_mma.cuh and sdd_mma.cuh."""
+    """Bytes of shared memory of a CTA: kSharedBytes of spmm_mma.cuh and sdd_mma.cuh."""
     (tile_m, tile_n, tile_k), (warps_m, warps_n) = tile.shape, tile.warps
     itemsize = _BYTES[problem.dtype]
     pipeline = tile.stages * (tile_m + tile_n) * tile_k * itemsize
@@ -225,8 +227,10 @@ def _shared_memory(problem: Problem, tile: Tile, divides: bool) -> int:
 
 
 def default_variants(target: str) -> Iterator[Variant]:
-    """What calls choose before Hopper for square blocks; with few columns too, and for bf16 with a
-    short k."""
+    """What calls choose before Hopper for square blocks.
+
+    Also with few columns, and for bf16 with a short k.
+    """
     problems = (
         *typical_problems(("bf16",), TYPICAL_BLOCKS),
         *typical_problems(("bf16", "tf32"), (32, 128), extent=16),
@@ -242,5 +246,5 @@ def default_variants(target: str) -> Iterator[Variant]:
 
 
 def template(variant: Variant) -> Template:
-    """What a variant is rendered from."""
+    """The template that a variant is rendered from."""
     return cuda_template("mma", variant.op, tile_context)

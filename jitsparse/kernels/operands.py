@@ -1,6 +1,6 @@
-"""Dense operands as kernels take them: where they lie, and how.
+"""Dense operands as kernels take them: address and layout.
 
-One letter says which axis is contiguous; strides of the other axis and of the batch say the rest.
+A letter says which axis is contiguous; strides of the other axis and of the batch say the rest.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ __all__ = [
 
 FREED_BELOW = 1 << 40
 """An address. A tensor whose storage was freed reports only its offset in bytes, which is below
-this; what is allocated lies above."""
+this; allocated memory is above."""
 
 
 def require_memory(kernel: object, *operands: Tensor) -> None:
     """Raise if an operand has no memory; the stand-in kernel of a warm-up reads none.
 
-    Asked only of operands below :data:`FREED_BELOW`.
+    Only called for operands below :data:`FREED_BELOW`.
     """
     missing = [
         each for each in operands if not (each.data_ptr() and each.untyped_storage().nbytes())
@@ -47,7 +47,7 @@ def flipped(tensor: Tensor) -> Tensor:
 
 
 def packed(tensor: Tensor) -> Tensor:
-    """As ``tensor.contiguous()``, which would read memory that is not there.
+    """As ``tensor.contiguous()``, which would read freed memory.
 
     Raises:
         ArgumentError: its storage was freed.
@@ -71,17 +71,17 @@ def _without_memory(operand: Tensor) -> ArgumentError:
 
 
 def is_worth_gathering(device: int, members: int, vectors: int, copied: int, stored: int) -> bool:
-    """Whether a batch whose members do not lie as one matrix should be copied to lie so.
+    """Whether to copy a batch whose members are not laid out as one matrix so that they are.
 
-    Members of few vectors fill no tile, and each reads all blocks. Not asked of expanded ones, of
-    which there is one in memory. (Gathering 64 members of 8, 16,
-    64 vectors, permuted, through 4096 x 4096 in blocks of 64 at density 0.25: 128 -> 18, 127 -> 30,
-    102 -> 102 us on an H200. On a CPU it is worth it up to 16.)
+    Members of few vectors do not fill a tile, and each reads all blocks. Not called for expanded
+    batches, whose members are one in memory. (Gathering 64 members of 8, 16, 64 vectors, permuted,
+    through 4096 x 4096 in blocks of 64 at density 0.25: 128 -> 18, 127 -> 30, 102 -> 102 us on an
+    H200. On a CPU it is worth it up to 16.)
 
     Args:
         device: index of the GPU, or -1.
-        members: of the batch.
-        vectors: of a member.
+        members: number of members of the batch.
+        vectors: number of vectors of a member.
         copied: elements of a member.
         stored: elements of all blocks.
     """
@@ -92,11 +92,11 @@ def layout_of(tensor: Tensor) -> tuple[Tensor, str, int, int, int]:
     """A dense operand as kernels take it: ``(tensor, letter, ld, batch, batch stride)``.
 
     The letter is ``n`` if the last axis is contiguous and ``t`` if the one before it is; ``ld`` is
-    the stride of the other one, at least its neighbour's extent. A tensor that fits neither, or
-    whose batch dimensions have no common stride, is copied.
+    the stride of the other one, at least the extent of the contiguous one. A tensor that fits
+    neither, or whose batch dimensions have no common stride, is copied.
 
-    An axis of one entry is never the contiguous one, for kernels copy 16 bytes along that, and its
-    stride, which is never used, is that of the batch: so a batch of vectors lies like a matrix.
+    An axis of one entry is never the contiguous one, since kernels copy 16 bytes along that. Its
+    stride, which is never used, is the batch's, so a batch of vectors is laid out like a matrix.
     """
     shape, strides = tensor.shape, tensor.stride()
     batch, batch_stride = 1, 0

@@ -1,9 +1,9 @@
-"""Copies of operands in multiples of 16 bytes, for kernels that copy so much at a time.
+"""Operands padded to multiples of 16 bytes, for kernels that copy that much at a time.
 
-On a GPU all families but ``simt`` do. A product that is not aligned, as of a layer with 50257
-outputs or of a matrix that begins anywhere, gives them copies of its dense operands, each with a
-few zeros beside it, and gets a result from which the rest is cut off. That takes memory of their
-size and some launches, and for all but small products is 2 to 17 times as fast as ``simt``
+On a GPU all families except ``simt`` do. For an unaligned product, such as that of a layer with
+50257 outputs or of a matrix at an unaligned address, they get copies of its dense operands, each
+padded with a few zeros, and the padding is cut off the result. That takes memory of their size and
+some launches, and for all but small products is 2 to 17 times as fast as ``simt``
 (docs/performance.md).
 """
 
@@ -29,22 +29,22 @@ __all__ = ["dds", "dsd", "in_order", "microseconds", "needs", "sdd"]
 _ALIGNMENT = 16
 _FIXED = 20.0
 _BYTES = 2.5e6
-"""Microseconds that the launches take, most of them of the host, and bytes that are copied in one,
+"""Microseconds that the launches take, most of them on the host, and bytes copied per microsecond,
 on an H200."""
 
 _SIMT_RATE, _SIMT_STEP = 17e6, 0.13
-"""Operations of ``simt`` in a microsecond, and what it takes for each element that a row sums."""
+"""Operations of ``simt`` per microsecond, and microseconds for each element that a row sums."""
 
 _RATES = {"f16": 150e6, "bf16": 150e6, "tf32": 80e6, "f32": 30e6}
-"""Operations in a microsecond of the families that need copies."""
+"""Operations per microsecond of the families that need copies."""
 
 _ITEMSIZE = {"f16": 2, "bf16": 2, "tf32": 4, "f32": 4}
 
 
 # -- products on copies -------------------------------------------------------------------------
 #
-# ``run`` is the operation with the kernel that was chosen. A letter is that of
-# :func:`~jitsparse.kernels.operands.layout_of`, which the copy has, too.
+# ``run`` is the operation with the chosen kernel. A letter is that of
+# :func:`~jitsparse.kernels.operands.layout_of`; the copy has the same.
 
 
 def dsd(
@@ -101,8 +101,10 @@ def sdd(
     cols: int,
     *blocks: int,
 ) -> Tensor:
-    """As ``jitsparse::sdd``; letters of both operands. Past the edge there is nothing to cut off:
-    blocks hold the zeros that the copies have there."""
+    """As ``jitsparse::sdd``; ``letters`` are those of both operands.
+
+    Nothing has to be cut off: past the edge, blocks hold the zeros that the copies have there.
+    """
     k, size = left.shape[-1], left.itemsize
     tall = _multiple(rows, size) if letters[0] == "t" else rows
     wide = _multiple(cols, size) if letters[1] == "n" else cols
@@ -118,7 +120,7 @@ def _multiple(extent: int, itemsize: int) -> int:
 
 
 def _filled_up(dense: Tensor, letter: str, rows: int, cols: int) -> Tensor:
-    """A matrix with zeros up to these extents, itself if it can be copied 16 bytes at a time."""
+    """The matrix padded with zeros to these extents; itself if it needs no copy."""
     if letter == "t":
         return _filled_up(dense.mT, "n", cols, rows).mT
     *batch, height, width = dense.shape
@@ -139,14 +141,14 @@ def _is_aligned(dense: Tensor) -> bool:
 
 
 def _begun(values: Tensor) -> Tensor:
-    """Values that begin at a multiple of 16 bytes."""
+    """Values at a multiple of 16 bytes, copied if necessary."""
     return values.clone() if values.data_ptr() % _ALIGNMENT else values
 
 
 def _cut(out: Tensor, rows: int, cols: int) -> Tensor:
     if out.shape[-2:] == (rows, cols):
         return out
-    # Of rows alone a view would be contiguous, too; what a Function returned must be none.
+    # A view of some rows would be contiguous, too, but a Function must not return a view.
     return out[..., :rows, :cols].clone(memory_format=torch.contiguous_format)
 
 
@@ -154,13 +156,12 @@ def _cut(out: Tensor, rows: int, cols: int) -> Tensor:
 
 
 def needs(variant: Variant) -> bool:
-    """Whether a variant for a GPU can run a call that is not aligned on copies only."""
+    """Whether a variant for a GPU needs copies to run an unaligned call."""
     return variant.family != "simt"
 
 
 def in_order(problem: Problem, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The candidates for a GPU of a problem that is not aligned: ``simt`` goes first where copies
-    would take longer."""
+    """GPU candidates for an unaligned problem: ``simt`` goes first where copies take longer."""
     what = "operands are not 16-byte aligned"
     if _pay(problem):
         return [
@@ -194,13 +195,13 @@ def _pay(problem: Problem) -> bool:
 
 
 def microseconds(problem: Problem) -> float:
-    """What copies of all dense operands and of the result take, read and written."""
+    """Time to copy all dense operands and the result, reads and writes included."""
     elements = sum(_sides(problem)) * problem.extent * problem.batch
     return _FIXED + 2 * elements * _ITEMSIZE[problem.dtype] / _BYTES
 
 
 def _sides(problem: Problem) -> tuple[int, int]:
-    """Of the sparse matrix as it is multiplied, that of the result first; of an sdd as stored."""
+    """Sides of the sparse matrix as multiplied, the result's first; for an sdd as stored."""
     if problem.op != "sdd" and is_flipped(problem.op, problem.layout):
         return problem.cols, problem.rows
     return problem.rows, problem.cols

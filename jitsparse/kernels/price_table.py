@@ -1,5 +1,7 @@
-"""What the cost model's parts cost, in microseconds: a row for each kind of kernel, and a table
-for each of :data:`GPUS`, which differ in how fast memory is, and so in which tiles are the best.
+"""Prices of the cost model's parts in microseconds, a row for each kind of kernel.
+
+There is a table for each of :data:`GPUS`, which differ in how fast memory is, and so in which tiles
+are the best.
 
 :mod:`jitsparse.bench.fitting` writes the file from measured times.
 """
@@ -16,11 +18,11 @@ __all__ = ["GPUS", "OF_THEIR_OWN", "TABLE", "gpu_of", "group_of", "machines_of",
 TABLE = Path(__file__).with_name("costs.json")
 
 GPUS = ("H200", "H100")
-"""GPUs whose times there are; the first stands for those that are not here."""
+"""GPUs that were timed; the first one stands for those that were not."""
 
 OF_THEIR_OWN = ("tf32.sdd", "f32.sdd", "tf32", "f32")
-"""Groups of kinds, timed together, that begin with their names; all others are of dsd and dds in
-bfloat16 and float16."""
+"""Groups of kinds that were timed together, whose kinds begin with their names; all others are of
+dsd and dds in bfloat16 and float16."""
 
 _MACHINES = {
     "H200": ("NVIDIA H200", "NVIDIA H200 NVL", "NVIDIA GH200 480GB"),
@@ -34,12 +36,12 @@ def gpu_of(machine: str) -> str | None:
 
 
 def machines_of(gpu: str) -> tuple[str, ...]:
-    """Names of machines that have one of :data:`GPUS`, as their drivers say them."""
+    """Names of machines that have one of :data:`GPUS`, as reported by their drivers."""
     return _MACHINES[gpu]
 
 
 def prices_of(kind: str, gpu: str) -> list[float] | None:
-    """Of a kind, or if it was not timed, of what it is a kind of: ``"a.b"`` for ``"a.b.few"``."""
+    """Prices of a kind, or if it was not timed, of its parent: ``"a.b"`` for ``"a.b.few"``."""
     prices = _table()[gpu]
     while kind and kind not in prices:
         kind = kind.rpartition(".")[0]
@@ -47,7 +49,7 @@ def prices_of(kind: str, gpu: str) -> list[float] | None:
 
 
 def group_of(kind: str) -> str:
-    """The group that a kind is timed with, by a name."""
+    """Name of the group that a kind is timed with."""
     return next((each for each in OF_THEIR_OWN if kind.startswith(f"{each}.")), "bf16")
 
 
@@ -57,7 +59,7 @@ def _table() -> dict[str, dict[str, list[float]]]:
     prices: dict[str, dict[str, list[float]]] = {
         gpu: table["prices"] for gpu, table in gpus.items()
     }
-    # Until a group is timed on all of them, another's times are the best that there is to know.
+    # Until a group is timed on every GPU, another GPU's times are the best available.
     every = {kind: row for each in prices.values() for kind, row in each.items()}
     for each in prices.values():
         missing = {*OF_THEIR_OWN} - {group_of(kind) for kind in each}

@@ -20,16 +20,16 @@ _NAME = re.compile(
 
 
 def octave(size: int) -> int:
-    """The power of two that is not less."""
+    """The smallest power of two that is not less than ``size``."""
     return 1 << (size - 1).bit_length()
 
 
 class Priority(NamedTuple):
-    """Where a family's variants stand among those of other families.
+    """Rank of a family's variants among those of other families.
 
     Attributes:
-        rank: lower is earlier. What a cost model knows comes first, whatever its rank.
-        why: what speaks for it, or against it, in words for a person.
+        rank: lower is earlier. What the cost model has prices for comes first, whatever its rank.
+        why: the reason for or against it, for a human reader.
     """
 
     rank: int
@@ -38,10 +38,10 @@ class Priority(NamedTuple):
 
 @dataclass(frozen=True)
 class Problem:
-    """What a kernel family is asked about.
+    """The facts of a call from which a kernel family chooses.
 
-    Sizes are rounded up, so that calls of nearly the same size share one choice: use them to
-    prefer, and to refuse what is too large, but not as exact sizes, on which no kernel may depend.
+    Sizes are rounded up, so that calls of nearly the same size share one choice. Use them to rank
+    variants and to refuse what is too large, but not as exact sizes: no kernel may depend on those.
 
     Attributes:
         op: ``"dsd"``, ``"dds"`` or ``"sdd"``.
@@ -49,15 +49,15 @@ class Problem:
         dtype: short name: f64, f32, f16, bf16, or tf32 (float32 where torch's float32 matmul
             precision allows it).
         block: ``(block_rows, block_cols)`` as stored.
-        layout: one letter an operand, left then right, as in a variant's ``l`` knob: ``n`` as
+        layout: one letter per operand, left then right, as in a variant's ``l`` knob: ``n`` as
             stored or last axis contiguous, ``t`` transposed.
         aligned: the pointers of values, dense operands and result, and the leading dimensions,
-            batch strides and contiguous extents of dense operands, are multiples of 16 bytes. Where
-            a bias begins does not matter: kernels read it element by element.
-        rows, cols: of the sparse matrix as stored, in elements.
-        nnz: stored blocks.
+            batch strides and contiguous extents of dense operands, are multiples of 16 bytes. The
+            bias may begin anywhere: kernels read it element by element.
+        rows, cols: size of the sparse matrix as stored, in elements.
+        nnz: number of stored blocks.
         extent: n for dsd and dds, k for sdd.
-        batch: products in the call.
+        batch: number of products in the call.
         profile: how the pattern differs from a random one (:mod:`jitsparse.traits`).
     """
 
@@ -75,8 +75,11 @@ class Problem:
     profile: int = 0
 
     def rounded(self) -> Problem:
-        """With sizes rounded up as in the problems of calls: those of the pattern to the largest
-        of their class (:mod:`jitsparse.traits`), the others to powers of two."""
+        """The problem with sizes rounded up as in those of calls.
+
+        Sizes of the pattern become the largest of their class (:mod:`jitsparse.traits`), the
+        others powers of two.
+        """
         return replace(
             self,
             rows=of_side(side_class(self.rows)),
@@ -88,8 +91,10 @@ class Problem:
 
     @property
     def name(self) -> str:
-        """Readable and unique, as ``dsd.bf16.b32x32.lnn.a1.r4096.c4096.z2048.e1024.x1``; with
-        ``.p`` and four digits unless the pattern is like a random one."""
+        """A readable, unique name, as ``dsd.bf16.b32x32.lnn.a1.r4096.c4096.z2048.e1024.x1``.
+
+        It ends in ``.p`` and four digits unless the pattern is like a random one.
+        """
         block = "x".join(map(str, self.block))
         return (
             f"{self.op}.{self.dtype}.b{block}.l{self.layout}.a{int(self.aligned)}"
@@ -99,7 +104,7 @@ class Problem:
 
     @classmethod
     def parse(cls, name: str, device: str) -> Problem | None:
-        """The problem on a device that has a name, or None if none has it."""
+        """The problem with a given name on a device, or None if there is none."""
         match = _NAME.fullmatch(name)
         if match is None:
             return None
@@ -109,7 +114,7 @@ class Problem:
         return cls(op, device, dtype, block, layout, aligned == "1", *numbers)
 
     def describe(self) -> str:
-        """Two lines for people."""
+        """Two lines for a human reader."""
         block = "x".join(map(str, self.block))
         return (
             f"{self.op} on {self.device}, {self.dtype}, blocks of {block}, layout {self.layout}, "
@@ -130,22 +135,22 @@ def product_problem(
     density: float,
     aligned: bool = True,
 ) -> Problem:
-    """The problem of a product ``(m, k) @ (k, n)``, its sizes not rounded.
+    """The problem of a product ``(m, k) @ (k, n)``, with unrounded sizes.
 
     Args:
-        op, device, dtype, block, layout, aligned: as in :class:`Problem`; a processor, which has no
-            TF32, makes float32 of it.
+        op, device, dtype, block, layout, aligned: as in :class:`Problem`; on a CPU, which has no
+            TF32, ``tf32`` becomes ``f32``.
         size: ``(m, n, k)``.
         density: share of the blocks that the sparse operand or result stores.
     """
     m, n, k = size
     if op == "dsd" and n == 1:
-        # As its call: the dds of the vector's row.
+        # As its call does: the dds of the vector's row.
         op, layout = "dds", "n" + ("n" if layout[0] == "t" else "t")
         m, n = n, m
     if device == "cpu" and dtype == "tf32":
         dtype = "f32"
-    # The matrix as it is read, then as it is stored.
+    # The matrix as read, then as stored.
     rows, cols = {"dsd": (m, k), "dds": (k, n), "sdd": (m, n)}[op]
     if {"dsd": layout[0], "dds": layout[1], "sdd": "n"}[op] == "t":
         rows, cols = cols, rows
@@ -155,7 +160,7 @@ def product_problem(
     if op == "sdd":
         left = _letter(left, m, k)
     elif op == "dds" and 1 in (m, k):
-        left = "n"  # of one column, too: a batch of those is one, as any that is contiguous
+        left = "n"  # of one column, too, which is contiguous, so a batch of them is one matrix
     if op != "dds":
         right = _letter(right, k, n)
     layout = left + right
@@ -163,12 +168,12 @@ def product_problem(
 
 
 def _letter(asked: str, rows: int, cols: int) -> str:
-    """Of a dense operand, of which an axis of one entry is never the contiguous one."""
+    """The letter of a dense operand; an axis of one entry is never the contiguous one."""
     return "n" if rows == 1 else "t" if cols == 1 else asked
 
 
 TYPICAL_BLOCKS = (16, 32, 64, 128)
-"""Of the square blocks in the default table. Those of 8 are compiled when they are needed."""
+"""Sides of the square blocks in the default table. Blocks of 8 are compiled when needed."""
 
 
 def typical_problem(
@@ -181,8 +186,11 @@ def typical_problem(
     *,
     aligned: bool = True,
 ) -> Problem:
-    """What stands for the calls of programs: blocks in a quarter of a 4096 x 4096 matrix, of 256 x
-    256 if it is not aligned, since larger ones choose what aligned ones do."""
+    """A problem that represents the calls of programs: a quarter of the blocks of a square matrix.
+
+    The matrix is 4096 x 4096, or 256 x 256 if not aligned, since larger ones choose what aligned
+    ones do.
+    """
     rows, cols = block if isinstance(block, tuple) else (block, block)
     side = 4096 if aligned else 256
     return Problem(

@@ -58,17 +58,17 @@ declare_values(
 DTYPES = ("f64", "f32", "tf32", "f16", "bf16")
 
 INDEX = Variant("index", "host", "generic", "i32")
-"""No operation of a user's: computes the indices of patterns for GPUs (:mod:`jitsparse.indexing`).
-For any processor, since with AVX2 or AVX-512 it is no faster."""
+"""Not a user-facing operation: computes the indices of GPU patterns (:mod:`jitsparse.indexing`).
+Targets any CPU, since it is no faster with AVX2 or AVX-512."""
 
 _CUDA_TARGET = re.compile(r"sm\d{2,3}[af]?")
 
 
 class Module(Protocol):
-    """What a module of kernels offers."""
+    """Interface of a module of kernels."""
 
     def priority(self, problem: Problem) -> Priority:
-        """Where its variants stand among those of other modules."""
+        """Rank of its variants among those of other modules."""
 
     def candidates(self, problem: Problem, target: str) -> list[Candidate]:
         """Its variants for a problem, best first; refused ones with their reason."""
@@ -77,7 +77,7 @@ class Module(Protocol):
         """The default table: what calls choose when nothing is pinned."""
 
     def template(self, variant: Variant) -> Template:
-        """What a variant is rendered from."""
+        """The template that a variant is rendered from."""
 
 
 _FAMILIES: dict[str, dict[str, Module]] = {
@@ -98,15 +98,15 @@ def candidates(
 
     Args:
         problem: the facts of a call.
-        target: what to compile for; by default what this machine has.
-        gpu: whose prices decide, see :func:`priced_as`.
+        target: the compilation target; by default this machine's.
+        gpu: the GPU whose prices decide, see :func:`priced_as`.
     """
     ranked = _by_priority(problem, target_of(problem.device) if target is None else target)
     return ranked if problem.device == "cpu" else cost.quickest_first(problem, ranked, gpu)
 
 
 def _by_priority(problem: Problem, target: str) -> list[Candidate]:
-    """The same before the cost model is asked."""
+    """Candidates in the families' order, before the cost model is asked."""
     modules = [(module.priority(problem), module) for module in _modules(problem.device)]
     return [
         dataclasses.replace(candidate, why=priority.why)
@@ -116,7 +116,7 @@ def _by_priority(problem: Problem, target: str) -> list[Candidate]:
 
 
 def warmup_command(variant: Variant) -> str:
-    """The command that compiles a variant, for messages, as it works where this process runs."""
+    """The command that compiles a variant where this process runs, for messages."""
     allowed = "" if config.get().jit else "JITSPARSE_JIT=on "
     return f"{allowed}jitsparse warmup --variant {variant.name}"
 
@@ -147,11 +147,11 @@ def device_of(target: str) -> str:
 
 
 def target_of(device: str, index: int = -1) -> str:
-    """What to compile for on a device of this machine.
+    """The compilation target for a device of this machine.
 
     Args:
         device: ``"cpu"`` or ``"cuda"``.
-        index: of the GPU; by default the current one.
+        index: index of the GPU; by default the current one.
     """
     from jitsparse.jit import targets
 
@@ -161,14 +161,14 @@ def target_of(device: str, index: int = -1) -> str:
 
 
 def check_target(device: str, target: str) -> None:
-    """Refuse what is no target of a device.
+    """Reject a target that does not belong to a device.
 
     Args:
         device: ``"cpu"`` or ``"cuda"``.
         target: as in a variant's name.
 
     Raises:
-        ArgumentError: it is none.
+        ArgumentError: it does not.
     """
     if device == "cpu" and target not in CPU_TARGETS:
         raise ArgumentError(f"target {target!r} is not one of a CPU's: {', '.join(CPU_TARGETS)}")
@@ -177,11 +177,11 @@ def check_target(device: str, target: str) -> None:
 
 
 def machine_of(device: str, index: int = -1) -> str:
-    """Name of the processor or GPU that problems of a device run on; there must be one.
+    """Name of the CPU or GPU that problems of a device run on; the device must exist.
 
     Args:
         device: ``"cpu"`` or ``"cuda"``.
-        index: of the GPU; by default the current one.
+        index: index of the GPU; by default the current one.
     """
     from jitsparse.jit import targets
 
@@ -191,19 +191,20 @@ def machine_of(device: str, index: int = -1) -> str:
 
 
 def priced_as(device: str, index: int = -1) -> str:
-    """Which of the cost model's GPUs a device of this machine is taken for; the first of them where
-    it is none of them.
+    """The cost model's GPU that a device of this machine is taken for; the first if none matches.
 
     Args:
         device: ``"cpu"`` or ``"cuda"``.
-        index: of the GPU; by default the current one.
+        index: index of the GPU; by default the current one.
     """
     return prices_for(device, index)[0]
 
 
 def prices_for(device: str, index: int = -1) -> tuple[str, ...]:
-    """The cost model's GPUs that kernels compiled here may run on: this machine's, or all of them
-    if that is none of them, as where an image is built."""
+    """The cost model's GPUs that kernels compiled here may run on.
+
+    Just this machine's, or all of them if it is none of these, as where an image is built.
+    """
     import torch
 
     if device == "cpu":
@@ -228,11 +229,11 @@ def select_variants(
     dtypes: Sequence[str] = (),
     block_sizes: Sequence[tuple[int, int]] = (),
 ) -> list[Variant]:
-    """Variants that calls choose for what a request names.
+    """Variants that the calls described by a request choose.
 
-    Without block sizes these are what the filters admit of the families' default tables, an empty
-    one everything; with them they are what calls with just these blocks choose, whether a table
-    holds them or not.
+    Without block sizes, selects from the families' default tables; an empty filter admits
+    everything. With block sizes, returns what calls with exactly these blocks choose, whether or
+    not a table holds it.
 
     Raises:
         ArgumentError: a filter names something that does not exist, or nothing is left.
@@ -284,7 +285,7 @@ def _typical_problems(
     dtypes: Sequence[str],
     block_sizes: Sequence[tuple[int, int]],
 ) -> Iterator[Problem]:
-    """Problems that stand for the calls of a program: all layouts, few columns and many."""
+    """Representative problems of a program: all layouts, few columns and many."""
     from jitsparse.kernels.problem import typical_problem
 
     for op, dtype, block in itertools.product(ops, dtypes or DTYPES, block_sizes):
@@ -301,18 +302,20 @@ def typical_candidates(
     dtypes: Sequence[str] = (),
     block_sizes: Sequence[tuple[int, int]] = (),
 ) -> Iterator[Candidate]:
-    """What calls of an operation may have on a target, refused ones included, problem by problem:
-    of all dtypes and square blocks, or of those that are named."""
+    """Candidates of an operation on a target, refused ones included, problem by problem.
+
+    Covers all dtypes and square blocks, or those that are named.
+    """
     blocks = block_sizes or [(size, size) for size in BLOCK_SIZES]
     for problem in _typical_problems(device_of(target), [op], dtypes, blocks):
         yield from candidates(problem, target)
 
 
 def variant_named(name: str) -> Variant:
-    """The variant of a name, if calls on its target can have it, or patterns.
+    """The variant with a given name, if calls on its target, or patterns, can use it.
 
     Raises:
-        ArgumentError: it is no variant's name, or no call can have that variant.
+        ArgumentError: it is not the name of a variant, or no call can use that variant.
     """
     variant = Variant.parse(name)
     if variant == INDEX:

@@ -1,4 +1,4 @@
-"""What operands are to a kernel: dsd and dds are one product, whose sparse operand comes first."""
+"""Roles of operands in a kernel: dsd and dds are one product, whose sparse operand comes first."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jitsparse.jit import Variant
 __all__ = ["LAYOUTS", "cpp_bool", "is_flipped", "is_k_contiguous", "op_block", "operand_names"]
 
 LAYOUTS = ("nn", "nt", "tn", "tt")
-"""A letter an operand, left then right: ``t`` for a transposed view."""
+"""One letter per operand, left then right: ``t`` for a transposed view."""
 
 
 def is_flipped(op: str, layout: str) -> bool:
@@ -22,12 +22,12 @@ def is_flipped(op: str, layout: str) -> bool:
 
 
 def is_k_contiguous(op: str, layout: str) -> bool:
-    """Whether the dense operand of a dsd or dds lies along the axis that the product sums over."""
+    """Whether the dense operand of a dsd or dds is contiguous along k, the summed axis."""
     return layout[1] == "t" if op == "dsd" else layout[0] == "n"
 
 
 def op_block(op: str, block: tuple[int, int], layout: str) -> tuple[int, int]:
-    """Height and depth of a block in the role that a dsd or dds kernel sees it."""
+    """Height and depth of a block in the role in which a dsd or dds kernel sees it."""
     return (block[1], block[0]) if is_flipped(op, layout) else block
 
 
@@ -58,5 +58,5 @@ def operand_names(variant: Variant, elements: Mapping[str, str]) -> dict[str, st
 
 
 def cpp_bool(value: bool) -> str:
-    """A template argument."""
+    """A bool as a C++ template argument."""
     return "true" if value else "false"

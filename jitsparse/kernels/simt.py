@@ -1,6 +1,6 @@
 """Family ``simt``: ordinary CUDA cores, any dtype, any block size, any alignment.
 
-The fallback that is always right, and the only family for float64.
+The fallback that is always correct, and the only family for float64.
 
 Knobs: ``b`` block, ``l`` layout, ``t`` tile (rows x columns that a CTA computes).
 """
@@ -18,7 +18,7 @@ from jitsparse.kernels.roles import op_block
 __all__ = ["candidates", "default_variants", "priority", "template"]
 
 _MAX_SIDE = 64
-"""A thread of the 8 x 16 that compute a tile then owns 8 x 4 elements: what registers hold."""
+"""Each of the 8 x 16 threads that compute a tile then owns 8 x 4 elements: what registers hold."""
 
 
 def priority(problem: Problem) -> Priority:
@@ -27,8 +27,8 @@ def priority(problem: Problem) -> Priority:
 
 
 def candidates(problem: Problem, target: str) -> list[Candidate]:
-    """Variants for a problem, best first; refused is only bfloat16 that no instruction knows."""
-    # tf32 permits less than float32 precision and does not ask for it.
+    """Variants for a problem, best first; only bfloat16 before sm80 is refused."""
+    # tf32 permits less than float32 precision but does not ask for it.
     dtype = "f32" if problem.dtype == "tf32" else problem.dtype
     refused = before_ampere(target) if dtype == "bf16" else None
     found = []
@@ -58,5 +58,5 @@ def default_variants(target: str) -> Iterator[Variant]:
 
 
 def template(variant: Variant) -> Template:
-    """What a variant is rendered from."""
+    """The template that a variant is rendered from."""
     return cuda_template("simt", variant.op, cta_tile_context)

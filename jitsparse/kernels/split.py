@@ -1,14 +1,14 @@
-"""Dividing sums over k among CTAs: few tiles and a long k would leave most of a GPU idle.
+"""Split-K: CTAs share sums over k, since few tiles and a long k would leave most of a GPU idle.
 
-A weight gradient of 1024 x 1024 in blocks of 128 at a quarter is 16 tiles of an sdd, however many
-tokens it sums over; 64 tokens through a layer of 4096 outputs are 32 of a dds. Variants with the
-knob ``k`` = ``split`` leave sums in parts in a workspace, and a second kernel adds them, always in
-the same order. How many parts there are the kernel decides, which knows its tiles; here is how many
-there can be.
+A weight gradient of 1024 x 1024 in blocks of 128 at a density of a quarter is 16 tiles of an sdd,
+however many tokens it sums over; 64 tokens through a layer of 4096 outputs are 32 tiles of a dds.
+Variants with the knob ``k`` = ``split`` store partial sums in a workspace, and a second kernel adds
+them, always in the same order. The kernel, which knows its tiles, decides how many parts there are;
+this module says how many there can be.
 
-An sdd of ``fma`` and ``mma`` divides the last tiles alone, those that are fewer than the CTAs that
-a GPU has at a time (``csrc/cuda/kernels/sdd_tail.cuh``). A dsd or dds of these has as many parts as
-are said here.
+An sdd of ``fma`` or ``mma`` splits only its last tiles, those that are fewer than the CTAs that a
+GPU has at a time (``csrc/cuda/kernels/sdd_tail.cuh``). A dsd or dds of these families has exactly
+as many parts as this module says.
 """
 
 from __future__ import annotations
@@ -50,23 +50,23 @@ _TILE = 128 * 256
 """Elements of the largest tile (``GatherShape`` of ``csrc/abi.h``)."""
 
 _MIN_SLABS = 8
-"""Slabs that a part has at least: starting and storing cost as much as two."""
+"""Minimum number of slabs of a part: starting and storing cost as much as two."""
 
 _MAX_PARTS = 16
 
 MAX_ELEMENTS = SMS // 2 * _TILE
-"""Stored elements of a result above which its sums are not divided."""
+"""Stored elements of a result above which its sums are not split."""
 
 _MIN_K = {"fma": 128, "mma": 256}
-"""Of k that a part of a tile of a dsd or dds walks at least, by family."""
+"""Minimum extent of k that a part of a dsd or dds tile walks, by family."""
 
 DIVIDE_THE_TAIL = tuple(_MIN_K)
-"""Families whose sdd divides its last tiles alone."""
+"""Families whose sdd splits only its last tiles."""
 
 MAX_ROUNDS, _MAX_PANELS = 3, 512
 _STAGES_TO_START = 2
 BYTES_OF_TAIL = 4 * (_MAX_PANELS + 9)
-"""Of shared memory; as in ``csrc/cuda/kernels/sdd_tail.cuh``, like the three above."""
+"""Bytes of shared memory; as in ``csrc/cuda/kernels/sdd_tail.cuh``, like the three above."""
 
 _MIN_SLABS_THAT_PAY, _ENOUGH_SLABS = 64, 128
 _ELEMENTS_A_SLAB = 4096
@@ -74,15 +74,15 @@ _ELEMENTS_A_SLAB = 4096
 
 
 def splits(variant: Variant) -> bool:
-    """Whether a variant may divide its sums."""
+    """Whether a variant may split its sums."""
     return KNOB in variant.knobs
 
 
 def pays_in_sdd(problem: Problem) -> bool:
-    """Whether an sdd is faster with its sums divided.
+    """Whether an sdd is faster with split-K.
 
-    Measured on an H200: 1.2 to 2.6 times where this says so, but 0.98 where many tiles are narrow;
-    0.55 to 1.03 times elsewhere.
+    Measured on an H200: 1.2 to 2.6 times as fast where this says so, except for 0.98 where many
+    tiles are narrow; 0.55 to 1.03 times elsewhere.
     """
     slabs = problem.batch * div_up(problem.extent, SLAB)
     elements = problem.nnz * problem.block[0] * problem.block[1]
@@ -90,20 +90,21 @@ def pays_in_sdd(problem: Problem) -> bool:
 
 
 def parts_of_sdd(variant: Variant, elements: int, k: int, batch: int) -> tuple[int, int]:
-    """Into how many parts a variant of an sdd may divide its sums, and bytes of workspace for them.
-    Of those that divide the last tiles alone it is the CTAs at a time instead: what is divided
-    makes up to three times as many.
+    """The most parts into which an sdd may split its sums, and bytes of workspace for them.
+
+    For families that split only the last tiles, the first is the CTAs at a time instead: the split
+    tiles make up to three times as many parts.
 
     Args:
-        variant: that divides sums.
+        variant: one that splits sums.
         elements: stored elements of the result.
         k: length of a sum.
-        batch: sums that are added up.
+        batch: number of sums that are added up.
     """
     if variant.family in DIVIDE_THE_TAIL:
         at_once = SMS * variant.ints("c")[0]
         tile_m, tile_n, tile_k = variant.ints("t")
-        # A tile has a block at least, and a part a stage.
+        # A tile has at least one block, and a part at least one stage.
         blocks, stages = elements // math.prod(variant.ints("b")), div_up(k, tile_k) * batch
         slots = min(MAX_ROUNDS * at_once, blocks * stages)
         return at_once, 4 * slots * tile_m * tile_n
@@ -112,13 +113,14 @@ def parts_of_sdd(variant: Variant, elements: int, k: int, batch: int) -> tuple[i
 
 
 def parts_of_tail(tiles: float, at_once: int, stages: int) -> tuple[int, int]:
-    """Into how many parts an sdd of ``fma`` or ``mma`` divides each of its last tiles, and what
-    these take then, in stages of a CTA.
+    """Parts of each of the last tiles of an sdd of ``fma`` or ``mma``, and the time they take.
+
+    The time is in stages of a CTA.
 
     Args:
-        tiles: of the last round.
+        tiles: number of tiles in the last round.
         at_once: CTAs that a GPU has at a time.
-        stages: of a whole tile.
+        stages: number of stages of a whole tile.
     """
     best, least = 1, stages + _STAGES_TO_START
     for rounds in range(1, MAX_ROUNDS + 1):
@@ -130,7 +132,7 @@ def parts_of_tail(tiles: float, at_once: int, stages: int) -> tuple[int, int]:
 
 
 def too_many_panels(problem: Problem, height: int) -> str | None:
-    """Every CTA of an sdd that divides its last tiles counts those of all panels."""
+    """Every CTA of an sdd that splits its last tiles counts the tiles of all panels."""
     panels = div_up(problem.rows, height)
     if problem.op == "sdd" and panels > _MAX_PANELS:
         most = f"the last tiles of at most {_MAX_PANELS} are divided"
@@ -139,12 +141,12 @@ def too_many_panels(problem: Problem, height: int) -> str | None:
 
 
 def most_parts(elements: int, k: int, batch: int) -> int:
-    """Into how many parts a sum may be divided; the workspace holds as many.
+    """The most parts into which a sum may be split; the workspace holds as many.
 
     Args:
         elements: stored elements of the result.
         k: length of a sum.
-        batch: sums that are added up.
+        batch: number of sums that are added up.
     """
     tiles = div_up(elements, _TILE)
     return max(1, min(SMS // tiles, batch * div_up(k, SLAB) // _MIN_SLABS, _MAX_PARTS))
@@ -153,12 +155,13 @@ def most_parts(elements: int, k: int, batch: int) -> int:
 def parts_of_product(
     variant: Variant, m: int, n: int, k: int, batch: int, stored: int
 ) -> tuple[int, int]:
-    """Into how many parts a variant of a dsd or dds divides the steps of a tile (of ``wgmma``, may
-    divide), and bytes of workspace for them.
+    """Parts into which a dsd or dds splits the steps of a tile, and bytes of workspace for them.
+
+    For ``wgmma`` it is the most parts that there may be.
 
     Args:
-        variant: that divides steps.
-        m, n, k, batch: as of :func:`most_parts_of_steps`.
+        variant: one that splits steps.
+        m, n, k, batch: as for :func:`most_parts_of_steps`.
         stored: elements of all blocks.
     """
     tile_m, tile_n, _ = variant.ints("t")
@@ -174,30 +177,30 @@ def parts_of_product(
 
 
 def parts_of_tiles(family: str, tiles: int, at_once: int, walked: float) -> int:
-    """Into how many parts each tile of a dsd or dds of ``fma`` or ``mma`` is divided.
+    """Number of parts into which ``fma`` or ``mma`` splits each tile of a dsd or dds.
 
     Args:
         family: one of the two.
-        tiles: in all.
+        tiles: total number of tiles.
         at_once: CTAs that a GPU has at a time.
-        walked: k that a tile walks, in the mean.
+        walked: extent of k that a tile walks on average.
     """
-    # A third of 768 may be a little less than 256 in floats.
+    # A third of 768 may be a little less than 256 in floating point.
     whole = int(walked * (1 + 1e-9))
     return max(1, min(at_once // max(1, tiles), whole // _MIN_K[family], _MAX_PARTS))
 
 
 def walked_k(k: int, density: float, block_rows: int) -> float:
-    """How much of k any of so many block rows stores, in the mean of a random pattern."""
+    """Extent of k that any of ``block_rows`` block rows of a random pattern stores on average."""
     return k * float(1 - (1 - min(1.0, density)) ** block_rows)
 
 
 def most_parts_of_steps(m: int, n: int, k: int, batch: int, width: int) -> int:
-    """Into how many parts the steps of a dsd or dds may be divided; the workspace holds as many.
+    """The most parts into which a dsd or dds may split its steps; the workspace holds as many.
 
     Args:
         m, n, k: rows and columns of the result in the role of ``op_block``, and length of a sum.
-        batch: results.
+        batch: number of results.
         width: columns of a tile.
     """
     tiles = div_up(m, PANEL) * div_up(n, width) * batch
@@ -205,13 +208,13 @@ def most_parts_of_steps(m: int, n: int, k: int, batch: int, width: int) -> int:
 
 
 def most_parts_of_problem(problem: Problem, width: int) -> int:
-    """The same for a problem of a dsd or dds, in tiles of so many columns."""
+    """As :func:`most_parts_of_steps`, for a problem and tiles of ``width`` columns."""
     m, k = op_block(problem.op, (problem.rows, problem.cols), problem.layout)
     return most_parts_of_steps(m, problem.extent, k, problem.batch, width)
 
 
 def parts_of_problem(problem: Problem, variant: Variant) -> int:
-    """As :func:`parts_of_product`, without the workspace."""
+    """As :func:`parts_of_product`, for a problem and without the workspace."""
     m, k = op_block(problem.op, (problem.rows, problem.cols), problem.layout)
     stored = problem.nnz * math.prod(problem.block)
     parts, _ = parts_of_product(variant, m, problem.extent, k, problem.batch, stored)

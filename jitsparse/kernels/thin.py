@@ -1,7 +1,7 @@
 """Family ``thin``: dsd and dds with few columns, as in serving a few tokens; Ampere and later.
 
-Such a product is as fast as its values are read. The kernel wants stored blocks and the dense
-operand to lie along the axis that is summed over, as in the forward pass of a linear layer.
+Such a product is as fast as its values are read. The kernel needs stored blocks and the dense
+operand to be k-major, as in the forward pass of a linear layer.
 
 Knobs: ``b`` block, ``l`` layout, ``t`` tile (rows x columns that a CTA computes).
 """
@@ -24,15 +24,17 @@ __all__ = ["candidates", "default_variants", "priority", "template"]
 
 _DTYPES = ("bf16", "f16")
 _FEW = 32
-"""Columns up to which reading the values is what takes the time."""
+"""Columns up to which reading the values dominates the time."""
 
 _TILES = ((16, 8), (32, 16), (32, 32), (16, 32))
 """The narrower first: the first that holds all columns loads nothing in vain."""
 
 
 def priority(problem: Problem) -> Priority:
-    """Before all others for few columns, else before ``simt`` only; where there is a cost model
-    (:mod:`jitsparse.kernels.cost`), that decides."""
+    """Ahead of all others for few columns, otherwise of ``simt`` only.
+
+    Where there is a cost model (:mod:`jitsparse.kernels.cost`), it decides.
+    """
     if problem.extent > _FEW:
         return Priority(
             2, f"more than {_FEW} columns: multiplying takes longer than reading values"
@@ -41,8 +43,10 @@ def priority(problem: Problem) -> Priority:
 
 
 def wasteful(problem: Problem, variant: Variant) -> bool:
-    """Whether a tile of as many rows is narrower and holds all columns. The wider one was never the
-    fastest: 1.16 to 1.68 times the time of the best, in 14 products."""
+    """Whether a narrower tile of as many rows holds all columns.
+
+    The wider one was never the fastest: 1.16 to 1.68 times the time of the best, in 14 products.
+    """
     rows, width = variant.ints("t")
     return any(rows == height and problem.extent <= narrower < width for height, narrower in _TILES)
 
@@ -68,7 +72,7 @@ def _refusal(problem: Problem, tile: tuple[int, int], target: str) -> str | None
 
 
 def _across(problem: Problem, tile: tuple[int, int]) -> str | None:
-    """What in the shape or the layouts stops a lane from reading along the axis summed over."""
+    """Why the shape or the layouts keep a lane from reading along k, or None."""
     if problem.block[0] < tile[0]:
         return f"block of {problem.block[0]} rows: a tile of {tile[0]} lies inside one block row"
     if is_flipped(problem.op, problem.layout):
@@ -80,7 +84,7 @@ def _across(problem: Problem, tile: tuple[int, int]) -> str | None:
 
 def default_variants(target: str) -> Iterator[Variant]:
     """What the forward pass of a layer chooses for up to 8, 16 and 32 tokens."""
-    from jitsparse.kernels import cost  # which asks this module what is wasteful
+    from jitsparse.kernels import cost  # it imports this module
 
     problems = (
         problem
@@ -88,10 +92,10 @@ def default_variants(target: str) -> Iterator[Variant]:
         for problem in typical_problems(("bf16",), TYPICAL_BLOCKS, extent=extent)
     )
 
-    # Low blocks have one tile for 16 and for 32 columns.
+    # Short blocks have one tile for 16 and for 32 columns.
     yield from cost.first_choices(candidates, problems, target)
 
 
 def template(variant: Variant) -> Template:
-    """What a variant is rendered from."""
+    """The template that a variant is rendered from."""
     return cuda_template("thin", variant.op, cta_tile_context)

@@ -1,7 +1,7 @@
 """How many threads a CPU kernel may use: as many as torch, and one after a fork.
 
-A forked child inherits none of OpenMP's threads, but libgomp would wait for them for ever, as it
-does in torch's own operations. Only a process of a single thread surely has none of them.
+A forked child inherits none of OpenMP's threads, but libgomp would wait for them forever, as it
+does in torch's own operations. Only a single-threaded process is sure to have none of them.
 """
 
 from __future__ import annotations

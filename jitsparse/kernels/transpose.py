@@ -1,12 +1,12 @@
-"""Transposed copies of operands, for kernels that need them along k, the summed axis, or across it.
+"""Transposed copies of operands, for kernels that need them k-major, or the opposite, MN-major.
 
-Two kinds of kernels want an operand along k. An sdd gathers blocks along one side: if the operand
-there lies across k, as in the gradient of a weight, rows of a block of 16 have 32 bytes, for which
-TMA takes as long as for 128. And wgmma reads TF32 from shared memory only where it lies along k,
-dense operands and stored blocks alike. One kind wants it across: a dsd or dds that condenses block
-columns gathers rows of the dense operand. Variants with the knob ``o`` make a copy in the workspace
-first: ``transposed`` of a dense operand, ``values`` of every stored block. Measurements are in
-docs/performance.md.
+Two kinds of kernels need an operand k-major (contiguous along k, the summed axis). An sdd gathers
+blocks along one side: if the operand there is MN-major, as in the gradient of a weight, rows of a
+block of 16 have 32 bytes, for which TMA takes as long as for 128. And wgmma reads TF32 from shared
+memory only if it is k-major, dense operands and stored blocks alike. One kind needs an MN-major
+operand: a dsd or dds that condenses block columns gathers rows of the dense operand. Variants with
+the knob ``o`` make a copy in the workspace first: ``transposed`` of a dense operand, ``values`` of
+every stored block. Measurements are in docs/performance.md.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ VALUES_KNOB = ("o", "values")
 
 
 _ALIGNMENT = 16
-"""Rows of a transposed copy begin at multiples of so many bytes (``kernels/transpose.cuh``)."""
+"""Rows of a transposed copy begin at multiples of this many bytes (``kernels/transpose.cuh``)."""
 
 _PANEL = 64
-"""Rows of an sdd's panel, unless blocks are higher (``GatherShape`` of ``csrc/abi.h``)."""
+"""Rows of an sdd's panel, unless blocks are taller (``GatherShape`` of ``csrc/abi.h``)."""
 
 _SAVED = {16: 3.7e-6, 32: 1.65e-6}
 _COPIED, _LAUNCH = 1.25e-6, 3.0
-"""Microseconds on an H200: saved where a block of so many columns is gathered, for each of k; what
-copying takes for each 16-bit element; and what it takes however little there is to copy."""
+"""Microseconds on an H200: saved for each element of k where a block of this many columns is
+gathered; copying, per 16-bit element; and the fixed cost of a copy."""
 
 SHORT = tuple(_SAVED)
-"""Sizes of blocks that make short rows of 16-bit elements."""
+"""Block sizes that make short rows of 16-bit elements."""
 
 
 def transposes(variant: Variant) -> bool:
@@ -65,13 +65,12 @@ def transposes_values(variant: Variant) -> bool:
 
 
 def width(problem: Problem, side: str) -> int:
-    """Extent, beside k, of the operand that is gathered along a side."""
+    """Extent, other than k, of the operand that is gathered along a side."""
     return problem.rows if side == "rows" else problem.cols
 
 
 def pays(problem: Problem, side: str) -> bool:
-    """Whether an sdd on 16-bit elements is faster with the operand that is gathered along a side
-    transposed, than with it as it lies."""
+    """Whether a 16-bit sdd is faster if the operand gathered along a side is transposed first."""
     (height, gathered), (rows, cols) = problem.block, (problem.rows, problem.cols)
     if side == "rows":
         height, gathered, rows, cols = gathered, height, cols, rows
@@ -83,13 +82,13 @@ def pays(problem: Problem, side: str) -> bool:
 
 
 def copying(elements: float) -> float:
-    """Microseconds that transposing an operand of so many 16-bit elements takes."""
+    """Microseconds that transposing an operand of ``elements`` 16-bit elements takes."""
     return _COPIED * elements + _LAUNCH
 
 
 def bytes_of(width: int, k: int, batch: int, batch_stride: int, itemsize: int) -> int:
-    """Bytes of a transposed copy: ``width`` rows of ``k`` elements, ``batch`` times unless a matrix
-    serves the whole batch (stride 0)."""
+    """Bytes of a transposed copy: ``width`` rows of ``k`` elements, ``batch`` times unless one
+    matrix serves the whole batch (stride 0)."""
     matrices = batch if batch_stride else 1
     return matrices * width * div_up(k * itemsize, _ALIGNMENT) * _ALIGNMENT
 
@@ -97,8 +96,8 @@ def bytes_of(width: int, k: int, batch: int, batch_stride: int, itemsize: int) -
 def bytes_for_spmm(
     variant: Variant, stored: int, n: int, k: int, batch: int, batch_stride: int, itemsize: int
 ) -> int:
-    """Bytes that a variant of dsd or dds transposes: of its dense operand, which has ``n`` columns,
-    of the ``stored`` bytes of its values, or none."""
+    """Bytes of a dsd or dds variant's transposed copy: of its dense operand, which has ``n``
+    columns, of the ``stored`` bytes of its values, or none."""
     if transposes(variant):
         if CONDENSED in variant.knobs:
             n, k = k, n
@@ -114,13 +113,13 @@ def bytes_for_sdd(
     strides: tuple[int, int],
     itemsize: int,
 ) -> int:
-    """Bytes that a variant of sdd transposes: of the operand that it gathers.
+    """Bytes of an sdd variant's transposed copy, that of the operand that it gathers.
 
     Args:
         variant: one that transposes.
         shape: ``(rows, cols)`` of the pattern.
         k, batch: as in the call.
-        strides: of the batch, of the left operand and the right one.
+        strides: batch strides of the left operand and the right one.
         itemsize: bytes of an element.
     """
     side = 0 if variant.knob("g") == "rows" else 1

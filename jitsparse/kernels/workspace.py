@@ -1,6 +1,6 @@
-"""The workspace of a call on a GPU: for a transposed copy of an operand, then for divided sums.
+"""The workspace of a call on a GPU: a transposed copy of an operand, then partial sums of split-K.
 
-It is freed when the caller has launched the kernel, in the order of the stream.
+It is freed in stream order, when the caller has launched the kernel.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 __all__ = ["NO_WORKSPACE", "may_need_workspace", "workspace_of_product", "workspace_of_sdd"]
 
 NO_WORKSPACE = "no workspace"
-"""Noted of a kernel that needs none, which the next call then sees at once."""
+"""Noted on a kernel that needs none, so that the next call sees it at once."""
 
 _NEED_WORKSPACE = frozenset((transpose.KNOB, transpose.VALUES_KNOB, split.KNOB))
-"""Knobs of variants that may need some."""
+"""Knobs of variants that may need a workspace."""
 
 
 def may_need_workspace(kernel: Kernel) -> bool:
-    """Whether calls of a kernel may need some."""
+    """Whether calls of a kernel may need a workspace."""
     if not _NEED_WORKSPACE.isdisjoint(kernel.variant.knobs):
         return True
     kernel.note = NO_WORKSPACE
@@ -39,8 +39,10 @@ def workspace_of_product(
     batch: int,
     batch_stride: int,
 ) -> tuple[Tensor | None, int]:
-    """Workspace of a dsd or dds, if it needs any, and how many parts it is for; ``size`` is (rows,
-    columns, k) in the role of ``op_block``."""
+    """Workspace of a dsd or dds, if it needs any, and the number of parts that it is for.
+
+    ``size`` is (rows, columns, k) in the role of ``op_block``.
+    """
     m, n, k = size
     stored = values.nbytes
     needed = transpose.bytes_for_spmm(variant, stored, n, k, batch, batch_stride, values.itemsize)
@@ -59,8 +61,10 @@ def workspace_of_sdd(
     batch: int,
     strides: tuple[int, int],
 ) -> tuple[Tensor | None, int]:
-    """Workspace of an sdd, if it needs any, and how many parts it is for; ``shape`` is that of the
-    pattern, ``strides`` are those of the operands' batches."""
+    """Workspace of an sdd, if it needs any, and the number of parts that it is for.
+
+    ``shape`` is that of the pattern, ``strides`` are those of the operands' batches.
+    """
     needed, parts = 0, 1
     if transpose.transposes(variant):
         needed = transpose.bytes_for_sdd(variant, shape, k, batch, strides, out.itemsize)

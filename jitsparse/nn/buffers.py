@@ -1,18 +1,17 @@
-"""A module whose buffers are the indices of a pattern, which follows them.
+"""A module whose buffers are the indices of a pattern, and whose pattern follows them.
 
-Whatever is done to a module may be done to them: it is moved, copied, loaded, averaged, given other
-memory. A pattern never changes, and its packed index is derived from it, so the module makes
-another one where the buffers have become something else. What it does depends on what they are
-when it looks:
+These may be moved, copied, loaded, averaged, or given other memory. A pattern never
+changes, and its packed index is derived from it, so the module makes a new pattern when its buffers
+have changed. What it does depends on what the buffers are when it looks:
 
-- tensors: their marks (version and address) tell whether they were written to or replaced. Then the
-  pattern is made anew and checked, outside of any transform or mode, since it outlives these;
-- on a GPU while a graph is captured: made anew by kernels that the graph holds, unchecked;
-- traced by Dynamo: the layer looks once, outside of the graph, which then holds for these tensors;
-- replaced by fakes, as ``torch.export`` does: what the layer saw last is what counts, and it
-  refuses where the fakes are of other tensors;
-- wrapped by ``torch.func.grad``: what is wrapped counts; mapped over: refused;
-- on the meta device: the pattern stays. What comes off it is empty until something is written.
+- tensors: their marks (version and address) tell whether they were written to or replaced. If so,
+  the pattern is made anew and checked, outside of any transform or mode, since it outlives these;
+- on a GPU while a graph is captured: made anew, unchecked, by kernels that the graph holds;
+- traced by Dynamo: the layer looks once, outside of the graph, which is valid for these tensors;
+- replaced by fakes, as ``torch.export`` does: the tensors that the layer saw last count, and fakes
+  of other tensors are refused;
+- wrapped by ``torch.func.grad``: the wrapped tensors count; mapped over: refused;
+- on the meta device: the pattern stays. Buffers that leave it are empty until they are written to.
 """
 
 from __future__ import annotations
@@ -45,11 +44,11 @@ _Self = TypeVar("_Self", bound="PatternBuffers")
 
 
 _changes = threading.RLock()
-"""Held while a layer becomes another one, and while one finds that it has."""
+"""Held while a layer's pattern changes, and while a layer notices that its buffers have changed."""
 
 
 def _after_fork() -> None:
-    """A thread of the parent may have held it, and is not here."""
+    """Replace the lock: a thread of the parent, which is not here, may have held it."""
     global _changes
     _changes = threading.RLock()
 
@@ -58,13 +57,13 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class PatternBuffers(nn.Module):
-    """The base of a layer that stores blocks at the places of a pattern."""
+    """Base of a layer that stores blocks at the places of a pattern."""
 
     crow_indices: Tensor
     col_indices: Tensor
     shape: Tensor
     _marks: list[tuple[int, int]]
-    _emptied: list[tuple[int, int]] | None = None  # marks of buffers off the meta device, unwritten
+    _emptied: list[tuple[int, int]] | None = None  # marks of unwritten buffers off the meta device
 
     @property
     def pattern(self) -> Pattern:
@@ -74,30 +73,34 @@ class PatternBuffers(nn.Module):
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
-        """Calls in other threads that begin meanwhile wait, and see all of a change."""
+        """Have calls that begin in other threads wait until a change is complete."""
         with _changes:
-            self._marks = []  # of no buffers: whoever looks at them looks closer, and waits there
+            self._marks = []  # match no buffers: readers then look closer, and wait there
             yield
 
     def _take_over(self, pattern: Pattern, *, in_place: bool = False) -> None:
-        """Make copies of a pattern's indices the buffers; ``in_place`` writes into the present ones
-        if possible, which then must have as many entries."""
+        """Make copies of a pattern's indices the buffers.
+
+        ``in_place`` writes into the present ones if possible; they must have as many entries.
+        """
         # The buffers are what a state dict holds; the pattern's packed index is derived from them
-        # and differs between devices, so it is no buffer. They are copies: others may write to a
-        # layer's buffers, and nobody to a pattern, which other layers and matrices may have too.
+        # and differs between devices, so it is not a buffer. They are copies: a layer's buffers may
+        # be written to, but not a pattern, which other layers and matrices may share.
         for name in INDICES:
             self._put(name, getattr(pattern, name), in_place)
         self._note(pattern, self.crow_indices, self.col_indices)
 
     def _write_shape(self, *, in_place: bool = False) -> None:
-        """Into the buffer that tells a state dict, whatever is there by now: what ``to_empty`` or a
-        loader has left, another dtype, nothing. Not by ``_take_over``, which is to copy nothing
-        from the host where blocks move."""
+        """Write the buffer that tells a state dict the shape, whatever it holds now.
+
+        That may be what ``to_empty`` or a loader has left, another dtype, or nothing. Not done by
+        ``_take_over``, which must not copy anything from the host where blocks move.
+        """
         shape = torch.tensor(self._pattern.shape, device=self.crow_indices.device)
         self._put("shape", shape, in_place)
 
     def _put(self, name: str, wanted: Tensor, in_place: bool) -> None:
-        """Make a copy a buffer, or write into the present one, if that is wanted and possible."""
+        """Register a copy as a buffer, or write into the present one if requested and possible."""
         if in_place and _may_write(getattr(self, name), wanted.dtype):
             getattr(self, name).copy_(wanted)
         else:
@@ -105,69 +108,75 @@ class PatternBuffers(nn.Module):
                 self.register_buffer(name, wanted.clone())
 
     def _leave_inference_mode(self) -> None:
-        """Have buffers that are no tensors of inference mode, in which they may have been moved or
-        copied: those count no versions, by which writes to them are seen."""
+        """Replace buffers that are inference tensors, as after a move or copy in inference mode.
+
+        Those count no versions, by which writes to them are noticed.
+        """
         with torch.inference_mode(False):
             for name in BUFFERS:
                 if getattr(self, name).is_inference():
                     self.register_buffer(name, getattr(self, name).clone())
 
     def _note(self, pattern: Pattern, crow: Tensor, col: Tensor) -> None:
-        """The pattern is what these buffers say, as they are now."""
+        """Note that the pattern is that of these buffers, as they are now."""
         self._pattern = pattern
         self._seen = crow, col
         self._marks = _marks(crow, col)
         self._emptied = None
 
     def _follow_buffers(self) -> None:
-        """Take over what was written to the buffers, or put in their place, behind the layer's
-        back, as ``DistributedDataParallel`` does.
+        """Take over what was written to the buffers, or replaced them, behind the layer's back.
 
-        They are checked then, but of a GPU not while a graph is made.
+        ``DistributedDataParallel`` does so. The indices are checked, except on a GPU while a graph
+        is made.
 
         Raises:
-            PatternError: the indices are none of a pattern.
+            PatternError: the indices are not those of a pattern.
         """
         if torch.compiler.is_dynamo_compiling():
             self._follow_traced()
-            # Asked in the graph, which then holds for these tensors alone; without fullgraph=True,
-            # others are computed with outside of it.
+            # Checked in the graph, which is valid for these tensors alone; without fullgraph=True,
+            # others are used outside of it.
             if self.crow_indices is not self._seen[0] or self.col_indices is not self._seen[1]:
                 raise ArgumentError(
                     "a compiled graph cannot have other indices in the place of a layer's buffers: "
                     "pass functional_call the parameters only"
                 )
-        elif torch.compiler.is_compiling():  # torch.export has fakes in the buffers' place
+        elif torch.compiler.is_compiling():  # torch.export replaces the buffers by fakes
             self._refuse_other_fakes()
             self._follow(*self._seen)
         else:
             self._follow(*self._both_buffers())
 
     def _both_buffers(self) -> tuple[Tensor, Tensor]:
-        """Of one pattern: another thread, which puts others in their place, begins with the first
-        and may do so between two looks."""
+        """Both buffers, of one pattern.
+
+        Another thread that replaces them begins with the first, and may do so between two reads.
+        """
         while True:
             crow, col = self.crow_indices, self.col_indices
             if self.crow_indices is crow:
                 return crow, col
 
     def _refuse_other_fakes(self) -> None:
-        """Refuse buffers that were replaced since the layer saw them: what it saw is what is
-        followed, since fakes have no data."""
+        """Refuse buffers that were replaced since the layer saw them.
+
+        Fakes have no data, so the layer follows the tensors that it saw.
+        """
         mode = getattr(self.crow_indices, "fake_mode", None)
         fakes = self.crow_indices, self.col_indices
         if mode is not None and any(
-            mode.from_tensor(seen, static_shapes=True) is not fake  # the fake that it has of it
+            mode.from_tensor(seen, static_shapes=True) is not fake  # its fake of that tensor
             for seen, fake in zip(self._seen, fakes, strict=True)
         ):
             raise _unseen("replaced")
 
     def _follow_traced(self) -> None:
-        """Dynamo does not look inside: it calls this once, on the layer itself, while it traces."""
+        """Called once by Dynamo, on the layer itself, while it traces; it does not look inside."""
         if torch.compiler.is_exporting() and self._marks != _marks(
             self.crow_indices, self.col_indices
         ):
-            # torch.export puts back the attributes that tracing has set.
+            # torch.export restores the attributes that tracing has set.
             raise _unseen("written to")
         self._follow(self.crow_indices, self.col_indices)
 
@@ -180,8 +189,8 @@ class PatternBuffers(nn.Module):
         if others:
             crow, col = unwrapped(crow), unwrapped(col)
             others = crow is not self._seen[0] or col is not self._seen[1]
-        # What comes off the meta device is uninitialised memory, no pattern: wait until it, or
-        # what is put in its place, as functional_call does, is written to.
+        # Buffers that leave the meta device are uninitialised memory, not a pattern: wait until
+        # they, or what replaces them, as functional_call does, are written to.
         hollow = old.device.type == "meta" and self._emptied == _marks(crow, col)
         if (others or self._marks != _marks(crow, col)) and not hollow:
             with _changes, outside_of_transforms(crow, col):
@@ -191,8 +200,11 @@ class PatternBuffers(nn.Module):
                 self._note(pattern, crow, col)
 
     def _pattern_of(self, crow: Tensor, col: Tensor, *, replaced: bool) -> Pattern:
-        """The pattern of what was written to the buffers, or put in their place: the present one if
-        it is that, as where a moving average copies the same indices at each update."""
+        """The pattern of buffers that were written to or replaced.
+
+        It is the present one if that has the same indices, as where a moving average copies them at
+        each update.
+        """
         old = self._pattern
         readable = is_readable(crow) and is_readable(col)
         if readable:
@@ -205,14 +217,14 @@ class PatternBuffers(nn.Module):
             if not replaced and old.device == pattern.device:
                 _warn_of_other_blocks()
             return pattern
-        # A graph is made or captured, or they are fake.
+        # A graph is being made or captured, or the indices are fake.
         if crow.device.type == "cpu" and type(crow) is Tensor:
             check_indices(*given)
         traits = old.traits if col.shape == old.col_indices.shape else 0
         return Pattern._trusted(*given, traits)
 
     def _refuse_another_shape(self) -> None:
-        """Of indices that a loader of state dicts has put there by itself, as accelerate does."""
+        """Refuse indices of another shape, which a loader wrote by itself, as accelerate does."""
         shape = shape_in(self.shape)
         if shape not in (None, self._pattern.shape):
             raise PatternError(
@@ -232,10 +244,10 @@ class PatternBuffers(nn.Module):
                 self._write_shape(in_place=True)
             self._follow_buffers()
         elif self._marks != _marks(self.crow_indices, self.col_indices):
-            # A move to another device is one of the pattern. Anything else is not for indices:
-            # bfloat16 would round them, `to_empty` would leave whatever the memory held.
+            # A move to another device moves the pattern. Anything else is not for indices: bfloat16
+            # would round them, `to_empty` would leave whatever the memory held.
             pattern = old.to(self.crow_indices.device)
-            self._take_over(pattern, in_place=True)  # in memory that may be shared by now
+            self._take_over(pattern, in_place=True)  # in memory that may be shared
             self._write_shape(in_place=True)
         return self
 
@@ -251,7 +263,7 @@ class PatternBuffers(nn.Module):
 
 
 def _same_indices(pattern: Pattern, crow: Tensor, col: Tensor) -> bool:
-    """Whether indices that can be read are those of a pattern."""
+    """Whether readable indices are those of a pattern."""
     return all(
         (mine.shape, mine.dtype, mine.device) == (theirs.shape, theirs.dtype, theirs.device)
         and torch.equal(mine, theirs)
@@ -270,11 +282,10 @@ def _warn_of_other_blocks() -> None:
 
 
 def unwrapped(indices: Tensor) -> Tensor:
-    """What is in the place of a buffer of indices, without what ``torch.func.grad`` wraps around
-    all arguments of a function.
+    """A buffer of indices, without the wrappers that ``torch.func.grad`` puts around all arguments.
 
     Raises:
-        ArgumentError: it is no tensor, or mapped over.
+        ArgumentError: it is not a tensor, or is mapped over.
     """
     if not isinstance(indices, Tensor):
         raise ArgumentError(
@@ -293,8 +304,7 @@ def unwrapped(indices: Tensor) -> Tensor:
 
 
 def shape_in(named: object) -> tuple[int, ...] | None:
-    """The shape in the place of the buffer of that name, or of its entry in a state dict; None if
-    there is none that can be read."""
+    """The shape in the buffer of that name, or in its entry of a state dict; None if unreadable."""
     if not isinstance(named, Tensor):
         return tuple(named) if isinstance(named, (list, tuple)) else None
     named = unwrapped(named)
@@ -302,7 +312,7 @@ def shape_in(named: object) -> tuple[int, ...] | None:
 
 
 def _unseen(what: str) -> ArgumentError:
-    """Of indices to which something was done that no captured graph would have."""
+    """The error for indices that were changed in a way that no captured graph would contain."""
     return ArgumentError(
         f"the indices of a BlockSparseLinear were {what}: read layer.pattern once, or call the "
         "layer, before torch.export"
@@ -310,8 +320,10 @@ def _unseen(what: str) -> ArgumentError:
 
 
 def _marks(*buffers: Tensor) -> list[tuple[int, int]]:
-    """What tells that buffers were written to, or given other memory: ``buffer.data = ...`` counts
-    no version, and is how FSDP moves buffers to a GPU."""
+    """Versions and addresses, which tell whether buffers were written to or given other memory.
+
+    ``buffer.data = ...`` counts no version, and is how FSDP moves buffers to a GPU.
+    """
     return [
         (
             0 if each.is_inference() else each._version,

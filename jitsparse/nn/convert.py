@@ -1,4 +1,4 @@
-"""A model's dense layers become block-sparse ones, and back."""
+"""Conversion of a model's dense layers to block-sparse ones, and back."""
 
 from __future__ import annotations
 
@@ -24,38 +24,37 @@ def sparsify_(
     mask: Callable[[str, nn.Linear], Tensor] | None = None,
     where: Callable[[str, nn.Linear], bool] | None = None,
 ) -> tuple[str, ...]:
-    """Put a :class:`BlockSparseLinear` in the place of a model's ``nn.Linear`` layers.
+    """Replace a model's ``nn.Linear`` layers by :class:`BlockSparseLinear`.
 
     Each keeps its own blocks of largest norm, or those of a mask, and its bias, as with
-    :meth:`BlockSparseLinear.from_linear`, what is frozen stays so, and attributes are taken along,
-    those of weight and bias, too.
-    Layers of a class derived from ``nn.Linear`` stay: whoever holds one may read its weight as a
-    Tensor, as ``nn.MultiheadAttention`` does.
+    :meth:`BlockSparseLinear.from_linear`. Frozen parameters stay frozen, and attributes of layers,
+    weights and biases are kept. Layers of a class derived from ``nn.Linear`` are skipped: their
+    owner may read the weight as a Tensor, as ``nn.MultiheadAttention`` does.
 
     The parameters are new, so make optimizers and wrap the model for several devices afterwards.
-    What holds an old layer or parameter without being a module of the model (a plain list, an outer
-    model) keeps the old one. What fails changes nothing.
+    Whatever refers to an old layer or parameter without being a module of the model (a plain list,
+    an outer model) keeps the old one. A call that fails changes nothing.
 
     Args:
         model: changed in place.
         block_size: an int or a pair.
         density: fraction of the blocks that each layer keeps, or a function of a layer's name, as
             in ``named_modules``, and the layer.
-        mask: a function of the same that returns which blocks the layer keeps, ``(R, C)`` bool.
-            Either this or ``density`` is given.
-        where: a function of the same: whether the layer becomes sparse. By default all do. Of a
-            layer in several places all functions are given the first name.
+        mask: a function of the same arguments that returns which blocks the layer keeps, ``(R, C)``
+            bool. Either this or ``density`` is given.
+        where: a function of the same arguments: whether the layer becomes sparse. By default all
+            do. For a layer in several places all functions are given the first name.
 
     Returns:
-        The names of the layers that were replaced, in the model's order, of each the first.
+        The first name of each layer that was replaced, in the model's order.
 
     Raises:
         ArgumentError: no layer is to be replaced; not exactly one of density and mask is given; the
-            model is itself an ``nn.Linear``, which has no place in anything, or wrapped for several
-            devices; or something would be lost: a layer has hooks, or a function, buffer, parameter
-            or module that an ``nn.Linear`` does not have, or its weight or bias is also a parameter
-            of another module (tied).
-        PatternError: block size, density or mask is illegal, or a layer too small for them.
+            model is itself an ``nn.Linear``, which has no parent to replace it in, or wrapped for
+            several devices; or something would be lost: a layer has hooks, or a function, buffer,
+            parameter or module that an ``nn.Linear`` does not have, or its weight or bias is also a
+            parameter of another module (tied).
+        PatternError: block size, density or mask is illegal, or a layer is too small for them.
 
     Example:
         >>> import torch, jitsparse as js
@@ -67,7 +66,7 @@ def sparsify_(
         >>> model(torch.randn(8, 256)).shape
         torch.Size([8, 10])
 
-        The blocks that pruning has left something in:
+        Keep the blocks in which pruning has left something:
 
         >>> pruned = torch.nn.Sequential(torch.nn.Linear(256, 512))
         >>> _ = pruned[0].weight.data[128:].zero_()
@@ -108,18 +107,18 @@ def sparsify_(
 def densify_(
     model: nn.Module, *, where: Callable[[str, BlockSparseLinear], bool] | None = None
 ) -> tuple[str, ...]:
-    """Put an ``nn.Linear`` in the place of a model's :class:`BlockSparseLinear` layers, with the
-    same weight, zero where no block is stored, and the same bias.
+    """Replace a model's :class:`BlockSparseLinear` layers by ``nn.Linear``.
 
-    What :func:`sparsify_` says of parameters, frozen ones, attributes and failures holds here, too.
+    The weight is the same, zero where no block is stored, and so is the bias. What
+    :func:`sparsify_` says of parameters, frozen ones, attributes and failures holds here, too.
 
     Args:
         model: changed in place.
-        where: given the name of a layer, as in ``named_modules``, and the layer; whether it becomes
-            dense. By default all do.
+        where: a function of a layer's name, as in ``named_modules``, and the layer: whether it
+            becomes dense. By default all do.
 
     Returns:
-        The names of the layers that were replaced, in the model's order, of each the first.
+        The first name of each layer that was replaced, in the model's order.
 
     Raises:
         ArgumentError: no layer is to be replaced; the model is itself a BlockSparseLinear, or
@@ -149,7 +148,7 @@ def densify_(
 
 
 def _take_along(old: Tensor | None, new: Tensor | None) -> None:
-    """What is known of a parameter: that it is frozen, and attributes, as marks for optimizers."""
+    """Copy a parameter's ``requires_grad`` and its attributes, such as marks for optimizers."""
     if old is not None and new is not None:
         new.requires_grad_(old.requires_grad)
         vars(new).update(vars(old))
@@ -157,7 +156,7 @@ def _take_along(old: Tensor | None, new: Tensor | None) -> None:
 
 @functools.cache
 def _own() -> tuple[frozenset[str], frozenset[str]]:
-    """Attributes that a dense and a sparse layer have of themselves."""
+    """Attributes that every dense and every sparse layer has."""
     sparse = BlockSparseLinear(8, 8, 8, density=1.0, device="meta")
     return (
         frozenset({*vars(nn.Module()), "in_features", "out_features"}),
@@ -171,7 +170,7 @@ def _dense() -> Kind:
     return Kind(
         function="sparsify_",
         name="nn.Linear",
-        # A lazy layer becomes an nn.Linear by its first call; until then from_linear refuses it.
+        # A lazy layer becomes an nn.Linear at its first call; until then from_linear refuses it.
         classes=(nn.Linear, nn.LazyLinear),
         base=nn.Linear,
         own=dense,

@@ -1,4 +1,4 @@
-"""Dynamic sparse training: blocks move while a model is trained, as many as there are."""
+"""Dynamic sparse training: blocks move while a model is trained; their number stays the same."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["DropAndGrow"]
 
 
 class _Move(NamedTuple):
-    """Where a layer's blocks will be, and how many are elsewhere now."""
+    """A layer's new pattern, and how many of its blocks are elsewhere now."""
 
     pattern: Pattern
     blocks: int
@@ -30,38 +30,38 @@ class _Move(NamedTuple):
 class DropAndGrow:
     """Moves the blocks of a model's block-sparse layers to where they are needed.
 
-    Every so many steps the blocks of smallest norm go, and as many grow elsewhere in the layer:
-    those whose gradient would be largest (RigL, Evci et al., 2020,
+    Every ``every`` steps the blocks of smallest norm are dropped, and as many grow elsewhere in the
+    layer: those whose gradient would be largest (RigL, Evci et al., 2020,
     https://arxiv.org/abs/1911.11134), or others at random (SET, Mocanu et al., 2018,
-    https://arxiv.org/abs/1707.04780). New blocks begin with zeros, and so does what optimizers keep
-    of them, as with :meth:`BlockSparseLinear.set_pattern`, which says what else has to follow.
+    https://arxiv.org/abs/1707.04780). New blocks and their optimizer state start at zero, as with
+    :meth:`BlockSparseLinear.set_pattern`, which says what else has to follow.
 
-    The gradient of what is not stored is computed at the steps at which blocks move, from what
-    :meth:`watching` sees there: in float32, of so many block rows at a time as have about as many
-    blocks as the layer stores, never all of it. Processes of ``torch.distributed`` add theirs, and
-    so move alike. Where a gradient is not finite, as after an overflow of a scaled loss, nothing
-    moves at that step.
+    The gradients of blocks that are not stored are computed at the steps at which blocks move, from
+    what :meth:`watching` sees there: in float32, for as many block rows at a time as have about as
+    many blocks as the layer stores, never all at once. Processes of ``torch.distributed`` add their
+    gradients, and so make the same moves. If a gradient is not finite, as after an overflow of a
+    scaled loss, nothing moves at that step.
 
     Args:
-        model: whose layers are trained.
-        optimizers: that train these layers, one at least for each.
+        model: the model whose layers are trained.
+        optimizers: those that train these layers, at least one for each.
         every: steps from one move to the next.
-        until: steps after which no block moves any more, three quarters of the training for
-            instance.
-        fraction: of a layer's blocks that would move at step 0; less and less do, by half a period
-            of a cosine, and none at ``until``.
+        until: steps after which no block moves any more, for instance three quarters of the
+            training.
+        fraction: fraction of a layer's blocks that would move at step 0; it falls by half a period
+            of a cosine, to none at ``until``.
         grow: ``"gradient"`` or ``"random"``.
         where: a function of a layer's name, as in ``named_modules``, and the layer: whether its
             blocks move. By default those of all layers do whose values are trained.
         followers: models with layers of the same names, such as the module of an
             ``AveragedModel``, that get the same patterns.
-        seed: of what grows at random.
-        group: of the processes that add their gradients, by default all.
+        seed: seed of random growth.
+        group: process group whose members add their gradients, by default all.
 
     Raises:
         ArgumentError: the model has no such layer, shares the values of one with another module
-            (tied), or a follower has other layers; an optimizer trains none of them or keeps what
-            cannot be moved, or a layer has none; or a number is not in its range.
+            (tied), or a follower has other layers; an optimizer trains none of them or keeps state
+            that cannot be moved, or a layer has no optimizer; or a number is out of range.
 
     Example:
         >>> import torch, jitsparse as js
@@ -128,7 +128,7 @@ class DropAndGrow:
         self._steps = 0
 
     def _check(self) -> dict[str, list[torch.optim.Optimizer]]:
-        """Of each layer its optimizers; whatever could not be moved is found before anything is."""
+        """The optimizers of each layer; finds whatever cannot be moved before anything is."""
         for follower in self._followers:
             pairs_of(follower, self._model, "DropAndGrow(followers=...)")
         trained = assigned(self._layers, self._optimizers, "DropAndGrow")
@@ -149,15 +149,16 @@ class DropAndGrow:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Run the forward and backward passes of a step in this context: once, or several times
-        where gradients are accumulated. It costs something only where blocks move by gradient at
-        the end of the step: inputs of layers, and gradients of their outputs, are kept until then,
-        and compiled models run eagerly.
+        """Context in which to run the forward and backward passes of a step.
 
-        All backward passes through calls of the layers count, so run elsewhere what is not to be
+        Enter it once, or several times where gradients are accumulated. It costs something only
+        where blocks move by gradient at the end of the step: inputs of layers, and gradients of
+        their outputs, are kept until then, and compiled models run eagerly.
+
+        All backward passes through calls of the layers count, so run elsewhere what must not be
         part of the gradient (``torch.autograd.grad`` of something else, a pass whose gradient is
-        dropped). What is computed of ``layer.weight`` beside these calls does not count. Not for
-        functions that are compiled, or transformed by ``torch.func``, themselves.
+        dropped). Computations on ``layer.weight`` outside of these calls do not count. Not for
+        functions that are themselves compiled, or transformed by ``torch.func``.
 
         Example: see :class:`DropAndGrow`.
         """
@@ -169,15 +170,17 @@ class DropAndGrow:
 
     @torch.no_grad()
     def step(self) -> int:
-        """Count a step, after each of the optimizer, also where that was skipped, and move blocks
-        if they are due. Layers of which no backward pass was seen, and frozen ones, stay.
+        """Count a step, and move blocks if they are due.
+
+        Call it after each step of the optimizer, even one that was skipped. Layers of which no
+        backward pass was seen, and frozen ones, stay.
 
         Returns:
             How many blocks moved, 0 between moves.
 
         Raises:
             ArgumentError: blocks are to move by gradient, and no backward pass was seen; or
-                something could not follow any more. Nothing has moved then.
+                something cannot follow any more. Nothing has moved then.
         """
         number = self._steps + 1
         moves = {}
@@ -194,7 +197,7 @@ class DropAndGrow:
         return sum(move.blocks for move in moves.values())
 
     def _moves(self, fraction: float) -> dict[str, _Move]:
-        """Where the blocks of layers will be; of none if a gradient is not finite."""
+        """The moves of layers; empty if a gradient is not finite."""
         names = [name for name, layer in self._layers.items() if layer.values.requires_grad]
         if self.grow == "gradient":
             seen = self._watcher.seen()
@@ -228,18 +231,20 @@ class DropAndGrow:
         return moves
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs for training to go on as it would have: steps, and the state of
-        what grows at random. Where the blocks are is in the model's."""
+        """What a checkpoint needs to resume training exactly: steps, and the generator's state.
+
+        The patterns are in the model's state dict.
+        """
         return {"steps": self._steps, "generator": self._generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where another has stopped.
+        """Resume where another instance stopped.
 
         Args:
-            state: of :meth:`state_dict`.
+            state: what :meth:`state_dict` returned.
 
         Raises:
-            ArgumentError: it is none. Nothing has changed then.
+            ArgumentError: it is not. Nothing has changed then.
         """
         try:
             steps, kept = int(state["steps"]), state["generator"].cpu()  # wherever it was loaded to

@@ -27,12 +27,12 @@ class BlockSparseLinear(PatternStateDict):
     Args:
         in_features: size of each input.
         out_features: size of each output.
-        block_size: an int or a pair ``(block_rows, block_cols)``, each of 8, 16, 32, 64, 128.
+        block_size: an int or a pair ``(block_rows, block_cols)``, each 8, 16, 32, 64 or 128.
         density: fraction of the blocks that the weight stores, at random places. Either this or
             ``pattern`` is given.
         pattern: where the blocks are, of shape ``(out_features, in_features)``.
         bias: whether to add a learned bias.
-        device, dtype: of the parameters.
+        device, dtype: those of the parameters.
 
     Shape:
         ``(*batch, in_features)`` to ``(*batch, out_features)``.
@@ -42,15 +42,15 @@ class BlockSparseLinear(PatternStateDict):
         bias: ``(out_features,)`` or None.
         crow_indices, col_indices: the pattern, int32 buffers of the state dict. A state dict with
             another pattern can be loaded: the layer takes that pattern over. If its number of
-            blocks differs, ``values`` stays the same Parameter and has another shape: load before
-            an optimizer has state of it, and before the model is wrapped for several devices.
-        shape: ``(out_features, in_features)``, an int64 buffer by which a state dict says of which
-            layer it is.
+            blocks differs, ``values`` stays the same Parameter with another shape: load before an
+            optimizer has state for it, and before the model is wrapped for several devices.
+        shape: ``(out_features, in_features)``, an int64 buffer that tells which layer a state
+            dict is of.
 
     Values are drawn as :class:`torch.nn.Linear` draws its weight, scaled to the density, so that
     outputs have the same variance. :meth:`set_pattern` moves blocks while a layer is trained.
 
-    A layer on the meta device knows its sizes only; materialise it with ``to_empty`` and load a
+    A layer on the meta device knows only its sizes; materialise it with ``to_empty`` and load a
     state dict, which brings the pattern.
 
     Raises:
@@ -129,7 +129,7 @@ class BlockSparseLinear(PatternStateDict):
         return BlockSparse(self.values, self._known_pattern())
 
     def _known_pattern(self) -> Pattern:
-        """The pattern; an ArgumentError if there is none."""
+        """The pattern; raises an ArgumentError if there is none."""
         pattern = self.pattern
         if self._hollow:
             raise ArgumentError(
@@ -140,8 +140,10 @@ class BlockSparseLinear(PatternStateDict):
 
     @property
     def _hollow(self) -> bool:
-        """Whether the layer left the meta device and has no pattern, until a state dict brings one
-        and values with it."""
+        """Whether the layer left the meta device and has no pattern yet.
+
+        A state dict brings one, and values with it.
+        """
         return self._pattern.device.type == "meta" and not self.values.is_meta
 
     def reset_parameters(self) -> None:
@@ -150,7 +152,7 @@ class BlockSparseLinear(PatternStateDict):
         density = self._pattern.density
         scale = 1 / math.sqrt(density) if density else 1.0
         with torch.no_grad():
-            # Of nn.init, which loaders replace to spare what they have loaded.
+            # From nn.init, which loaders replace to spare what they have loaded.
             nn.init.uniform_(self.values, -bound * scale, bound * scale)
             if not (self._hollow or self.values.is_meta):
                 self.values.copy_(clear_edge(self.values, self._pattern))
@@ -162,17 +164,19 @@ class BlockSparseLinear(PatternStateDict):
         return linear(x, self.weight if plain else self._weight_as_it_is(), self.bias)
 
     def _weight_as_it_is(self) -> BlockSparse:
-        """The weight for one call without gradients: a server may load a state dict, or move
-        blocks, while other threads answer requests. Its values are a view, which keeps their size
-        and their memory."""
+        """The weight for one call without gradients.
+
+        A server may load a state dict, or move blocks, while other threads answer requests. The
+        values are a view, which keeps its size and its memory.
+        """
         while True:
-            pattern = self._known_pattern()  # waits until a change is whole
+            pattern = self._known_pattern()  # waits until a change is complete
             values = self.values
             try:
                 kept = values.view_as(values)
             except RuntimeError:
-                # Their size changes this very moment; or they are of inference mode, and this is
-                # not, where they have no views.
+                # Their size is changing right now; or they are inference tensors, which have no
+                # views outside of inference mode.
                 kept = values
             if self._pattern is pattern and self._marks:
                 return BlockSparse(kept, pattern)
@@ -188,20 +192,20 @@ class BlockSparseLinear(PatternStateDict):
         density: float | None = None,
         mask: Tensor | None = None,
     ) -> BlockSparseLinear:
-        """The blocks of a dense layer's weight that are kept, bit for bit, and its bias.
+        """A layer with some of the blocks of a dense layer's weight, bit for bit, and its bias.
 
         Args:
-            layer: a dense layer; its parameters are copied. Those of the new layer require
-                gradients, also where they are frozen in the old one, a teacher's for instance.
+            layer: a dense layer; its parameters are copied. The copies require gradients, even
+                where the originals are frozen, those of a teacher for instance.
             block_size: an int or a pair.
-            density: keep this fraction of the blocks, those of largest Frobenius norm. Of a layer
-                on the meta device, which has none, so many blocks whose places are unknown.
+            density: keep this fraction of the blocks, those of largest Frobenius norm. On the meta
+                device, where there are no norms, as many blocks at unknown places.
             mask: ``(R, C)`` bool, the blocks to keep. Either this or ``density`` is given.
 
         Raises:
             PatternError: if block size, density or mask is illegal.
-            ArgumentError: if the layer is no ``torch.nn.Linear`` or a lazy one that was never
-                called, or not exactly one of density and mask is given.
+            ArgumentError: if the layer is not a ``torch.nn.Linear``, or is a lazy one that was
+                never called, or not exactly one of density and mask is given.
         """
         if not isinstance(layer, nn.Linear):
             raise ArgumentError(f"from_linear takes a Linear layer, got {type(layer).__name__}")
@@ -223,7 +227,7 @@ class BlockSparseLinear(PatternStateDict):
         kept = BlockSparse.from_dense(weight, block, mask)
         if density is not None:
             require_a_block(kept.pattern, density)
-        # What is drawn is overwritten; whoever compares with the dense layer has the same seed.
+        # The drawn values are overwritten; comparisons with the dense layer keep the same seed.
         with torch.random.fork_rng([weight.device] if weight.is_cuda else []):
             sparse = cls(
                 layer.in_features,
@@ -236,7 +240,7 @@ class BlockSparseLinear(PatternStateDict):
         with torch.no_grad():
             sparse.values.copy_(kept.values)
         if layer.bias is not None:
-            sparse.bias = nn.Parameter(layer.bias.detach().clone())  # in a dtype of its own
+            sparse.bias = nn.Parameter(layer.bias.detach().clone())  # it may have its own dtype
         return sparse.train(layer.training)
 
     def to_linear(self) -> nn.Linear:
@@ -252,7 +256,7 @@ class BlockSparseLinear(PatternStateDict):
         with torch.no_grad():
             dense.weight.copy_(self.weight.to_dense())
         if self.bias is not None:
-            dense.bias = nn.Parameter(self.bias.detach().clone())  # in a dtype of its own
+            dense.bias = nn.Parameter(self.bias.detach().clone())  # it may have its own dtype
         return dense.train(self.training)
 
     def extra_repr(self) -> str:
@@ -265,7 +269,7 @@ class BlockSparseLinear(PatternStateDict):
 
 
 def require_a_block(pattern: Pattern, density: float) -> Pattern:
-    """A layer that was to have weights has one block at least."""
+    """Check that a layer that was to have weights has at least one block."""
     rows, cols = pattern.grid
     if density > 0 and rows * cols and not pattern.nnz_blocks:
         raise PatternError(
@@ -281,7 +285,7 @@ def _largest_blocks(weight: Tensor, block: tuple[int, int], density: float) -> T
     grid = div_up(weight.shape[0], block[0]), div_up(weight.shape[1], block[1])
     total = grid[0] * grid[1]
     count = as_count(density, total)
-    if weight.is_meta:  # without norms: any will do, since a pattern there has no places either
+    if weight.is_meta:  # no norms: any will do, since a pattern there has no places either
         return (torch.arange(total, device="cpu") < count).view(grid)
     where = torch.arange(total, device=weight.device)
     tiles = extract_blocks(weight, where // max(grid[1], 1), where % max(grid[1], 1), block)

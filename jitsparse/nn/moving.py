@@ -1,4 +1,4 @@
-"""A layer whose values can become those of other blocks, in training or by a state dict."""
+"""A layer whose values can become those of other blocks, in training or through a state dict."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["MovableBlocks", "advice_on"]
 
 
 class MovableBlocks(PatternBuffers):
-    """The base of a layer whose ``values`` follow its pattern wherever that goes."""
+    """Base of a layer whose ``values`` follow its pattern wherever that goes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,41 +38,40 @@ class MovableBlocks(PatternBuffers):
     values: nn.Parameter
 
     def set_pattern(self, pattern: Pattern, *optimizers: torch.optim.Optimizer) -> None:
-        """Store other blocks from now on, as training does that prunes blocks and grows others.
+        """Store other blocks from now on, as in training that prunes blocks and grows others.
 
-        Blocks that both patterns store keep their values, bit for bit; new ones begin with zeros.
+        Blocks that both patterns store keep their values, bit for bit; new ones start at zero.
         ``values`` stays the same Parameter, with as many blocks as the pattern has; its gradient is
         dropped. Nothing waits for the device.
 
         Args:
-            pattern: of the same shape and block size, on the same device.
-            optimizers: that train ``values``: what they keep of each block, such as momentum and
-                running averages, moves along, and is zero for new blocks; counts of steps stay. The
-                state of an optimizer that is not named stays as it is, of other blocks; where their
-                number changes it refuses its next step. (Adam corrects its averages by the count of
-                steps, which is not that of a new block: under a constant gradient its first dozens
-                of steps are three to seven times the learning rate, with the default betas.)
+            pattern: one of the same shape and block size, on the same device.
+            optimizers: those that train ``values``: their state of each block, such as momentum and
+                running averages, moves along, and is zero for new blocks; step counts stay. An
+                optimizer that is not named keeps the state of the old blocks; if their number
+                changes, it refuses its next step. (Adam corrects its averages by the step count,
+                which is not that of a new block: under a constant gradient its first dozens of
+                steps are three to seven times the learning rate, with the default betas.)
 
-        Call it after a step and before the next forward pass: a backward pass of an earlier one
-        has gradients for the blocks of that time. It raises where their number has changed, or
-        where the layer's input needs a gradient, too; otherwise they pass for those of the new
-        blocks.
+        Call it after a step and before the next forward pass: a backward pass of an earlier one has
+        gradients for the old blocks. It raises if their number has changed, or if the layer's input
+        needs a gradient, too; otherwise the gradients are taken for those of the new blocks.
 
-        What else knows the blocks has to follow:
+        Whatever else depends on the blocks has to follow:
 
         - a moving average of the model, before it is updated: :func:`match_patterns_`;
         - a CUDA graph that was captured: capture it anew;
-        - ``DistributedDataParallel``: all ranks move to one pattern, which
+        - ``DistributedDataParallel``: all ranks must move to one pattern, which
           :func:`require_same_patterns` checks, with as many blocks as before, since hooks on
           gradients do not survive another number;
-        - a compiled layer follows, and is compiled anew for each number of blocks, up to
+        - a compiled layer follows, and is recompiled for each number of blocks, up to
           ``torch._dynamo.config.recompile_limit`` times;
         - a Parameter that two layers share has one pattern for both: do not move it.
 
         Raises:
             ArgumentError: if the pattern does not fit, an optimizer does not train ``values`` or
-                keeps what cannot be moved, or these are no plain Parameter, since the model is
-                sharded.
+                keeps state that cannot be moved, or these are not a plain Parameter, since the
+                model is sharded.
 
         Example:
             >>> import torch, jitsparse as js
@@ -92,7 +91,7 @@ class MovableBlocks(PatternBuffers):
     def _require_movable(
         self, pattern: Pattern, optimizers: Sequence[torch.optim.Optimizer]
     ) -> None:
-        """Check what :meth:`set_pattern` raises.
+        """Run the checks of :meth:`set_pattern`.
 
         Raises:
             ArgumentError: see there.
@@ -117,31 +116,33 @@ class MovableBlocks(PatternBuffers):
     def _move(self, pattern: Pattern, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """:meth:`set_pattern` after its checks."""
         old, values = self.pattern, self.values
-        # A layer that was made in inference mode can be written there alone.
+        # A layer that was made in inference mode can be written to only there.
         with torch.inference_mode(values.is_inference()), torch.no_grad():
             places = block_positions(pattern, old)
             moved, moves = gather_blocks(values, places), moves_of(values, optimizers, places)
             as_many = moved.shape == values.shape
             for state, name, new in moves:
-                # Where it is if it fits: a captured graph of the step may know the place.
+                # In place if it fits: a captured graph of the step may know the address.
                 state[name] = state[name].copy_(new) if as_many else new
             with self._changing():
                 if as_many:
                     values.copy_(moved)
                 else:
                     self._resize_values(moved)
-                # DistributedDataParallel knows the buffers.
+                # DistributedDataParallel holds references to the buffers.
                 self._take_over(pattern, in_place=as_many)
             values.grad = None
 
     def _resize_values(self, wanted: Tensor) -> None:
-        """Give the values another shape, and what they are to be; they stay the same Parameter,
-        which an optimizer may hold already."""
+        """Give the values another shape and content; they stay the same Parameter.
+
+        An optimizer may hold it already.
+        """
         values = self.values
-        # A graph that is still alive would have the next ones go on with the shape that it knows.
-        # Autograd begins anew where the dtype changes, and not where the shape does.
+        # A graph that is still alive would make later ones keep its shape. Autograd starts anew
+        # where the dtype changes, but not where the shape does.
         another = torch.float32 if values.dtype is torch.float64 else torch.float64
-        with torch.inference_mode(False):  # whose tensors could not be trained
+        with torch.inference_mode(False):  # its tensors could not be trained
             _refuse_earlier_gradients(values)
             filled = values.new_empty(wanted.shape).copy_(wanted.detach())
             for data in (values.new_empty(0, dtype=another), filled):
@@ -151,17 +152,18 @@ class MovableBlocks(PatternBuffers):
 
 
 def advice_on(values: Tensor, verb: str) -> str:
-    """How to do something before values are no plain Parameter any more."""
+    """How to do something while values are still a plain Parameter."""
     if type(values) is Tensor:
         return "take off what computes them, such as pruning or weight_norm"
     return f"{verb} before the model is sharded"
 
 
 def _refuse_earlier_gradients(values: nn.Parameter) -> None:
-    """Have the backward pass of any graph that is still alive raise where it would accumulate into
-    values that are about to change their shape: torch keeps a gradient of the old shape there
-    without a look, and fused optimizers read past its end. Later graphs accumulate at a node of
-    their own."""
+    """Make backward passes of existing graphs raise where they would accumulate into the values.
+
+    These are about to change their shape: torch would keep a gradient of the old shape unchecked,
+    and fused optimizers would read past its end. Later graphs accumulate at a node of their own.
+    """
 
     def refuse(grads: tuple[Tensor, ...]) -> None:
         raise ArgumentError(

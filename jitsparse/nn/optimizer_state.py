@@ -1,4 +1,4 @@
-"""An optimizer's state of each block follows when the blocks of a layer move."""
+"""An optimizer's per-block state, which follows when the blocks of a layer move."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ __all__ = [
 ]
 
 Moves = list[tuple[dict[str, Any], str, Tensor]]
-"""Entries of states, and what they are, or will be."""
+"""States, keys of their entries, and what these are to become."""
 
 
 def require_trained(values: nn.Parameter, optimizers: Sequence[torch.optim.Optimizer]) -> None:
     """Check optimizers that are to follow a layer's values.
 
     Raises:
-        ArgumentError: one is no optimizer, or does not train them.
+        ArgumentError: one is not an optimizer, or does not train them.
     """
     for optimizer in optimizers:
         require_optimizer(optimizer, "set_pattern(pattern, *optimizers)")
@@ -45,55 +45,57 @@ def require_trained(values: nn.Parameter, optimizers: Sequence[torch.optim.Optim
 
 
 def require_optimizer(optimizer: object, function: str) -> None:
-    """Check what a function is given as an optimizer.
+    """Check that what a function is given is an optimizer.
 
     Raises:
-        ArgumentError: it is none.
+        ArgumentError: it is not.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ArgumentError(f"{function} takes optimizers, got {type(optimizer).__name__}")
 
 
 def trains(optimizer: torch.optim.Optimizer, values: nn.Parameter) -> bool:
-    """Whether an optimizer has a parameter."""
+    """Whether an optimizer trains a layer's values."""
     return bool(_groups(values, optimizer))
 
 
 _layers: WeakSet[nn.Module] = WeakSet()
-"""All layers whose number of blocks may change. (Not their values: ``torch.utils.swap_tensors`` is
-for tensors to which there is no weak reference.)"""
+"""All layers whose number of blocks may change. (Not their values: ``torch.utils.swap_tensors``
+requires tensors without weak references.)"""
 
 _checked: WeakKeyDictionary[torch.optim.Optimizer, tuple[Any, int]] = WeakKeyDictionary()
-"""The state with which an optimizer's last step was checked, and how often any layer had got
-another number of blocks by then. To look at all of it in each step would take 3.5 us a layer."""
+"""The state with which an optimizer's last step was checked, and how often layers had changed their
+number of blocks before it. Checking all of it in each step would take 3.5 us per layer."""
 
 _resizes = 0
 _watches_optimizers = False
 
 
 def guard(layer: nn.Module) -> None:
-    """Have optimizers refuse a step on a layer's ``values`` with state of another number of blocks,
-    which these have had, or which was loaded. Fused optimizers of torch do not compare shapes, and
-    write beyond the end of the state."""
+    """Have optimizers refuse a step on a layer's ``values`` with state of another number of blocks.
+
+    Such state is from before a change, or was loaded. Torch's fused optimizers do not compare
+    shapes, and write past the end of the state.
+    """
     global _watches_optimizers
     if not _watches_optimizers:
-        # For good: whoever takes it away when the last parameter dies may do so while torch goes
-        # through its hooks.
+        # Never removed: removing it when the last parameter dies might happen while torch iterates
+        # over its hooks.
         register_optimizer_step_pre_hook(_refuse_old_state)
         _watches_optimizers = True
     _layers.add(layer)
 
 
 def note_resized() -> None:
-    """Some layer has got another number of blocks: optimizers are checked anew."""
+    """Note that a layer changed its number of blocks, so that optimizers are checked anew."""
     global _resizes
     _resizes += 1
 
 
 def _refuse_old_state(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    if torch.compiler.is_compiling():  # then shapes are compared
+    if torch.compiler.is_compiling():  # compares shapes itself
         return
-    now = optimizer.state, _resizes  # a load puts another one in its place
+    now = optimizer.state, _resizes  # loading replaces the state
     last = _checked.get(optimizer)
     if last is not None and last[0] is now[0] and last[1] == now[1]:
         return
@@ -117,20 +119,21 @@ def _refuse_old_state(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 def moves_of(
     values: nn.Parameter, optimizers: Sequence[torch.optim.Optimizer], places: Tensor
 ) -> Moves:
-    """What becomes of all state that has an entry for each block: momentum, running averages, also
-    of rows and columns of blocks. New blocks begin as those of a new parameter do, most of it with
-    zeros. Nothing is changed yet, so what fails changes nothing.
+    """The new values of all per-block state, such as momentum and running averages.
+
+    Averages may also be of rows and columns of blocks. New blocks start as those of a new parameter
+    do, mostly at zero. Nothing is changed yet, so a failure changes nothing.
 
     Args:
-        values: whose state it is.
-        optimizers: that may have some.
-        places: of each new block among the old ones.
+        values: the parameter whose state it is.
+        optimizers: those that may have some.
+        places: the place of each new block among the old ones.
 
     Raises:
-        ArgumentError: an optimizer keeps something in which no block has a place of its own.
+        ArgumentError: an optimizer keeps state in which no block has a place of its own.
     """
     moves: Moves = []
-    seen: dict[int, Tensor] = {}  # an optimizer beside one that wraps it has the same tensors
+    seen: dict[int, Tensor] = {}  # an optimizer and its wrapper have the same tensors
     for optimizer in optimizers:
         for entry in _entries(values, optimizer):
             if id(entry.kept) not in seen:
@@ -145,11 +148,11 @@ def moves_of(
 def require_movable(
     values: nn.Parameter, optimizers: Sequence[torch.optim.Optimizer], blocks: int
 ) -> None:
-    """Check that what optimizers keep of values can follow them to so many blocks.
+    """Check that the optimizers' state of values can follow them to ``blocks`` blocks.
 
     Raises:
-        ArgumentError: an optimizer keeps something in which no block has a place of its own, or
-            values in a memory that they would leave.
+        ArgumentError: an optimizer keeps state in which no block has a place of its own, or keeps
+            the values in buckets that they would leave.
     """
     for optimizer in optimizers:
         for _ in _entries(values, optimizer):
@@ -164,7 +167,7 @@ def require_movable(
 
 
 class _Entry(NamedTuple):
-    """Something that an optimizer keeps of each block of values."""
+    """An optimizer's state of each block of values."""
 
     optimizer: torch.optim.Optimizer
     state: dict[str, Any]
@@ -173,10 +176,10 @@ class _Entry(NamedTuple):
 
 
 def _entries(values: nn.Parameter, optimizer: torch.optim.Optimizer) -> Iterator[_Entry]:
-    """What an optimizer keeps of each block of values, and those that it wraps.
+    """State of each block of values in an optimizer and those that it wraps.
 
     Raises:
-        ArgumentError: it keeps something else, in which no block has a place of its own.
+        ArgumentError: one keeps other state, in which no block has a place of its own.
     """
     for each in _with_inner(optimizer):
         state = each.state.get(_holder(values, each), {})
@@ -196,7 +199,7 @@ def _entries(values: nn.Parameter, optimizer: torch.optim.Optimizer) -> Iterator
 
 
 def _start(values: nn.Parameter, entry: _Entry) -> float:
-    """With what an optimizer's entry of a new parameter begins."""
+    """The initial value of an optimizer's entry for a new parameter."""
     optimizer = entry.optimizer
     if isinstance(optimizer, torch.optim.Rprop) and entry.key == "step_size":
         option = "lr"
@@ -208,8 +211,10 @@ def _start(values: nn.Parameter, entry: _Entry) -> float:
 
 
 def _with_inner(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
-    """An optimizer and those that it has as attributes, which keep the state, or some of it:
-    ZeroRedundancyOptimizer has one, and so have SAM and the wrappers of trainers."""
+    """An optimizer and those among its attributes, which keep the state, or some of it.
+
+    ZeroRedundancyOptimizer has one, and so do SAM and the wrappers of trainers.
+    """
     found = [optimizer]
     for each in found:
         inner = (value for value in vars(each).values() if isinstance(value, torch.optim.Optimizer))
@@ -218,7 +223,7 @@ def _with_inner(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]
 
 
 def _is_of_no_block(kept: object) -> bool:
-    """Whether an entry of a state is numbers, such as a count of steps, and names alone."""
+    """Whether an entry of a state consists of numbers, such as a step count, and names alone."""
     if isinstance(kept, (list, tuple)):
         return all(map(_is_of_no_block, kept))
     if isinstance(kept, dict):
@@ -229,8 +234,10 @@ def _is_of_no_block(kept: object) -> bool:
 
 
 def _holder(values: nn.Parameter, optimizer: torch.optim.Optimizer) -> Tensor:
-    """Under which parameter an optimizer keeps what it knows of values: LBFGS, which knows
-    something of all together, under its first."""
+    """The parameter under which an optimizer keeps its state of values.
+
+    LBFGS, which keeps state of all parameters together, uses its first one.
+    """
     if isinstance(optimizer, torch.optim.LBFGS):
         first: Tensor = optimizer.param_groups[0]["params"][0]
         return first
@@ -238,7 +245,7 @@ def _holder(values: nn.Parameter, optimizer: torch.optim.Optimizer) -> Tensor:
 
 
 def _groups(values: nn.Parameter, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """The options that an optimizer has for values; none if it does not train them."""
+    """The parameter groups of an optimizer that have values; empty if it does not train them."""
     return [
         group for group in optimizer.param_groups if any(each is values for each in group["params"])
     ]

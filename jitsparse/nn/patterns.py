@@ -1,4 +1,4 @@
-"""The patterns of all layers of a model: fewer blocks, or those of another model."""
+"""Changes of the patterns of a model's layers: fewer blocks, or those of another model."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ __all__ = ["assigned", "layers_of", "match_patterns_", "move_all", "pairs_of", "
 
 
 def match_patterns_(model: nn.Module, like: nn.Module, *optimizers: torch.optim.Optimizer) -> None:
-    """Give the layers of a model the patterns that those of the same names have in another.
+    """Give a model's layers the patterns of the layers of the same names in another model.
 
-    A moving average takes the mean of values by their number, whichever blocks they are: call this
-    before it is updated, wherever the blocks of its model have moved. Blocks that were there before
-    keep their values, new ones begin with zeros, as with :meth:`BlockSparseLinear.set_pattern`.
+    A moving average averages values by their position, whichever blocks they are: call this before
+    it is updated, wherever the blocks of its model have moved. Blocks that were there before keep
+    their values, new ones start at zero, as with :meth:`BlockSparseLinear.set_pattern`.
 
     Args:
         model: changed in place.
-        like: whose patterns these layers get, on the same devices.
-        optimizers: that train ``model``, if any do: their state moves along.
+        like: the model whose patterns these layers get, on the same devices.
+        optimizers: those that train ``model``, if any: their state moves along.
 
     Raises:
         ArgumentError: the two have block-sparse layers of different names, shapes, block sizes or
-            devices, or an optimizer keeps what cannot be moved. Nothing is changed then.
+            devices, or an optimizer keeps state that cannot be moved. Nothing is changed then.
 
     Example:
         >>> import torch, jitsparse as js
@@ -67,26 +67,27 @@ def prune_(
 
     To prune gradually, begin with ``sparsify_(model, block_size, density=1.0)``, make the
     optimizer, and lower the density while the model trains: parameters and optimizers stay. Hooks
-    on gradients do not survive another number of blocks, so what is wrapped for several devices is
-    refused: prune the model itself, the same on all ranks, and wrap it anew. A compiled model is
-    compiled anew for each density, ``torch._dynamo.config.recompile_limit`` times (8): raise that,
-    or compile when the pruning is done.
+    on gradients do not survive another number of blocks, so a model wrapped for several devices is
+    refused: prune the model itself, in the same way on all ranks, and wrap it anew. A compiled
+    model is recompiled for each density, up to ``torch._dynamo.config.recompile_limit`` times (8):
+    raise that, or compile when the pruning is done.
 
     Args:
         model: changed in place, as by :meth:`BlockSparseLinear.set_pattern`, after a step and
             before the next forward pass.
-        density: fraction of all blocks that a layer stores then, or a function of a layer's name,
-            as in ``named_modules``, and the layer. A layer that stores no more stays as it is.
-        optimizers: that train the model: their state moves along.
-        where: a function of the same: whether the layer is pruned. By default all are.
+        density: fraction of all blocks that a layer stores afterwards, or a function of a layer's
+            name, as in ``named_modules``, and the layer. A layer that stores no more stays as it
+            is.
+        optimizers: those that train the model: their state moves along.
+        where: a function of the same arguments: whether the layer is pruned. By default all are.
 
     Returns:
         The names of the layers that were pruned.
 
     Raises:
         ArgumentError: the model has no such layer, is wrapped for several devices, or shares the
-            values of a layer with another module (tied); an optimizer keeps what cannot be moved,
-            or trains none of the layers. Nothing is changed then.
+            values of a layer with another module (tied); an optimizer keeps state that cannot be
+            moved, or trains none of the layers. Nothing is changed then.
         PatternError: a density is not from 0 to 1, or leaves no block where it is more than 0.
 
     Example:
@@ -121,12 +122,12 @@ def move_all(
     patterns: Mapping[str, Pattern],
     trained: Mapping[str, Sequence[torch.optim.Optimizer]],
 ) -> None:
-    """:meth:`BlockSparseLinear.set_pattern` of several layers, of all or of none.
+    """Apply :meth:`BlockSparseLinear.set_pattern` to several layers, to all or to none.
 
     Args:
         layers: by name.
-        patterns: of those that move.
-        trained: of each layer the optimizers that train it.
+        patterns: the new patterns of those that move.
+        trained: for each layer the optimizers that train it.
 
     Raises:
         ArgumentError: one of them cannot be moved. Nothing is changed then.
@@ -152,8 +153,8 @@ def pairs_of(
     """The layers of the same names in two models.
 
     Raises:
-        ArgumentError: one has a layer that the other has not, or not of the same shape, block size
-            and device.
+        ArgumentError: one has a layer that the other lacks, or has with another shape, block size
+            or device.
     """
     theirs, mine = layers_of(like, function), layers_of(model, function)
     if theirs.keys() != mine.keys():
@@ -179,11 +180,11 @@ def pairs_of(
 def layers_of(
     model: nn.Module, function: str, where: Where | None = None
 ) -> dict[str, BlockSparseLinear]:
-    """The block-sparse layers of a model by their names, of each the first.
+    """The block-sparse layers of a model by name, the first if there are several.
 
     Raises:
-        ArgumentError: there are none, ``model`` is no module, ``where`` no function, or a layer's
-            values are also a parameter of another module, of whose pattern nobody knows.
+        ArgumentError: there are none, ``model`` is not a module, ``where`` is not a function, or a
+            layer's values are also a parameter of another module, which cannot know their pattern.
     """
     require_module(model, where, function)
     every = {
@@ -214,11 +215,11 @@ def assigned(
     optimizers: Sequence[torch.optim.Optimizer],
     function: str,
 ) -> dict[str, list[torch.optim.Optimizer]]:
-    """Of each layer the optimizers that train its values.
+    """For each layer the optimizers that train its values.
 
     Raises:
-        ArgumentError: one is no optimizer, trains none of the layers, or keeps what cannot be
-            moved.
+        ArgumentError: one is not an optimizer, trains none of the layers, or keeps state that
+            cannot be moved.
     """
     for each in optimizers:
         require_optimizer(each, function)

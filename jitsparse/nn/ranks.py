@@ -1,4 +1,4 @@
-"""Processes that train one model have one pattern for each of its layers."""
+"""A check that processes training one model have the same pattern for each of its layers."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ __all__ = ["require_same_patterns"]
 
 
 def require_same_patterns(model: nn.Module, group: Any = None) -> None:
-    """Check that all ranks have the same patterns, as data parallelism needs: what it averages are
-    gradients of blocks by their number, wherever these are.
+    """Check that all ranks have the same patterns.
 
-    ``DistributedDataParallel`` gives all ranks the patterns of rank 0 when it wraps a model.
-    Where each rank calls :meth:`BlockSparseLinear.set_pattern` later, nobody compares them: call
-    this afterwards, on all ranks. Its cost is a hash of the indices and a collective operation.
+    Data parallelism needs that: it averages gradients of blocks by position, wherever these are.
+
+    ``DistributedDataParallel`` gives all ranks the patterns of rank 0 when it wraps a model. If
+    each rank calls :meth:`BlockSparseLinear.set_pattern` later, nothing compares them: call this
+    afterwards, on all ranks. It costs a hash of the indices and a collective operation.
 
     Args:
-        model: also one that is wrapped. Layers are compared by name.
+        model: may be wrapped. Layers are compared by name.
         group: a process group of ``torch.distributed``, by default that of all ranks.
 
     Raises:

@@ -1,5 +1,4 @@
-"""Other layers in the places of a model's own: all of a kind, or none of them if something bound to
-one would be lost."""
+"""Replacing a model's layers: all of a kind, or none if something bound to one would be lost."""
 
 from __future__ import annotations
 
@@ -31,13 +30,13 @@ class Kind:
     """The layers that a function replaces: exactly those of some classes.
 
     Attributes:
-        function: that replaces them.
-        name: of the layers.
-        classes: exactly these.
+        function: name of the function that replaces them.
+        name: name of the layers.
+        classes: exactly these are replaced.
         base: layers of classes derived from it stay.
-        own: attributes that such a layer has of itself.
-        taken: names that mean something to what takes its place.
-        parameters, buffers: names of its own.
+        own: attributes that every such layer has.
+        taken: names that already mean something in the replacement.
+        parameters, buffers: names of the layer's own.
     """
 
     function: str
@@ -53,15 +52,15 @@ class Kind:
 def replace(
     model: nn.Module, kind: Kind, where: Where | None, successor: Callable[[str, Any], nn.Module]
 ) -> tuple[str, ...]:
-    """Put another layer in the place of each of a kind, in all of its places, or change nothing.
+    """Replace each layer of a kind, in all of its places, or change nothing.
 
-    The attributes that were put on a layer go along.
+    Attributes that were set on a layer go along.
 
     Args:
         model: changed in place.
-        kind: of the layers.
-        where: given the first name of a layer, and the layer; whether it is replaced.
-        successor: given the same; what takes its place.
+        kind: the kind of layers.
+        where: a function of a layer's first name and the layer: whether it is replaced.
+        successor: a function of the same arguments that returns the replacement.
 
     Returns:
         The first names of the layers that were replaced.
@@ -87,8 +86,8 @@ def require_model(model: Any, where: Any, kind: Kind, instead: str) -> None:
     """Check a model in which layers are to be replaced.
 
     Raises:
-        ArgumentError: it is none, or a single layer, where ``instead`` is the thing to use; it is
-            wrapped for several devices; or ``where`` is no function.
+        ArgumentError: ``model`` is not a module, or is a single layer, for which ``instead`` is to
+            be used; it is wrapped for several devices; or ``where`` is not a function.
     """
     require_module(model, where, kind.function)
     if type(model) in kind.classes:
@@ -100,10 +99,10 @@ def require_model(model: Any, where: Any, kind: Kind, instead: str) -> None:
 
 
 def require_module(model: Any, where: Any, function: str) -> None:
-    """Check a model, and what selects some of its layers.
+    """Check a model, and the function that selects some of its layers.
 
     Raises:
-        ArgumentError: it is none, or ``where`` is no function.
+        ArgumentError: ``model`` is not a module, or ``where`` is not a function.
     """
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"{function} takes an nn.Module, got {type(model).__name__}")
@@ -115,7 +114,7 @@ def require_module(model: Any, where: Any, function: str) -> None:
 
 @contextlib.contextmanager
 def named(layer: str) -> Iterator[None]:
-    """What is wrong with a layer is said with its name."""
+    """Add the name of a layer to errors about it."""
     try:
         yield
     except JitsparseError as error:
@@ -154,7 +153,7 @@ def _places(model: nn.Module, kind: Kind, where: Where | None) -> dict[nn.Module
 def _require_plain(layer: nn.Module, name: str, kind: Kind) -> None:
     """Refuse a layer to which something is bound that its successor could not have."""
     if any(nn.parameter.is_lazy(each) for each in layer.parameters(recurse=False)):
-        return  # which who makes the successor refuses
+        return  # refused where the successor is made
     kept = vars(layer)
     added = {key: value for key, value in kept.items() if key not in kind.own}
     more = [key for key, value in added.items() if callable(value)]
@@ -190,7 +189,7 @@ def _require_plain(layer: nn.Module, name: str, kind: Kind) -> None:
 def _require_untied(
     layer: nn.Module, names: list[str], owners: Mapping[nn.Parameter, list[str]]
 ) -> None:
-    """Refuse a layer whose parameters are others', too."""
+    """Refuse a layer whose parameters also belong to others."""
     for parameter in layer.parameters(recurse=False):
         others = [
             each for each in owners.get(parameter, []) if each.rpartition(".")[0] not in names

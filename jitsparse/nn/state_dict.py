@@ -1,6 +1,9 @@
-"""State dicts of a layer whose buffers are a pattern: they bring a pattern of their own, maybe with
-another number of blocks. Its indices do not say how many columns the matrix has, so the shape is an
-entry, too: files of safetensors keep no more than entries, and what renames these renames it."""
+"""State dicts of a layer whose buffers are a pattern.
+
+They bring a pattern of their own, maybe with another number of blocks. Its indices do not say how
+many columns the matrix has, so the shape is an entry, too: safetensors files keep nothing but
+entries, and whatever renames these renames it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ __all__ = ["PatternStateDict"]
 
 
 class PatternStateDict(MovableBlocks):
-    """The base of a layer that can be loaded whatever pattern it has had."""
+    """Base of a layer that can load a state dict whatever pattern it has had."""
 
     def _load_from_state_dict(
         self,
@@ -31,7 +34,7 @@ class PatternStateDict(MovableBlocks):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        # The layer's own hooks may make its state out of another one, so they come first.
+        # The layer's own hooks may derive its state from another one, so they come first.
         hooks, self._load_state_dict_pre_hooks = self._load_state_dict_pre_hooks, OrderedDict()
         arguments = local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         try:
@@ -45,8 +48,7 @@ class PatternStateDict(MovableBlocks):
                         error_msgs.append(f"the pattern of {prefix or 'the layer'!r}{error}")
                         return
                     self._write_shape()
-                # Values, bias and the reports of what is missing. The buffers are there already,
-                # equal.
+                # Loads values and bias, and reports what is missing. The buffers are already equal.
                 there = {
                     prefix + name: getattr(self, name)
                     for name in BUFFERS
@@ -59,7 +61,7 @@ class PatternStateDict(MovableBlocks):
             self._load_state_dict_pre_hooks = hooks
 
     def _has_blocks_of(self, pattern: Pattern) -> bool:
-        """Whether the blocks are those of a pattern, as far as that can be read."""
+        """Whether the blocks are those of a pattern, as far as it can be read."""
         old = self._pattern
         readable = old.device.type != "meta" and is_readable(pattern.col_indices)
         return readable and old.to(pattern.device) == pattern
@@ -67,8 +69,7 @@ class PatternStateDict(MovableBlocks):
     def _load_pattern(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any]
     ) -> str | None:
-        """Take over the pattern of a state dict, and make room for its values; what is wrong with
-        it, or None."""
+        """Take over the pattern of a state dict and make room for its values; returns any error."""
         crow, col = (state_dict[prefix + name] for name in INDICES)
         old = self._pattern
         theirs = shape_in(state_dict.get(prefix + "shape"))
@@ -81,7 +82,7 @@ class PatternStateDict(MovableBlocks):
             with outside_of_transforms(crow, col):
                 there = crow.to(device).clone(), col.to(device).clone()
                 pattern = Pattern(old.shape, old.block_size, *there)
-        except (ValueError, AttributeError, RuntimeError) as error:  # also of what is no tensor
+        except (ValueError, AttributeError, RuntimeError) as error:  # also of non-tensors
             return f": {error}"
         wanted = pattern.values_shape
         loaded = state_dict.get(prefix + "values")

@@ -1,4 +1,4 @@
-"""The gradients of blocks that are not stored, by what is seen of a layer's passes."""
+"""The gradients of blocks that are not stored, from what is seen of a layer's passes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ __all__ = ["Watcher"]
 
 
 class Watcher:
-    """Keeps inputs of layers and the gradients of their outputs: the gradient of any block of their
-    weights is a product of these.
+    """Keeps inputs of layers and the gradients of their outputs.
+
+    The gradient of any block of a layer's weight is a product of these.
 
     Args:
         layers: by name.
-        group: of the processes that add their gradients, if there are several.
+        group: process group whose members add their gradients, if there are several.
     """
 
     def __init__(self, layers: Mapping[str, BlockSparseLinear], group: Any) -> None:
@@ -39,10 +40,12 @@ class Watcher:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """See the passes in this context, in which compiled models run eagerly: a graph that was
-        compiled without hooks has none. What ends in an error was not seen."""
+        """Watch the passes in this context, and drop what was seen if they end in an error.
+
+        Compiled models run eagerly here, since a graph compiled without hooks has none.
+        """
         hooks = [
-            # Before hooks of the user's, which may return something else than the layer does.
+            # Ahead of the user's hooks, which may return something other than the layer does.
             layer.register_forward_hook(partial(self._see, name), with_kwargs=True, prepend=True)
             for name, layer in self._layers.items()
         ]
@@ -66,7 +69,7 @@ class Watcher:
     ) -> None:
         if not out.requires_grad:
             return
-        # As it is multiplied: where that is a copy, by autocast, autograd does not keep x as it is.
+        # As multiplied: where autocast makes a copy, autograd does not keep x itself.
         x = _rows(inputs[0] if inputs else keywords["x"]).to(out.dtype)
 
         def keep(grads: Sequence[Tensor | None]) -> None:
@@ -80,18 +83,18 @@ class Watcher:
                     "loss in blocks that are not stored is not known: use grow='random', or run "
                     "that part outside of watching()"
                 )
-            # Until here autograd sees to it that nobody writes to x. Its memory becomes free where
-            # nobody else has it.
+            # Until here autograd makes sure that nobody writes to x. Its memory is freed unless
+            # something else holds it.
             self._pairs.setdefault(name, []).append((x.clone(), _rows(grad).clone()))
 
-        # Of the node, not of the tensor: so it comes after the user's own hooks on that, which may
-        # clip the gradient or mask it.
+        # On the node, not the tensor, so that it runs after the user's own hooks on the tensor,
+        # which may clip or mask the gradient.
         node, place = out.grad_fn, out.output_nr
         if node is not None:
             node.register_prehook(keep)
 
     def seen(self) -> set[str]:
-        """The layers of which a backward pass was seen, by any process."""
+        """Names of the layers through which any process has seen a backward pass."""
         names = list(self._layers)
         device = next(iter(self._layers.values())).values.device
         flags = torch.tensor([name in self._pairs for name in names], dtype=torch.int32)
@@ -99,15 +102,16 @@ class Watcher:
         return {name for name, flag in zip(names, flags.tolist(), strict=True) if flag}
 
     def norms(self, name: str, mask: Tensor) -> Tensor:
-        """``(n,)``: the norm of the gradient of a layer's weight in each block of a mask, row after
-        row. Called by all processes, or by none.
+        """``(n,)``: norms of the gradient of a layer's weight in the blocks of a mask, row by row.
+
+        Call it on all processes, or on none.
 
         Args:
-            name: of the layer.
+            name: name of the layer.
             mask: ``(R, C)`` bool.
         """
         layer = self._layers[name]
-        with torch.autocast(layer.values.device.type, enabled=False):  # which has float16 overflow
+        with torch.autocast(layer.values.device.type, enabled=False):  # it would overflow float16
             return self._norms(layer, self._pairs.get(name, []), mask)
 
     def _norms(
@@ -115,7 +119,7 @@ class Watcher:
     ) -> Tensor:
         like = layer.pattern
         height, (rows, cols) = like.block_size[0], like.grid
-        # So many block rows at a time as have about as many blocks as are stored.
+        # As many block rows at a time as have about as many blocks as are stored.
         step = max(1, like.nnz_blocks // max(1, cols))
         sums = torch.promote_types(layer.values.dtype, torch.float32)
         norms = [torch.zeros(0, dtype=sums, device=mask.device)]
@@ -130,7 +134,7 @@ class Watcher:
         return torch.cat(norms)
 
     def _added_up(self, tensor: Tensor) -> Tensor:
-        """Over all processes, if there are several."""
+        """The sum over all processes, if there are several."""
         if has_process_group():
             torch.distributed.all_reduce(tensor, group=self._group)
         return tensor
@@ -142,6 +146,8 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _wide(x: Tensor) -> Tensor:
-    """Float16 as bfloat16, in which sums of many products do not overflow; which norm is larger
-    hardly ever depends on the last of its bits."""
+    """Float16 as bfloat16, in which sums of many products do not overflow.
+
+    Which norm is larger hardly ever depends on the last bits.
+    """
     return x.bfloat16() if x.dtype is torch.float16 else x

@@ -1,4 +1,4 @@
-"""What wraps a model for several processes, and does not see that its parameters have changed."""
+"""Wrappers of a model for several processes, which do not see that its parameters have changed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from jitsparse.errors import ArgumentError
 __all__ = ["has_process_group", "refuse_wrappers", "require_unwrapped"]
 
 _WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
-"""Classes that know parameters by now which would not be the model's any more. By name, since
-importing some of them takes a second."""
+"""Classes that hold parameters which would no longer be the model's. By name, since importing some
+of them takes a second."""
 
 
 def has_process_group() -> bool:
-    """Whether this process is one of several that know each other."""
+    """Whether this process belongs to a process group of ``torch.distributed``."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
@@ -38,11 +38,12 @@ def require_unwrapped(model: nn.Module, function: str) -> None:
 
 
 def refuse_wrappers(*resized: nn.Parameter) -> None:
-    """Have each DistributedDataParallel that knows values refuse to run, now that their number of
-    blocks is another. Its hook is on a gradient that there will be no more, so it would reduce the
-    others' alone; where it looks for unused parameters, without an error.
+    """Have each DistributedDataParallel that holds values refuse to run after these were resized.
 
-    All objects of the process are looked through, which takes some tens of milliseconds.
+    Its hook is on a gradient that will never come, so it would reduce only the others; where it
+    looks for unused parameters, without an error.
+
+    This goes through all objects of the process, which takes some tens of milliseconds.
     """
     if not has_process_group():
         return
