@@ -91,7 +91,7 @@ _MODULES = {
 
 
 class _Package(ModuleType):
-    """This package: three of its functions have the name of the module that defines them."""
+    """This package, three of whose functions are named like the module that defines them."""
 
     def __setattr__(self, name: str, value: object) -> None:
         # Importing a submodule binds it here under its name, which is the function's.
@@ -103,7 +103,7 @@ class _Package(ModuleType):
 sys.modules[__name__].__class__ = _Package
 restoring.allow()
 
-if not TYPE_CHECKING:  # or every misspelt name would be one that might exist
+if not TYPE_CHECKING:  # or type checkers would accept every misspelt name
 
     def __getattr__(name: str) -> object:
         if name in __all__:

@@ -9,7 +9,7 @@ Each backward pass is written in the functions of this module, so it is differen
 A call that may bypass torch's dispatcher uses the Functions of this module, the cheapest way
 (docs/performance.md), or none if no gradient is recorded. Modes, profilers, tensor subclasses and
 graphs see the registered operations, which have the same backward passes. Dynamo must not trace the
-Functions: it decides while tracing which operands need gradients, and (torch 2.13) takes for
+Functions: it decides while tracing which operands need gradients, and (torch 2.13) treats as
 constant an operand written through another view, by ``torch._foreach_add_``, or in an earlier step
 of a ``scan``. Under the transforms of ``torch.func`` and in forward mode, Functions that define jvp
 and vmap take their place.
@@ -37,16 +37,16 @@ _BACKWARD: dict[int, Callable[[Tensor, Tensor], Tensor]] = {
     2: torch.ops.aten.gelu_backward,
     3: torch.ops.aten.silu_backward,
 }
-"""Of the activations whose gradients need the product."""
+"""Backward functions of activations whose gradients need the product."""
 
 
 def transformed() -> bool:
-    """Whether a transform of torch.func is active, or tangents may be carried forward.
+    """Whether a torch.func transform or forward-mode differentiation is active.
 
     Raises:
-        NotImplementedError: a graph is compiled meanwhile, in which Dynamo would put the bare
-            operation, which has neither tangents nor, under a transform, a backward pass. Without
-            ``fullgraph=True`` Dynamo catches this and calls the function as it is.
+        NotImplementedError: a graph is being compiled. Dynamo would put the bare operation into it,
+            which has no tangents and, under a transform, no backward pass. Without
+            ``fullgraph=True`` Dynamo catches this and calls the function eagerly.
     """
     active = forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
     if active and torch.compiler.is_compiling():
@@ -58,14 +58,14 @@ def transformed() -> bool:
 
 
 def traced() -> bool:
-    """Whether torch.jit.trace records what happens."""
+    """Whether torch.jit.trace is recording."""
     return not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None
 
 
 def dsd(
     values: Tensor, index: Tensor, dense: Tensor, rows: int, cols: int, transposed: bool
 ) -> Tensor:
-    """As ``jitsparse::dsd``, differentiable in values and dense."""
+    """Like ``jitsparse::dsd``, differentiable in values and dense."""
     if ops.may_bypass_dispatcher(values, dense):
         recorded = (values.requires_grad or dense.requires_grad) and torch.is_grad_enabled()
         run = _dsd_with_gradient if recorded else dispatch.dsd
@@ -84,10 +84,10 @@ def dds(
     bias: Tensor | None,
     activation: int,
 ) -> Tensor:
-    """As ``jitsparse::dds``, differentiable in dense, values and bias.
+    """Like ``jitsparse::dds``, differentiable in dense, values and bias.
 
-    Where a gradient is recorded the activation is none or relu: the others need the product, which
-    is computed again where a graph that was captured without gradients is differentiated.
+    Where a gradient is recorded, the activation is none or relu: the others need the product.
+    Differentiating a graph that was captured without gradients computes it again.
     """
     if ops.may_bypass_dispatcher(values, dense, bias):
         recorded = (
@@ -109,7 +109,7 @@ def sdd(
     block_rows: int,
     block_cols: int,
 ) -> Tensor:
-    """As ``jitsparse::sdd``, differentiable in left and right."""
+    """Like ``jitsparse::sdd``, differentiable in left and right."""
     if ops.may_bypass_dispatcher(left, right):
         recorded = (left.requires_grad or right.requires_grad) and torch.is_grad_enabled()
         run = _sdd_with_gradient if recorded else dispatch.sdd
@@ -124,9 +124,11 @@ _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C
 
 
 def _observed(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A registered operation as a call that is observed uses it: without the casts for autocast,
-    which were made where the user called (:mod:`jitsparse.functional`). So a backward pass that
-    runs under autocast computes the same whether a profiler watches it or not."""
+    """A registered operation for observed calls: without the casts for autocast.
+
+    :mod:`jitsparse.functional` has already made them. So a backward pass under autocast computes
+    the same whether or not a profiler watches it.
+    """
 
     def call(*arguments: Any) -> Tensor:
         if torch.compiler.is_compiling():
@@ -141,10 +143,13 @@ _dsd_op, _dds_op, _sdd_op = map(_observed, (ops.dsd_op, ops.dds_op, ops.sdd_op))
 
 
 def _differentiable(grad: Tensor, *saved: Tensor | None) -> tuple[Callable[..., Tensor], ...]:
-    """dsd, dds and sdd for a backward pass: the registered operations where an operand has no
-    memory that a kernel could read. ``is_grads_batched`` makes a batch of a gradient; and what was
-    saved inside of ``torch.func.vjp`` is still wrapped when the function that it returned is
-    called, which torch's dispatcher alone knows how to undo."""
+    """dsd, dds and sdd for a backward pass.
+
+    They are the registered operations where an operand has no memory that a kernel could read:
+    ``is_grads_batched`` makes the gradient a batched tensor, and tensors saved inside
+    ``torch.func.vjp`` are still wrapped when the returned function is called. Only torch's
+    dispatcher can unwrap them.
+    """
     if not torch.compiler.is_compiling() and (
         torch._C._functorch.is_legacy_batchedtensor(grad)
         or (
@@ -157,14 +162,16 @@ def _differentiable(grad: Tensor, *saved: Tensor | None) -> tuple[Callable[..., 
 
 
 def _require_unchanged(ctx: Any, grad: Tensor, index: Tensor, *saved: Tensor | None) -> Tensor:
-    """Check saved tensors before a kernel reads them: data of a parameter may have been replaced
-    since the forward pass, and hooks for saved tensors may return anything.
+    """Check saved tensors before a kernel reads them.
+
+    The data of a parameter may have been replaced since the forward pass, and saved-tensor hooks
+    may return anything.
 
     Returns:
-        The index as kernels read it, whatever strides a hook gave it.
+        The index, contiguous whatever strides a hook gave it.
 
     Raises:
-        ArgumentError: something is not what it was in the forward pass.
+        ArgumentError: a dtype, shape or device is not that of the forward pass.
     """
     if torch.compiler.is_compiling():
         return index
@@ -185,8 +192,10 @@ def _require_unchanged(ctx: Any, grad: Tensor, index: Tensor, *saved: Tensor | N
 
 
 def _within_matrix(values: Tensor, index: Tensor, rows: int, cols: int) -> Tensor:
-    """A gradient or tangent of values with zeros past the edge of the matrix, as kernels take for
-    granted: derivatives at the zeros there may be infinite, as that of a square root."""
+    """A gradient or tangent of values, zeroed past the edge of the matrix as kernels assume.
+
+    Derivatives at the zeros there may be infinite, like that of a square root.
+    """
     nnz, *block = values.shape
     if rows % block[0] == 0 and cols % block[1] == 0:
         return values
@@ -211,7 +220,7 @@ class _Dsd(torch.autograd.Function):
 
     @staticmethod
     def save_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """What the backward pass needs, and how it has to find that."""
+        """Save what the backward pass needs, and the dtype and shapes it has to find."""
         values, index, dense, *sizes = inputs
         needs = ctx.needs_input_grad
         ctx.save_for_backward(values if needs[2] else None, index, dense if needs[0] else None)
@@ -255,7 +264,7 @@ class _Dds(torch.autograd.Function):
 
     @staticmethod
     def save_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """As that of a dsd."""
+        """Like that of a dsd."""
         dense, values, index, rows, cols, transposed, bias, activation = inputs
         needs = ctx.needs_input_grad
         recompute = activation > _RELU  # the gradient of the activation needs the product
@@ -314,7 +323,7 @@ class _Sdd(torch.autograd.Function):
 
     @staticmethod
     def save_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """As that of a dsd."""
+        """Like that of a dsd."""
         left, right, index, *sizes = inputs
         needs = ctx.needs_input_grad
         ctx.save_for_backward(left if needs[1] else None, right if needs[0] else None, index)
@@ -337,9 +346,11 @@ class _Sdd(torch.autograd.Function):
 
 
 def _save_for_both(ctx: Any, *tensors: Tensor | None) -> None:
-    """For ``backward``, in place of what ``save_context`` saved, and for ``jvp``. Under vmap torch
-    (2.13) remembers the batch dimensions of the last list that was saved, and takes them for those
-    of either: so both are the same."""
+    """Save tensors for ``jvp``, and for ``backward`` in place of those of ``save_context``.
+
+    Under vmap torch (2.13) remembers the batch dimensions of the list saved last, and uses them for
+    both lists: so both are the same.
+    """
     ctx.save_for_backward(*tensors)
     ctx.save_for_forward(*tensors)
 
@@ -423,11 +434,11 @@ def _product_rule(
     tangents: tuple[Tensor | None, Tensor | None],
     summand: Tensor | None = None,
 ) -> Tensor:
-    """The tangent of a product, and of what is added to it; one of them has one at least.
+    """The tangent of a product plus a summand, given at least one tangent of the three.
 
     Raises:
-        NotImplementedError: inside of another forward-mode derivative, for which torch (2.13) loses
-            the tangent of what a Function's ``jvp`` returns: it would be taken for zero.
+        NotImplementedError: inside another forward-mode derivative, where torch (2.13) loses the
+            tangent of what a Function's ``jvp`` returns: it would count as zero.
     """
     levels = torch._C._functorch.get_interpreter_stack() or ()
     if sum(level.key() == torch._C._functorch.TransformType.Jvp for level in levels) > 1:
@@ -457,7 +468,7 @@ for _name, _function in (("dsd", _Dsd), ("dds", _Dds), ("sdd", _Sdd)):
 
 
 def _applier(function: type[torch.autograd.Function]) -> Callable[..., Tensor]:
-    """``function.apply`` without what it does for torch.func's transforms, 2 us of each call."""
+    """``function.apply`` without its handling of torch.func transforms, 2 us per call."""
     return super(torch.autograd.Function, function).apply  # type: ignore[misc, no-any-return]
 
 

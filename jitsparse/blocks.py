@@ -1,5 +1,4 @@
-"""Blocks of matrices: those of a dense one at some places, those that hold something, what lies
-past the edge of the last ones, and those of a sparse one on another pattern."""
+"""Blocks of matrices: extracted from dense ones, cleared past the edge, moved between patterns."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ def _tiles(dense: Tensor, block: tuple[int, int]) -> Tensor:
     rows, cols = dense.shape
     grid = div_up(rows, block[0]), div_up(cols, block[1])
     pad = (0, grid[1] * block[1] - cols, 0, grid[0] * block[0] - rows)
-    if dense.numel() == 0:  # which torch 2.9 cannot pad; zeros that autograd knows to be made of it
+    if dense.numel() == 0:  # torch 2.9 cannot pad it; use zeros that autograd connects to it
         padded = dense.sum(dtype=dense.dtype).expand(grid[0] * block[0], grid[1] * block[1])
     else:
         padded = torch.nn.functional.pad(dense, pad) if any(pad) else dense
@@ -54,8 +53,10 @@ def _tiles(dense: Tensor, block: tuple[int, int]) -> Tensor:
 
 
 def frobenius_norms(values: Tensor) -> Tensor:
-    """``(nnz,)``: the norm of each block, at least in float32: squares of float16 overflow, and
-    norms that are rounded to bfloat16 are mostly ties."""
+    """``(nnz,)``: the norm of each block, in float32 or wider.
+
+    Squares of float16 overflow, and norms rounded to bfloat16 are mostly ties.
+    """
     at_least = torch.promote_types(values.dtype, torch.float32)
     norms: Tensor = torch.linalg.vector_norm(values, dim=(1, 2), dtype=at_least)
     return norms
@@ -69,14 +70,16 @@ def clear_edge(values: Tensor, pattern: Pattern) -> Tensor:
 
 
 def clear_past(values: Tensor, row: Tensor, col: Tensor, shape: tuple[int, int]) -> Tensor:
-    """``values`` of blocks at block coordinates with zeros past the edge of a matrix of ``shape``;
-    themselves if blocks divide it."""
+    """``values`` of blocks at block coordinates, with zeros past the edge of a matrix.
+
+    Returned as they are if blocks divide its ``shape``.
+    """
     for dim, block, extent in ((-2, row, shape[0]), (-1, col, shape[1])):
         size = values.shape[dim]
         if extent % size:
             inner = torch.arange(size, device=values.device)
             past = block.long()[:, None] * size + inner >= extent
-            # Broadcast: a mask of all elements would be written and read again.
+            # Broadcast: a mask of all elements would be written and read back.
             values = values.masked_fill(past.unsqueeze(-3 - dim), 0)
     return values
 
@@ -88,10 +91,10 @@ def require_like(
     block_size: tuple[int, int],
     device: torch.device,
 ) -> None:
-    """Check a pattern that is to take the place of another.
+    """Check a pattern that is to replace another.
 
     Raises:
-        ArgumentError: it is none, or has another shape, block size or device.
+        ArgumentError: it is not a pattern, or has another shape, block size or device.
     """
     wanted = f"{call} takes a Pattern of shape {shape} in blocks of {block_size} on {device}"
     if not isinstance(pattern, Pattern):
@@ -103,23 +106,23 @@ def require_like(
 
 
 def block_positions(wanted: Pattern, stored: Pattern) -> Tensor:
-    """Where the blocks of one pattern are among those of another, of one shape, block size and
-    device. Reads nothing on the host.
+    """Where the blocks of one pattern are among those of another. Reads nothing on the host.
+
+    Shape, block size and device must agree.
 
     Returns:
-        ``(nnz,)`` int64: a position in ``stored``, or its number of blocks where it has none.
+        ``(nnz,)`` int64: a position in ``stored``, or its number of blocks where it lacks one.
     """
     (rows, cols), nnz = stored.grid, stored.nnz_blocks
     known, asked = stored._positions(), wanted._positions()
-    # A last one that nobody asks for, so that every answer is a position.
+    # A sentinel that matches no block, so that every result is a valid position.
     known = torch.nn.functional.pad(known, (0, 1), value=rows * cols)
     place = torch.searchsorted(known, asked)
     return torch.where(known[place] == asked, place, nnz)
 
 
 def gather_blocks(values: Tensor, places: Tensor) -> Tensor:
-    """Rows of ``values`` at :func:`block_positions`, and zeros for blocks that are new;
-    differentiable."""
+    """Rows of ``values`` at :func:`block_positions`, zeros for new blocks; differentiable."""
     nothing = values.new_zeros(1, *values.shape[1:])
-    with torch.autocast("cuda" if values.is_cuda else "cpu", enabled=False):  # which has cat cast
+    with torch.autocast("cuda" if values.is_cuda else "cpu", enabled=False):  # it makes cat cast
         return torch.cat([values, nothing]).index_select(0, places)

@@ -1,7 +1,7 @@
 """One call of an operation, caught before a kernel runs: to be explained, repeated and checked.
 
 ``js.explain`` asks which kernel the call would run. ``js.tune`` runs it with one kernel after the
-other, on copies of its operands, and holds what they answer against plain torch in float64.
+other, on copies of its operands, and checks their results against plain torch in float64.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RUN: dict[Callable[..., Any], Callable[..., Any]] = {
     ops.dds_op: dispatch.dds,
     ops.sdd_op: dispatch.sdd,
 }
-"""What leads from a registered operation to its kernel."""
+"""The dispatch function behind each registered operation."""
 
 _REFERENCE: dict[str, Callable[..., Tensor]] = {
     "dsd": reference.dsd,
@@ -51,9 +51,9 @@ class Call:
     """What a registered operation was called with.
 
     Attributes:
-        op: name of the operation. The kernel may be one of another: a dsd with one vector is a dds.
+        op: name of the operation. The kernel may be another's: a dsd with one vector is a dds.
         key: what chooses the kernel.
-        arguments: of the registered operation, as the user's call led to them.
+        arguments: arguments of the registered operation that the user's call led to.
     """
 
     op: str
@@ -67,7 +67,7 @@ class Call:
 
     @property
     def index(self) -> int:
-        """Of the GPU that the call runs on; -1 for the CPU."""
+        """Index of the GPU that the call runs on; -1 for the CPU."""
         return int(self.key[1])
 
     @property
@@ -76,7 +76,7 @@ class Call:
         return torch.device("cpu") if self.index < 0 else torch.device("cuda", self.index)
 
     def run(self, kernel: Kernel) -> Tensor:
-        """What a kernel answers, whatever is pinned or tuned."""
+        """The result of a kernel, whatever is pinned or tuned."""
         run: Callable[..., Tensor] = getattr(dispatch, self.op)
         return run(*self.arguments, find=lambda key: kernel)
 
@@ -91,31 +91,31 @@ class Call:
         return sum(span(each) * each.itemsize for each in self._operands())
 
     def copy(self) -> Call:
-        """The same call on operands of its own, which lie in memory as these do."""
+        """The same call on copies of the operands, with the same memory layout."""
         return Call(self.op, self.key, self._map(_copy))
 
     def exact(self) -> tuple[Tensor, Tensor]:
-        """What the answer should be, in float64, and how far rounding may lead away from it."""
+        """The exact result, in float64, and how far rounding may deviate from it."""
         compute, activation = _REFERENCE[self.op], 0
         exact = compute(*self._map(Tensor.double))
         arguments = list(self._map(lambda operand: operand.double().abs()))
         if self.op == "dds":
-            # Rounding is relative to the size of what is summed, ahead of the activation.
+            # Rounding is relative to the size of the summands, before the activation.
             activation, arguments[7] = arguments[7], 0
         size = compute(*arguments)
         problem = self.problem
         arithmetic = torch.finfo(torch.float64 if problem.dtype == "f64" else torch.float32).eps
-        # Tensor cores cut off what they add, which leads one way; they add at least 8 at a time.
+        # Tensor cores truncate summands, which errs one way; they add at least 8 at a time.
         relative = 2 * (self._terms() / 8 + 16) * arithmetic
         if problem.dtype == "tf32":
             relative += 2**-9  # both factors lose the last 13 of 23 bits
         if activation:
-            relative = 1.13 * relative + 16 * arithmetic  # none is steeper than that
+            relative = 1.13 * relative + 16 * arithmetic  # no activation is steeper than that
         stored = torch.finfo(self._operands()[0].dtype)
         return exact, relative * size + stored.eps * exact.abs() + stored.tiny
 
     def fault(self, answer: Tensor, expected: tuple[Tensor, Tensor]) -> str | None:
-        """What is wrong with an answer, or None.
+        """What is wrong with a result, or None.
 
         Args:
             answer: from :meth:`run`.
@@ -125,7 +125,7 @@ class Call:
         if answer.shape != exact.shape:
             return f"wrong answer: shape {tuple(answer.shape)}, not {tuple(exact.shape)}"
         right = (answer.double() - exact).abs() <= allowed
-        # Where the exact answer is infinite, not a number, or too large for the dtype.
+        # Where the exact result is infinite, not a number, or too large for the dtype.
         right |= (answer == exact.to(answer.dtype)) | (answer.isnan() & exact.isnan())
         wrong = right.numel() - int(right.sum())
         if not wrong:
@@ -133,7 +133,7 @@ class Call:
         return f"wrong answer: {wrong} of {right.numel()} numbers differ from plain torch"
 
     def _terms(self) -> int:
-        """How many products are added up for a number of the answer."""
+        """How many products are summed for one element of the result."""
         if self.op == "sdd":
             left = self.arguments[0]
             return int(left.shape[:-2].numel() * left.shape[-1])
@@ -170,10 +170,10 @@ def catch(op: str, *operands: Any, **options: Any) -> Call:
 
 
 def check_alone(function: str, operands: Sequence[Any], options: Mapping[str, Any]) -> None:
-    """Nothing stands beside a problem that a function was given in place of a call.
+    """Check that a problem, given in place of a call, is the only argument.
 
     Raises:
-        ArgumentError: something does.
+        ArgumentError: it is not.
     """
     if operands or options:
         raise ArgumentError(
@@ -183,15 +183,15 @@ def check_alone(function: str, operands: Sequence[Any], options: Mapping[str, An
 
 
 def sample(problem: Problem, device: torch.device | None = None, *, seed: int = 0) -> Call:
-    """A call that has a problem: standard normal data on a random pattern.
+    """A call with a given problem: standard normal data on a random pattern.
 
-    An ``aligned`` problem is called on tensors as torch allocates them. Where its sizes are no
-    multiples of 16 bytes these are not aligned, and the call's own problem says so.
+    An ``aligned`` problem gets tensors as torch allocates them. Where its sizes are not multiples
+    of 16 bytes these are not aligned, and the call's own problem says so.
 
     Args:
         problem: what to make data for; its sizes need not be rounded.
-        device: where; by default the current device of the problem's kind.
-        seed: of the data.
+        device: by default the current device of the problem's kind.
+        seed: seed of the data.
 
     Raises:
         ArgumentError: no call on contiguous data and a random pattern has this problem.
@@ -212,7 +212,7 @@ def sample(problem: Problem, device: torch.device | None = None, *, seed: int = 
     def normal(*shape: int, layout: str = "n") -> Tensor:
         if layout == "t":
             shape = (*shape[:-2], shape[-1], shape[-2])
-        # One element further than where torch puts a tensor is no multiple of 16 bytes.
+        # One element past the start of an allocation is not a multiple of 16 bytes.
         shift = 0 if problem.aligned else 1
         count = shift + torch.Size(shape).numel()
         data = torch.randn(count, generator=generator, device=where).to(dtype[problem.dtype])
@@ -258,7 +258,7 @@ def _is_operand(argument: object) -> bool:
 
 
 def span(tensor: Tensor) -> int:
-    """Elements from the first of a tensor in memory to its last."""
+    """Number of elements in memory from the first of a tensor to its last."""
     if not tensor.numel():
         return 0
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
@@ -266,17 +266,17 @@ def span(tensor: Tensor) -> int:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """A copy with the same strides, that is as far from a multiple of 16 bytes."""
+    """A copy with the same strides and the same distance from a multiple of 16 bytes."""
     length = span(tensor)
     shift = tensor.data_ptr() % 16 // tensor.itemsize
     storage = tensor.new_empty(shift + length)[shift:]
-    # All that lies between: an expanded tensor cannot be written entry by entry.
+    # The whole span: an expanded tensor cannot be written element by element.
     storage.copy_(tensor.as_strided((length,), (1,)))
     return storage.as_strided(tensor.shape, tensor.stride())
 
 
 class _Watch(TorchDispatchMode):
-    """Stands where a kernel would run: keeps the call, computes nothing."""
+    """Keeps the call of an operation instead of running a kernel."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -294,11 +294,11 @@ class _Watch(TorchDispatchMode):
 
 
 def observe(op: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Tensor, Key | None]:
-    """What a call of a registered operation leads to, short of running a kernel.
+    """Call a registered operation, short of running a kernel.
 
     Returns:
-        A tensor of the right shape and of no meaning, and the key that chooses the kernel; no key
-        if there is nothing to run.
+        A tensor of the correct shape and without meaning, and the key that chooses the kernel; no
+        key if there is nothing to run.
     """
     keys: list[Key] = []
 

@@ -1,4 +1,4 @@
-"""Judging what matrices are described by: shapes, block sizes, dtypes, densities, indices."""
+"""Checks of what describes a matrix: shapes, block sizes, dtypes, densities, indices."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _INT32_MAX = 2**31 - 1
 
 
 def is_dense(thing: object) -> bool:
-    """Whether it is a tensor of torch's usual layout, of which operations take no other."""
+    """Whether it is a strided tensor, the only layout that operations take."""
     return isinstance(thing, Tensor) and thing.layout is torch.strided and not thing.is_nested
 
 
@@ -72,7 +72,7 @@ def kind_of(thing: object) -> str:
 
 
 def as_shape(shape: Sequence[int]) -> tuple[int, int]:
-    """``shape`` as a pair of ints, or PatternError."""
+    """Return ``shape`` as a pair of ints, or raise PatternError."""
     try:
         rows, cols = (operator.index(extent) for extent in shape)
     except (TypeError, ValueError):
@@ -83,7 +83,7 @@ def as_shape(shape: Sequence[int]) -> tuple[int, int]:
 
 
 def as_block_size(block_size: int | Sequence[int]) -> tuple[int, int]:
-    """``block_size`` as a legal pair ``(block_rows, block_cols)``, or PatternError."""
+    """Return ``block_size`` as a legal ``(block_rows, block_cols)``, or raise PatternError."""
     sides = tuple(block_size) if isinstance(block_size, Sequence) else (block_size, block_size)
     try:
         pair = tuple(operator.index(side) for side in sides)
@@ -98,10 +98,10 @@ def as_block_size(block_size: int | Sequence[int]) -> tuple[int, int]:
 
 
 def as_count(density: float, total: int) -> int:
-    """How many of ``total`` blocks a density keeps, or PatternError."""
+    """Return how many of ``total`` blocks a density keeps, or raise PatternError."""
     try:
         fraction = math.nan if isinstance(density, (str, bytes)) else float(density)
-    except (TypeError, ValueError, RuntimeError):  # also of a tensor with many entries
+    except (TypeError, ValueError, RuntimeError):  # the last for a tensor with many entries
         fraction = math.nan
     if not 0.0 <= fraction <= 1.0:
         raise PatternError(f"density is a fraction between 0 and 1, got {density!r}")
@@ -114,7 +114,7 @@ def grid_of(shape: tuple[int, int], block_size: tuple[int, int]) -> tuple[int, i
 
 
 def check_range(rows: int, cols: int, count: int) -> None:
-    """PatternError unless 32-bit indices can name ``count`` blocks of ``rows`` x ``cols``."""
+    """Raise PatternError unless 32-bit indices can name ``count`` of ``rows`` x ``cols`` blocks."""
     if max(rows + 1, cols, count) > _INT32_MAX:
         raise PatternError(
             f"block indices are 32-bit: {rows} x {cols} blocks of which {count} are stored do not "
@@ -123,13 +123,13 @@ def check_range(rows: int, cols: int, count: int) -> None:
 
 
 def check_generator(generator: torch.Generator | None) -> None:
-    """ArgumentError unless it is one, or none."""
+    """Raise ArgumentError unless it is a ``torch.Generator`` or None."""
     if not isinstance(generator, (torch.Generator, type(None))):
         raise ArgumentError(f"generator is a torch.Generator or None, got {generator!r}")
 
 
 def check_dtype(dtype: torch.dtype | None) -> None:
-    """ArgumentError unless values can have it; None stands for torch's default."""
+    """Raise ArgumentError unless values can have it; None stands for torch's default."""
     dtype = torch.get_default_dtype() if dtype is None else dtype
     if dtype not in DTYPES:
         is_real = isinstance(dtype, torch.dtype) and not dtype.is_complex
@@ -140,7 +140,7 @@ def check_dtype(dtype: torch.dtype | None) -> None:
 
 
 def check_coordinates(row: Tensor, col: Tensor, grid: tuple[int, int]) -> None:
-    """PatternError unless these are coordinates of blocks of a grid. Reads them once."""
+    """Raise PatternError unless these are coordinates of blocks of a grid. Reads them once."""
     check_places({"row_indices": row, "col_indices": col}, grid, "block", "Pattern.from_indices")
     check_range(*grid, col.numel())
 
@@ -148,12 +148,12 @@ def check_coordinates(row: Tensor, col: Tensor, grid: tuple[int, int]) -> None:
 def check_places(
     places: Mapping[str, Tensor], extents: tuple[int, int], kind: str, maker: str
 ) -> None:
-    """PatternError unless two tensors are rows and columns of so many. Reads them once.
+    """Raise PatternError unless two tensors are valid rows and columns. Reads them once.
 
     Args:
         places: the two, by their names in errors.
         extents: number of rows, of columns.
-        kind: what is in such a place, ``"block"`` or ``"element"``.
+        kind: what is at such a position, ``"block"`` or ``"element"``.
         maker: the function that was called.
     """
     for name, indices in places.items():
@@ -186,11 +186,11 @@ def check_places(
 
 
 def as_blocks(blocks: Tensor, nnz: int) -> Tensor:
-    """``(n,)`` int64: what names some of a pattern's blocks, as numbers. Reads it.
+    """``(n,)`` int64: a selection of a pattern's blocks as positions. Reads it.
 
     Raises:
-        PatternError: it is neither ``(n,)`` int32 or int64 of blocks that there are, nor ``(nnz,)``
-            bool.
+        PatternError: it is neither ``(n,)`` int32 or int64 positions of existing blocks, nor
+            ``(nnz,)`` bool.
     """
     if not is_dense(blocks) or blocks.dim() != 1:
         shape = f" of shape {tuple(blocks.shape)}" if is_dense(blocks) else ""
@@ -215,7 +215,7 @@ def as_blocks(blocks: Tensor, nnz: int) -> Tensor:
 def check_indices(
     shape: tuple[int, int], block_size: tuple[int, int], crow: Tensor, col: Tensor
 ) -> None:
-    """PatternError unless the indices are those of a BSR matrix. Reads them once."""
+    """Raise PatternError unless the indices are those of a BSR matrix. Reads them once."""
     check_form(shape, block_size, crow, col)
     check_entries(grid_of(shape, block_size)[1], crow, col)
 
@@ -223,8 +223,7 @@ def check_indices(
 def check_form(
     shape: tuple[int, int], block_size: tuple[int, int], crow: Tensor, col: Tensor
 ) -> None:
-    """PatternError unless the indices may be those of a BSR matrix, as far as can be said without
-    reading them."""
+    """Raise PatternError if the indices cannot be those of a BSR matrix. Does not read them."""
     for name, indices in (("crow_indices", crow), ("col_indices", col)):
         if not is_dense(indices):
             raise PatternError(f"{name} is a tensor, got {kind_of(indices)}")
@@ -247,7 +246,7 @@ def check_form(
 
 
 def check_entries(cols: int, crow: Tensor, col: Tensor) -> None:
-    """Read the indices once and raise what is wrong with them, the first offender by name."""
+    """Read the indices once and raise a PatternError that names the first offender, if any."""
     nnz = col.numel()
     starts = torch.zeros(nnz + 1, dtype=torch.bool, device=col.device)
     starts[crow.clamp(0, nnz).long()] = True

@@ -1,7 +1,7 @@
-"""Compiling a list of variants: several at a time, to the end whatever fails, and what came of it.
+"""Compiling a list of variants in parallel, past any failure, and reporting each outcome.
 
-Three ways: now (:func:`compile_variants`), while the program goes on (:class:`BackgroundWarmup`),
-and not at all (:func:`survey`, which says what would be compiled).
+Three ways: now (:func:`compile_variants`), in the background (:class:`BackgroundWarmup`), and not
+at all (:func:`survey`, which says what would be compiled).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Outcome:
     Attributes:
         variant: which one.
         status: ``"compiled"``, ``"cached"`` (it was there already), ``"failed"``, or ``"missing"``
-            (it would be compiled, if this were no survey).
-        seconds: that compiling it took, now or when it was compiled; None if it never was.
+            (it would be compiled, but this was a survey).
+        seconds: how long compiling it took, now or earlier; None if it never was compiled.
         path: directory of its entry, None if there is none.
         error: what failed, else None.
     """
@@ -46,7 +46,7 @@ class Outcome:
 
 
 def _workers(jobs: int | None) -> int:
-    """How many compilers run at a time, if the caller says so or not."""
+    """How many compilers run at a time: ``jobs``, or by default the configured number."""
     from jitsparse.jit import config
 
     if jobs is not None and (not isinstance(jobs, int) or jobs < 0):
@@ -67,13 +67,13 @@ def compile_variants(
 
     Args:
         variants: what to compile.
-        jobs: compilers at a time; by default ``MAX_JOBS``, else as many as the processors and the
-            memory allow that this process may use.
-        on_outcome: called in this thread as each variant is done. Without it, what takes long is
-            said as for a first use: which variant, of how many.
+        jobs: compilers at a time; by default ``MAX_JOBS``, else as many as the CPUs and the memory
+            available to this process allow.
+        on_outcome: called in this thread as each variant is done. Without it, long builds are
+            reported as for a first use: which variant, of how many.
 
     Returns:
-        One outcome a variant, in their order.
+        One outcome per variant, in their order.
 
     Raises:
         ArgumentError: ``jobs`` is negative.
@@ -93,7 +93,7 @@ def compile_variants(
                 futures.append(pool.submit(_compile, each, position=position, show_progress=show))
             pending = set(futures)
             while pending:
-                # A signal that comes just before this thread waits is seen when it looks up again.
+                # A signal that comes just before this thread waits is handled after the timeout.
                 done, pending = concurrent.futures.wait(pending, 0.5, FIRST_COMPLETED)
                 for future in done:
                     outcome = future.result()
@@ -103,8 +103,8 @@ def compile_variants(
         except BaseException:
             from jitsparse.jit import build
 
-            # Interrupted: what has not begun need not, and what runs is to end. A thread may be
-            # about to start its compiler, so all are told until they have ended.
+            # Interrupted: cancel what has not begun, and end what runs. A thread may be about to
+            # start its compiler, so all are interrupted until they have ended.
             pool.shutdown(wait=False, cancel_futures=True)
             while not all(future.done() for future in futures):
                 for thread in tuple(threads):
@@ -118,7 +118,7 @@ def survey(variants: Iterable[Variant]) -> list[Outcome]:
     """Which variants are cached and which would be compiled. Compiles and maps nothing.
 
     Returns:
-        One outcome a variant, in their order, ``"cached"`` or ``"missing"``.
+        One outcome per variant, in their order, ``"cached"`` or ``"missing"``.
     """
     from jitsparse import jit
 
@@ -135,7 +135,7 @@ def raise_failures(outcomes: Sequence[Outcome]) -> None:
 
     Raises:
         CompileError: variants failed to compile; names them all and has the log of the first.
-        JitsparseError: what else the first failure was.
+        JitsparseError: the first failure, if it is not a CompileError.
     """
     failed = [(outcome, outcome.error) for outcome in outcomes if outcome.error is not None]
     if not failed:
@@ -155,12 +155,12 @@ def raise_failures(outcomes: Sequence[Outcome]) -> None:
 
 
 class BackgroundWarmup:
-    """Variants that are being compiled while the program goes on: what ``js.warmup`` returns.
+    """Variants that are being compiled in the background: what ``js.warmup`` returns.
 
     A call that needs a kernel whose turn has not come compiles it itself; one whose kernel is being
-    compiled waits for it. The program may end at any time, and ends the compilers. What fails is
-    said in a line on stderr at once, and raised by :meth:`wait`; the other variants go on. A forked
-    child has none of the threads that compile, and asks for what it waits for anew.
+    compiled waits for it. The program may end at any time, and ends the compilers. A failure is
+    reported in a line on stderr at once, and raised by :meth:`wait`; the other variants go on. A
+    forked child has none of the compiling threads, and submits what it waits for anew.
 
     Attributes:
         variants: what is compiled, in the order of the outcomes.
@@ -189,7 +189,7 @@ class BackgroundWarmup:
         return all(future.done() for future in self._builds().values())
 
     def outcomes(self) -> list[Outcome]:
-        """Of the variants that are done so far, failed ones among them."""
+        """Outcomes of the variants that are done so far, including failed ones."""
         builds = self._builds()
         return [builds[each].result() for each in self.variants if builds[each].done()]
 
@@ -197,17 +197,17 @@ class BackgroundWarmup:
         """Wait until every variant is done.
 
         Args:
-            timeout: seconds to wait at most; by default any number.
+            timeout: seconds to wait at most; by default without limit.
 
         Returns:
-            One outcome a variant.
+            One outcome per variant.
 
         Raises:
             CompileError: some variants failed; all others were compiled.
             ToolchainError: there is no compiler for the device.
-            Exception: the first that ``on_outcome`` raised; every outcome is in :meth:`outcomes`
-                all the same.
-            TimeoutError: some are not done after so many seconds. They go on.
+            Exception: the first that ``on_outcome`` raised; :meth:`outcomes` still has every
+                outcome.
+            TimeoutError: some are not done after ``timeout`` seconds. They go on.
         """
         builds = self._builds()
         _, late = concurrent.futures.wait(builds.values(), timeout)
@@ -239,14 +239,16 @@ class BackgroundWarmup:
 
     def _builds(self) -> dict[Variant, Future[Outcome]]:
         if self._process != os.getpid():
-            self._begin(None)  # whom the parent's program told is not told by its child again
+            self._begin(None)  # the parent calls on_outcome, its child does not
         return self._futures
 
 
 @dataclass(frozen=True)
 class _Job:
-    """Compiles a variant in the background, and says what went wrong; what ``on_outcome`` raises
-    goes to ``unheard``."""
+    """Compiles a variant in the background, and reports what went wrong.
+
+    What ``on_outcome`` raises goes to ``unheard``.
+    """
 
     variant: Variant
     position: tuple[int, int]
@@ -258,7 +260,7 @@ class _Job:
 
         outcome = _compile(self.variant, position=self.position, show_progress=True)
         if build.is_interrupted():
-            return outcome  # that a compiler was ended with the program is no news
+            return outcome  # a compiler that ended with the program is not worth a message
         if outcome.error is not None:
             text = str(outcome.error)
             named = text if self.variant.name in text else f"{self.variant.name}: {text}"
@@ -292,9 +294,9 @@ def _compile(
 
 
 def _longest_first(variants: Sequence[Variant]) -> list[Variant]:
-    """Variants in the order to begin them: what took longest last time, after what is unknown.
+    """Variants in the order to begin them: unknown ones, then those that took longest last time.
 
-    A long one that begins last is waited for alone.
+    A long one that begins last would be waited for alone.
     """
     from jitsparse.jit import cache as caches
 

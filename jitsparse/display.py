@@ -1,4 +1,4 @@
-"""A pattern for the eye: a map in characters, and a plot."""
+"""Displaying a pattern: a map in characters, and a plot."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["character_map", "plot"]
 
 
 def character_map(pattern: Pattern, max_rows: int, max_cols: int) -> str:
-    """What :meth:`Pattern.to_string <jitsparse.Pattern.to_string>` answers."""
+    """What :meth:`Pattern.to_string <jitsparse.Pattern.to_string>` returns."""
     for most in (max_rows, max_cols):
         if not isinstance(most, SupportsIndex) or most.__index__() < 1:
             raise ArgumentError(

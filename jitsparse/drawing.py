@@ -1,4 +1,4 @@
-"""Drawing some of many numbers at random, as the blocks of a random pattern are."""
+"""Drawing some of many numbers at random, for the blocks of a random pattern."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from torch import Tensor
 __all__ = ["draw"]
 
 _SHUFFLED = 1 << 24
-"""Numbers of which all are shuffled."""
+"""Totals up to which all numbers are shuffled."""
 
 
 def draw(total: int, count: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
-    """``count`` different numbers below ``total`` in order, all choices equally likely.
+    """``count`` distinct numbers below ``total``, sorted; all choices equally likely.
 
-    Few of very many are not drawn by shuffling all, for which there need not be the memory.
+    A few of very many are not drawn by shuffling all, which may not fit into memory.
     """
     make: dict[str, Any] = {"generator": generator, "device": device}
     if total <= _SHUFFLED or 4 * count > total or device.type == "meta":
         return torch.randperm(total, **make)[:count].sort().values
-    # What is drawn until there are enough is any set of its size, and so is what a random choice
-    # leaves of it.
+    # The numbers drawn until there are enough are a uniformly random set of their size, and so is a
+    # random subset of them.
     drawn = torch.empty(0, dtype=torch.int64, device=device)
     while drawn.numel() < count:
         missing = count - drawn.numel()

@@ -1,4 +1,4 @@
-"""Single elements of a sparse matrix, gathered into blocks without a dense matrix between them."""
+"""Gathering single elements of a sparse matrix into blocks, without a dense matrix in between."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def from_coo(
     shape: Sequence[int],
     block_size: int | Sequence[int],
 ) -> tuple[Tensor, Pattern]:
-    """What :meth:`BlockSparse.from_coo <jitsparse.BlockSparse.from_coo>` makes a matrix of."""
+    """Values and pattern of :meth:`BlockSparse.from_coo <jitsparse.BlockSparse.from_coo>`."""
     size, block = as_shape(shape), as_block_size(block_size)
     check_range(*grid_of(size, block), 0)
     check_places({"rows": rows, "cols": cols}, size, "element", "BlockSparse.from_coo")
@@ -50,8 +50,7 @@ def from_coo(
 
 
 def from_sparse(tensor: Tensor, block_size: int | Sequence[int]) -> tuple[Tensor, Pattern]:
-    """What :meth:`BlockSparse.from_sparse <jitsparse.BlockSparse.from_sparse>` makes a matrix
-    of."""
+    """Values and pattern of :meth:`BlockSparse.from_sparse <jitsparse.BlockSparse.from_sparse>`."""
     if not isinstance(tensor, Tensor) or tensor.layout not in _SPARSE:
         raise ArgumentError(
             f"from_sparse takes a sparse torch tensor, got {kind_of(tensor)}; from_dense takes "
@@ -84,13 +83,13 @@ def _check_values(values: Tensor, rows: Tensor) -> None:
 def _blocks_of(
     row: Tensor, col: Tensor, shape: tuple[int, int], block: tuple[int, int]
 ) -> tuple[Pattern, Tensor]:
-    """The pattern of all blocks in which an element lies, and where in its values each one is.
+    """The pattern of all blocks that contain an element, and where each element is in its values.
 
     Args:
-        row, col: ``(n,)`` int64, inside of the matrix.
+        row, col: ``(n,)`` int64, inside the matrix.
 
     Returns:
-        The pattern, and ``(n,)`` int64: places in its flattened values.
+        The pattern, and ``(n,)`` int64 positions in its flattened values.
     """
     (block_rows, block_cols), grid = block, grid_of(shape, block)
     position = row // block_rows * grid[1] + col // block_cols
@@ -101,11 +100,11 @@ def _blocks_of(
 
 
 def _sums(values: Tensor, places: Tensor, shape: tuple[int, int, int]) -> Tensor:
-    """``shape``, zero but for the sums of what belongs in each place; differentiable.
+    """Zeros of ``shape`` plus the sum of the values at each place; differentiable.
 
-    Sums are of float32 at least and rounded once, and always added up in the same order: of torch's
-    functions that add at an index, index_add_ does so on a CPU (one thread), where index_put_ adds
-    float32 from several threads; and index_put_ on a GPU (it sorts), where index_add_ is atomic.
+    Sums are computed in float32 or wider, always in the same order, and rounded once. On a CPU
+    index_add_ has a fixed order (one thread), where index_put_ adds float32 from several threads;
+    on a GPU index_put_ does (it sorts), where index_add_ is atomic.
     torch.use_deterministic_algorithms documents both.
     """
     at_least = torch.promote_types(values.dtype, torch.float32)

@@ -4,18 +4,18 @@
     ├── PatternError(ValueError)         an invalid pattern: indices, shape, block size, dtype
     ├── ArgumentError(ValueError)        operands that do not fit: shape, dtype, device
     ├── PinError(ValueError)             a pinned variant that does not exist or is not legal here
-    ├── ConfigError(ValueError)          an illegal setting, or a template that is none
+    ├── ConfigError(ValueError)          an illegal setting or template
     ├── UnsupportedProblem(NotImplementedError)   no kernel family covers this problem
     ├── ToolchainError(RuntimeError)     no kernel can be built or used here: no compiler, no room
-    │   └── CompilerNotFound             there is none for C++, or no ninja
+    │   └── CompilerNotFound             no C++ compiler, or no ninja
     ├── CompileError(RuntimeError)       a template did not compile; carries the first error
     ├── CacheMiss(RuntimeError)          a kernel is not cached and must not be compiled here
     ├── UntrustedCache(RuntimeError)     a cache directory that other users can write to
-    ├── UnwritableCache(OSError)         a cache that cannot be changed as was asked
+    ├── UnwritableCache(OSError)         a cache that cannot be changed as requested
     ├── BundleError(RuntimeError)        a bundle of kernels that cannot be read or written
     └── LaunchError(RuntimeError)        a compiled kernel reported a failure
 
-A message says what was asked, what was got and what to do about it.
+A message says what was requested, what was found and what to do about it.
 """
 
 from __future__ import annotations
@@ -55,8 +55,7 @@ class PinError(JitsparseError, ValueError):
 
 
 class ConfigError(JitsparseError, ValueError):
-    """A setting, of the environment or of the program, outside its legal set; or a template, or
-    what it is rendered with, that is none."""
+    """An illegal setting of the environment or the program, or an illegal template or context."""
 
 
 class UnsupportedProblem(JitsparseError, NotImplementedError):
@@ -64,12 +63,14 @@ class UnsupportedProblem(JitsparseError, NotImplementedError):
 
 
 class ToolchainError(JitsparseError, RuntimeError):
-    """Kernels cannot be built or used here: no usable compiler, no room, a path or a library that
-    will not do. The message names what was searched, and what to do."""
+    """Kernels cannot be built or used here: no usable compiler, no space, a bad path or library.
+
+    The message names what was searched, and what to do.
+    """
 
 
 class CompilerNotFound(ToolchainError):
-    """There is no C++ compiler, or no ninja: calls on a CPU are answered by plain torch then."""
+    """There is no C++ compiler, or no ninja: calls on a CPU then run on plain torch."""
 
 
 class CompileError(JitsparseError, RuntimeError):
@@ -103,15 +104,15 @@ class CacheMiss(JitsparseError, RuntimeError):
 
 
 class UntrustedCache(JitsparseError, RuntimeError):
-    """A cache directory that other users can write to, and so decide which code is run."""
+    """A cache directory that other users can write to, and so choose which code is run."""
 
 
 class UnwritableCache(JitsparseError, OSError):
-    """A cache that cannot be changed as was asked: it is read-only, or there is no room."""
+    """A cache that cannot be changed as requested: it is read-only, or there is no space."""
 
 
 class BundleError(JitsparseError, RuntimeError):
-    """A bundle of compiled kernels that cannot be written, or a file that is no bundle."""
+    """A bundle of compiled kernels that cannot be written, or a file that is not a bundle."""
 
 
 class LaunchError(JitsparseError, RuntimeError):

@@ -36,8 +36,8 @@ class Explanation:
         not_tuned: why that variant does not run, if it does not.
         tuned_seconds: what variants took when the problem was tuned; tables that come with
             jitsparse do not say.
-        expected_seconds: what the cost model expects of legal variants, of those that it knows.
-        expected_parts: seconds of each part of the chosen variant's, as
+        expected_seconds: what the cost model expects of the legal variants that it knows.
+        expected_parts: the chosen variant's expected seconds by part, as
             :mod:`jitsparse.kernels.cost` names them.
     """
 
@@ -83,7 +83,7 @@ class Explanation:
         return "\n".join(lines)
 
     def _known(self, variant: str) -> str:
-        """What a variant took when the problem was tuned, and should take, as far as is known."""
+        """What a variant took when the problem was tuned, and should take, as far as known."""
         tuned = (self.tuned_seconds or {}).get(variant)
         expected = self.expected_seconds.get(variant)
         said = [
@@ -105,13 +105,13 @@ def explain(
     Args:
         op: ``"dsd"``, ``"dds"``, ``"sdd"`` or ``"linear"``; or a problem, without operands.
         operands: what the operation would be called with.
-        target: what to compile for; by default what the operands' device has.
-        gpu: ``"H200"`` or ``"H100"``, with whose prices the cost model reckons for a target of a
-            GPU; by default those that this machine's GPU is taken for.
+        target: what to compile for; by default the target of the operands' device.
+        gpu: ``"H200"`` or ``"H100"``, whose prices the cost model uses for a GPU target; by default
+            the one that this machine's GPU is taken for.
         options: further keyword arguments of the operation (bias and activation of linear).
 
     Raises:
-        ArgumentError: the operation does not exist, the operands do not fit it or stand beside a
+        ArgumentError: the operation does not exist, the operands do not fit it or are given with a
             problem, there is nothing to run because the output or the pattern is empty, or the cost
             model has no prices of the GPU.
         PinError: a pin that no legal variant satisfies.

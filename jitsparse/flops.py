@@ -1,5 +1,7 @@
-"""What torch's ``FlopCounterMode`` counts for the registered operations: two for each product with
-a stored element, none for the zeros between blocks."""
+"""What torch's ``FlopCounterMode`` counts for the registered operations.
+
+Two for each product with a stored element, none for the zeros between blocks.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,10 @@ Shape = Sequence[int]
 
 
 def register() -> None:
-    """Tell torch, once, after the operations are registered: when it has its counter. In a CUDA
-    build that imports Triton, 155 ms."""
+    """Tell torch, once, when its counter is imported; call it after registering the operations.
+
+    Importing the counter imports Triton in a CUDA build, 155 ms.
+    """
     upon_import("torch.utils.flop_counter", _tell)
 
 

@@ -23,11 +23,11 @@ def dsd(a: BlockSparse, b: Tensor) -> Tensor:
         a: ``(m, k)``; may be a transposed view ``s.T``.
         b: ``(*batch, k, n)``, or a vector ``(k,)``; any strides, ``x.mT`` is not copied.
 
-    Both have one dtype, float64, float32, float16 or bfloat16, and one device. Under autocast they
-    are cast to its dtype.
+    Both must have the same dtype (float64, float32, float16 or bfloat16) and device. Under autocast
+    they are cast to its dtype.
 
     Returns:
-        ``(*batch, m, n)`` or ``(m,)``. Differentiable, also twice, in ``a.values`` and ``b``.
+        ``(*batch, m, n)`` or ``(m,)``. Twice differentiable in ``a.values`` and ``b``.
 
     Raises:
         ArgumentError: if the operands do not fit each other.
@@ -73,11 +73,11 @@ def dds(a: Tensor, b: BlockSparse) -> Tensor:
         a: ``(*batch, m, k)``, or a vector ``(k,)``; any strides, ``x.mT`` is not copied.
         b: ``(k, n)``; may be a transposed view ``s.T``.
 
-    Both have one dtype, float64, float32, float16 or bfloat16, and one device. Under autocast they
-    are cast to its dtype.
+    Both must have the same dtype (float64, float32, float16 or bfloat16) and device. Under autocast
+    they are cast to its dtype.
 
     Returns:
-        ``(*batch, m, n)`` or ``(n,)``. Differentiable, also twice, in ``a`` and ``b.values``.
+        ``(*batch, m, n)`` or ``(n,)``. Twice differentiable in ``a`` and ``b.values``.
 
     Raises:
         ArgumentError: if the operands do not fit each other.
@@ -104,12 +104,12 @@ def linear(
         bias: ``(out,)`` or None.
         activation: None, ``"relu"``, ``"gelu"`` (the exact one) or ``"silu"``.
 
-    All tensors have one dtype, float64, float32, float16 or bfloat16, and one device. Under
+    All tensors must have the same dtype (float64, float32, float16 or bfloat16) and device. Under
     autocast they are cast to its dtype. Where gradients are recorded, gelu and silu run as torch
     operations on the product, which their gradients need.
 
     Returns:
-        ``(*batch, out)``. Differentiable, also twice, in x, ``weight.values`` and bias.
+        ``(*batch, out)``. Twice differentiable in x, ``weight.values`` and bias.
 
     Raises:
         ArgumentError: if the operands do not fit each other, or the activation is unknown.
@@ -141,11 +141,11 @@ def sdd(a: Tensor, b: Tensor, pattern: Pattern) -> BlockSparse:
     A pattern has one set of values, so the product is **summed over the batch**: exactly the
     gradient that a batched :func:`dsd` or :func:`dds` has in its values.
 
-    Both have one dtype, float64, float32, float16 or bfloat16, and one device. Under autocast they
-    are cast to its dtype.
+    Both must have the same dtype (float64, float32, float16 or bfloat16) and device. Under autocast
+    they are cast to its dtype.
 
     Returns:
-        The :class:`BlockSparse` matrix on ``pattern``. Differentiable, also twice, in a and b.
+        The :class:`BlockSparse` matrix on ``pattern``. Twice differentiable in a and b.
 
     Raises:
         ArgumentError: if the operands do not fit each other or the pattern.
@@ -198,7 +198,7 @@ def _dds(
     """``activation(a @ op(b) + bias)``, where ``transposed`` says how b's values are read.
 
     Args:
-        names: of the operation and the two operands, in its errors.
+        names: names of the operation and its two operands, for errors.
     """
     if bias is not None and not is_dense(bias):
         raise _wrong_types(_call(names), "a Tensor as bias", bias)
@@ -236,7 +236,7 @@ def _dds(
     if activation > 1:
         tensors = (a, values) if bias is None else (a, values, bias)
         recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-        # torch.jit.trace records with gradients and compares with a record without.
+        # torch.jit.trace records with gradients, then checks against a trace without.
         if recorded or autograd.transformed() or autograd.traced():
             product = autograd.dds(a, values, index, rows, cols, transposed, bias, 0)
             return activate(product, activation)
@@ -251,7 +251,7 @@ def _wrong_rows(a: BlockSparse, shape: torch.Size) -> ArgumentError:
 
 
 def _resized(call: str, name: str, sparse: BlockSparse) -> ArgumentError:
-    """Of values that are no longer those of the pattern, since ``values.data`` was set."""
+    """The error for values that no longer fit the pattern, since ``values.data`` was set."""
     pattern = sparse.pattern
     return ArgumentError(
         f"{call}: the pattern of {name} has {pattern.nnz_blocks} blocks of "
@@ -262,7 +262,7 @@ def _resized(call: str, name: str, sparse: BlockSparse) -> ArgumentError:
 
 
 def _call(names: tuple[str, str, str]) -> str:
-    """The call of an operation, as its user wrote it."""
+    """The call of an operation, as the user wrote it."""
     op, dense, sparse = names
     return f"{op}({dense}, {sparse})"
 
@@ -284,7 +284,7 @@ def _wrong_types(asked: str, wanted: str, *got: object) -> ArgumentError:
 
 
 def _remedy(*got: object) -> str:
-    """What to do with two operands of which not just the right one is sparse."""
+    """Advice for two operands that are both sparse, both dense, or in the wrong order."""
     if len(got) != 2 or not all(isinstance(thing, (Tensor, BlockSparse)) for thing in got):
         return ""
     if not any(is_dense(thing) for thing in got):
@@ -295,7 +295,7 @@ def _remedy(*got: object) -> str:
 
 
 def _mismatch(asked: str, **tensors: Tensor) -> ArgumentError:
-    """What is wrong with operands that disagree in device or dtype."""
+    """The error for operands that disagree in device or dtype."""
     devices = {name: str(tensor.device) for name, tensor in tensors.items()}
     if len(set(devices.values())) > 1:
         where = " and ".join(f"{name} on {device}" for name, device in devices.items())

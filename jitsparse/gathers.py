@@ -1,11 +1,11 @@
-"""The tiles of an sdd on Hopper: of each of two warpgroups a panel and some of its steps.
+"""The tiles of an sdd on Hopper: for each of two warpgroups, a panel and some of its steps.
 
-A list of tiles is ``(1 + capacity, 8)``. The first row is (tiles, most steps of a tile of one
-panel, of a tile of two, columns that a wgmma has a multiple of, 0, ...). Each other is (panel,
-first step, end, 0) of the first warpgroup, then of the second. A panel of 64 rows is dealt out to
-both, half of a tile's steps each; or two panels of which :mod:`jitsparse.sharing` says that they
-store the same columns have a warpgroup each; or both have a panel of 128 rows and all of a tile's
-steps.
+A list of tiles is ``(1 + capacity, 8)``. The first row is (number of tiles, most steps of a tile of
+one panel, of a tile of two, what a wgmma's columns are a multiple of, 0, ...). Each other row is
+(panel, first step, end, 0) for the first warpgroup, then for the second. Either both warpgroups
+have the same panel of 64 rows, and half of a tile's steps each; or each has one of two panels that
+store the same columns (:mod:`jitsparse.sharing`); or both have a panel of 128 rows and all of a
+tile's steps.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ __all__ = ["Gathered", "gather_tiles"]
 MIN_LOADED = 300
 FIXED = 60
 FIXED_OF_TWO = 110
-"""Tuned for Hopper, in rows and columns loaded: below what a tile takes no less time, and what one
-of one panel and one of two panels cost besides. Of 54 products at 132 SMs 0.998 to 1.13 times as
-fast as by rows and columns and 100 or 160 besides, in the mean 1.015; without the 300 0.95 of those
-whose CTAs have two tiles each, a wide one and a narrow one."""
+"""Tuned for Hopper, in rows and columns loaded: the load below which a tile gets no faster, and the
+fixed cost of a tile of one panel and of two. 54 products at 132 SMs are 0.998 to 1.13 times as fast
+as with rows and columns plus 100 or 160, 1.015 on average; without the 300, those whose CTAs have
+two tiles each, a wide and a narrow one, are 0.95 times as fast."""
 
 ROUNDS_OF_A_GROUP = 2
 SORTED_ROUNDS = 4
-"""Rounds of CTAs in which the panels of a group are done, and of which tiles are sorted by what
-they load. In the mean of 48 products 1.046 times as fast as groups of 32 panels with all sorted
-where there are few; groups of one round 1.025, of four 1.036 (docs/performance.md)."""
+"""Rounds of CTAs that compute a group of panels, and rounds within which tiles are sorted by load.
+On average 48 products are 1.046 times as fast as with groups of 32 panels and all tiles sorted
+where there are few; with groups of one round 1.025, of four 1.036 (docs/performance.md)."""
 
 WIDE, NARROW = 128, 64
 """The columns of a wgmma are a multiple of this; if wide, up to 127 of them are padding."""
 
 BUSY = 1.12
 SPARED = 1.25
-"""A wgmma is narrow if the busiest CTA, with wide ones, multiplies at least ``BUSY`` times as many
-columns as it loads rows and columns, or ``SPARED`` times as many as with narrow ones. That is true
-of 105 of 143 products, which are 0.935 to 1.24 times as fast so, 1.048 in the mean
-(docs/performance.md). Of the others L2 is what they wait for: a tile that is done sooner is at
-another pace than its neighbours, which costs up to an eighth."""
+"""wgmmas are narrow if the busiest CTA, with wide ones, multiplies at least ``BUSY`` times as many
+columns as it loads rows and columns, or ``SPARED`` times as many as with narrow ones. That holds
+for 105 of 143 products, which become 0.935 to 1.24 times as fast, 1.048 on average
+(docs/performance.md). The others wait for L2: a tile that finishes sooner falls out of pace with
+its neighbours, which costs up to an eighth."""
 
 TILES_OF_A_PANEL = 16
-"""Tiles per panel of 128 rows, on average, up to which those of a panel run side by side."""
+"""Average tiles per panel of 128 rows up to which the tiles of a panel run side by side."""
 
 MAX_BALANCED = 1 << 14
-"""Tiles that there may be, above which all are as wide as can be: each width takes a list of 8
-bytes a tile, a few times."""
+"""Most tiles for which widths are compared; above, all are as wide as possible. Each width takes a
+few lists of 8 bytes per tile."""
 
 _LAST = torch.iinfo(torch.int64).max
 
@@ -60,9 +60,9 @@ class Gathered(NamedTuple):
     """What the index says of an sdd's tiles along one side.
 
     Attributes:
-        order: ``(Z,)``: the steps in the order that the tiles count on.
-        tiles: as wide as suits the pattern.
-        wide: as wide as can be, of one panel each.
+        order: ``(Z,)``: the steps in the order that the tiles refer to.
+        tiles: a list of tiles as wide as suits the pattern.
+        wide: a list of tiles as wide as possible, of one panel each.
     """
 
     order: Tensor
@@ -71,13 +71,14 @@ class Gathered(NamedTuple):
 
 
 class _Runs(NamedTuple):
-    """The steps of a panel in one pairing, which lie side by side: ``(..., P, 1 + PAIRINGS)`` each,
-    the first of those that are in none.
+    """Runs: the consecutive steps of a panel in one pairing.
+
+    Each field is ``(..., P, 1 + PAIRINGS)``; entry 0 is for steps in no pairing.
 
     Attributes:
-        first: the first of them.
-        steps: how many there are.
-        parts: tiles that they are dealt out to evenly; 0 where the partner's are.
+        first: the first step of a run.
+        steps: number of steps.
+        parts: tiles that the steps are split into evenly; 0 if the partner has them.
     """
 
     first: Tensor
@@ -93,7 +94,7 @@ def gather_tiles(
     """The tiles of all steps of a pattern.
 
     Args:
-        column: ``(Z,)``: of each step, of which those before ``pointers[-1]`` are steps.
+        column: ``(Z,)``: the column of each step; entries from ``pointers[-1]`` on are unused.
         pointers: ``(P + 1,)``: where the steps of each panel begin.
         gather: shape of a tile.
     """
@@ -109,7 +110,7 @@ def gather_tiles(
     panel = torch.searchsorted(pointers, number, right=True) - 1
     panel = torch.where(number < pointers[-1], panel, gather.panels)
     ways = [nothing_shared(panel, gather.panels)]
-    # If all tiles of one panel run at once though half as wide as can be, none of two is as quick.
+    # If all tiles of one panel run at once even at half the full width, none of two is as fast.
     if gather.may_share and gather.panels + column.numel() // (gather.most // 2) > SMS:
         ways.append(share(column, panel, gather))
     pairing, partner = map(torch.stack, zip(*ways, strict=True))
@@ -125,24 +126,23 @@ def gather_tiles(
     tiles = tiles[_order(place, load, count)]
     steps = pointers.diff()[:, None]
     runs = _Runs(pointers[:-1, None], steps, (steps + gather.most - 1) // gather.most)
-    # Sums are divided where these tiles are few, for which there is no better order.
+    # Split-K is used where these tiles are few, and no order is better for it.
     wide, width, two = _listed(runs, partner[0, :, :1], gather, wide_capacity)
     head_of_wide = _head(runs.parts.sum(), width, two, torch.full_like(count, WIDE))
     return Gathered(order, torch.cat([head, tiles]), torch.cat([head_of_wide, wide]))
 
 
 def _planned(key: Tensor, partner: Tensor, gather: Gather, capacity: int) -> tuple[_Runs, Tensor]:
-    """The runs with which the CTA that has most to do is done first, and the way to share that they
-    belong to, ``(1,)``.
+    """The runs whose busiest CTA finishes first, and their way of sharing, ``(1,)``.
 
-    Steps that are shared have tiles as wide as can be. Those of one panel have the width that suits
-    the pattern; it may end with half a step, as a mean of tiles.
+    Shared steps have tiles as wide as possible. Tiles of one panel have the width that suits the
+    pattern; as a mean of tiles, it may end with half a step.
 
     Args:
-        key: ``(ways, Z)``: the run of each step, ``panel * (1 + PAIRINGS) + pairing``, in order.
+        key: ``(ways, Z)``: the run of each step, ``panel * (1 + PAIRINGS) + pairing``, sorted.
         partner: ``(ways, P, 1 + PAIRINGS)``.
         gather: shape of a tile.
-        capacity: tiles there can be.
+        capacity: upper bound of the number of tiles.
     """
     ways, device = key.shape[0], key.device
     run = torch.arange(partner[0].numel() + 1, device=device).expand(ways, -1).contiguous()
@@ -155,7 +155,7 @@ def _planned(key: Tensor, partner: Tensor, gather: Gather, capacity: int) -> tup
     two = _cost(2 * gather.height, end - begin, gather, FIXED_OF_TWO)
     # Many tiles are balanced however wide they are.
     fewest = gather.fewest if capacity <= MAX_BALANCED else gather.most
-    halves = torch.arange(2 * fewest, 2 * gather.most + 1, device=device)  # of a step, in a width
+    halves = torch.arange(2 * fewest, 2 * gather.most + 1, device=device)  # widths in half steps
     alone = steps[:, None, :, 0].expand(-1, halves.numel(), -1)
     parts_alone = (2 * alone + halves[:, None] - 1) // halves[:, None]
     _, begin, end = _dealt_out(alone.flatten(0, 1), parts_alone.flatten(0, 1), capacity)
@@ -169,19 +169,20 @@ def _planned(key: Tensor, partner: Tensor, gather: Gather, capacity: int) -> tup
 
 
 def _cost(rows: int, width: Tensor, gather: Gather, fixed: int) -> Tensor:
-    """Of tiles of so many steps each, none of 0."""
+    """Cost of tiles of ``width`` steps each; 0 for no steps."""
     loaded = rows + width * gather.block
     return (loaded.clamp(min=MIN_LOADED) + fixed) * (width > 0)
 
 
 def _dealt_out(steps: Tensor, parts: Tensor, capacity: int) -> tuple[Tensor, Tensor, Tensor]:
-    """``(n, capacity)`` each: the run of a tile, and its first step and its end, counted from the
-    run's first; no steps where there are no more tiles.
+    """The run of each tile, and its first step and end within the run, ``(n, capacity)`` each.
+
+    Entries past the last tile have no steps.
 
     Args:
-        steps: ``(n, runs)``: of each run.
-        parts: ``(n, runs)``: tiles that they are dealt out to, evenly.
-        capacity: tiles there can be.
+        steps: ``(n, runs)``: steps of each run.
+        parts: ``(n, runs)``: tiles that they are split into, evenly.
+        capacity: upper bound of the number of tiles.
     """
     ends = torch.cumsum(parts, 1)
     tile = torch.arange(capacity, device=parts.device).expand(parts.shape[0], -1).contiguous()
@@ -195,8 +196,10 @@ def _dealt_out(steps: Tensor, parts: Tensor, capacity: int) -> tuple[Tensor, Ten
 
 
 def _busiest(costs: Tensor) -> Tensor:
-    """``(n,)``: what the CTA that has most to do does of ``(n, tiles)``, if they are dealt out the
-    longest first and every other round backwards, as tile_of_round of order.cuh does."""
+    """``(n,)``: the cost of the busiest CTA, given the costs of tiles, ``(n, tiles)``.
+
+    Tiles are dealt out longest first, every other round backwards, like tile_of_round of order.cuh.
+    """
     sorted_costs = costs.sort(1, descending=True).values
     missing = -costs.shape[1] % (2 * SMS)
     rounds = torch.nn.functional.pad(sorted_costs, (0, missing)).view(costs.shape[0], -1, 2, SMS)
@@ -212,7 +215,7 @@ def _listed(
         runs: ``(P, n)`` each.
         partner: ``(P, n)``.
         gather: shape of a tile.
-        capacity: tiles there can be.
+        capacity: upper bound of the number of tiles.
     """
     first, steps, parts = (each.reshape(-1) for each in runs)
     each_panel = partner.shape[1]
@@ -224,7 +227,7 @@ def _listed(
         halves = ((panel, begin, end), (panel, begin, end))
     else:
         middle = (begin + end + 1) // 2
-        # Its partner's steps of the same columns lie as far behind the first of their run.
+        # The partner's steps of the same columns have the same offsets in their run.
         ahead = first[other * each_panel + run % each_panel] - first[run]
         halves = (
             (panel, begin, torch.where(two, end, middle)),
@@ -236,17 +239,17 @@ def _listed(
 
 
 def _head(count: Tensor, width: Tensor, two: Tensor, step: Tensor) -> Tensor:
-    """``(1, 8)``: of a list of tiles."""
+    """``(1, 8)``: the first row of a list of tiles."""
     facts = torch.stack([count, (width * ~two).amax(), (width * two).amax(), step])
     return torch.nn.functional.pad(facts, (0, 4))[None]
 
 
 def _wgmma_step(tiles: Tensor, width: Tensor, two: Tensor, gather: Gather) -> Tensor:
-    """What the columns of a wgmma are a multiple of, a number.
+    """What the columns of a wgmma are a multiple of, as a scalar.
 
     Args:
         tiles: ``(n, 8)``, in any order.
-        width: ``(n,)``: steps of each tile, none of what is no tile.
+        width: ``(n,)``: steps of each tile, 0 past the last tile.
         two: ``(n,)``: whether it has two panels.
         gather: shape of a tile.
     """
@@ -260,28 +263,28 @@ def _wgmma_step(tiles: Tensor, width: Tensor, two: Tensor, gather: Gather) -> Te
 
 
 def _middle_columns(column: Tensor, tiles: Tensor) -> Tensor:
-    """The sum of a tile's first and last column; those of its second half are no others."""
+    """The sum of a tile's first and last column; a second panel has the same columns."""
     begin, end = tiles[:, 1], tiles[:, 6]
     last = column.numel() - 1
     return column[begin.clamp(max=last)] + column[(end - 1).clamp(max=last)]
 
 
 def _place(panel: Tensor, middle: Tensor, two: Tensor, count: Tensor, gather: Gather) -> Tensor:
-    """By which an sdd's tiles are in order.
+    """The sort key of an sdd's tiles.
 
-    All tiles go through k at the same pace, and L2 answers neighbours that want the same data at
-    the same time with one read. Tiles of two panels come first, those of the same two side by
-    side: they are a third of what is loaded. (Mixed with others, which are longer or shorter, they
-    are at another pace: 0.81 to 1.0 times as fast.) Of the rest those are side by side that have
-    the same columns, of a group of panels; of panels of 128 rows their tiles, which is 1.01 to 1.3
-    times as fast if a panel is half or a third of what they load, and up to 1.1 times if all tiles
-    run at once.
+    All tiles go through k at the same pace, and L2 serves neighbours that want the same data at the
+    same time with one read. Tiles of two panels come first, those of the same two side by side: the
+    panels are a third of what is loaded. (Mixed with others, which are longer or shorter, they fall
+    out of pace: 0.81 to 1.0 times as fast.) Of the rest, tiles of a group of panels with the same
+    columns are side by side; or the tiles of a panel of 128 rows, which is 1.01 to 1.3 times as
+    fast if a panel is half or a third of what they load, and up to 1.1 times if all tiles run at
+    once.
 
     Args:
-        panel: ``(n,)``: of each tile, like the others.
-        middle: the sum of its first and last column.
-        two: whether it has two panels.
-        count: how many are tiles.
+        panel: ``(n,)``: the panel of each tile.
+        middle: ``(n,)``: the sum of its first and last column.
+        two: ``(n,)``: whether it has two panels.
+        count: number of tiles.
     """
     side_by_side = SMS
     if gather.height > 64:
@@ -293,14 +296,17 @@ def _place(panel: Tensor, middle: Tensor, two: Tensor, count: Tensor, gather: Ga
 
 
 def _order(place: Tensor, load: Tensor, count: Tensor) -> Tensor:
-    """In which order an sdd computes its ``count`` first tiles: by their place, but in a run of a
-    few rounds those first that load most, so that a CTA that has one of them has a narrow one next
-    (tile_of_round of order.cuh). To sort all at once would tear apart what shares data."""
+    """The order in which an sdd computes its ``count`` first tiles.
+
+    They are sorted by place, but within a run of a few rounds by load, largest first, so that a CTA
+    with a wide tile has a narrow one next (tile_of_round of order.cuh). Sorting all at once would
+    separate tiles that share data.
+    """
     number = torch.arange(place.numel(), device=place.device)
     order = torch.argsort(place, stable=True)
     most = int(torch.iinfo(torch.int32).max)
     narrowness = torch.where((number < count) & (count > SMS), most - load[order], most)
-    # Less than half a run that is left over belongs to the last: all should end with narrow tiles
+    # A remainder of less than half a run joins the last run: all should end with narrow tiles
     # (8192, blocks of 128, 0.25, 4.02 rounds: 382 -> 370 us).
     tiles_of_run = SORTED_ROUNDS * SMS
     runs = (count + tiles_of_run // 2) // tiles_of_run

@@ -1,6 +1,6 @@
-"""Functions that are called as soon as somebody else has imported a module.
+"""Calling functions as soon as other code has imported a module.
 
-This one imports neither torch nor others of the package.
+This module imports neither torch nor others of the package.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["upon_import"]
 
 
 def upon_import(name: str, function: Callable[[], object]) -> None:
-    """Call a function when a module has been imported, or now if it is."""
+    """Call a function when a module has been imported, or now if it already is."""
     if name in sys.modules:
         function()
     else:
@@ -23,9 +23,9 @@ def upon_import(name: str, function: Callable[[], object]) -> None:
 
 
 class _Upon(MetaPathFinder):
-    """Finds a module as it would be found anyway, until it is imported, and calls a function then.
+    """Finds a module as usual until it is imported, and calls a function then.
 
-    To look for a module is not to import it: ``importlib.util.find_spec("torch")`` asks as well.
+    Finding a module is not importing it: ``importlib.util.find_spec("torch")`` asks as well.
     """
 
     def __init__(self, name: str, function: Callable[[], object]) -> None:
@@ -45,7 +45,7 @@ class _Upon(MetaPathFinder):
 
             def execute_and_call(module: ModuleType) -> None:
                 execute(module)
-                # A new list: a thread that is going through this one would pass over a finder.
+                # A new list: a thread iterating over this one would skip a finder.
                 sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
                 self._function()
 

@@ -1,11 +1,11 @@
 """The index of a pattern on a GPU: the host computes it, in C++ that is compiled on first use.
 
-With torch operations (:mod:`jitsparse.schedule`) that is 750 to 2200 small kernels, which the host
-takes 9 to 50 ms to launch. In C++ (``csrc/index``) all of it takes the host 0.3 to 8 ms up to
-65,000 blocks (docs/performance.md), and a pattern's indices are read there in any case, to check
-them and to measure its traits. The result is the same, bit for bit. The torch operations stay the
+With torch operations (:mod:`jitsparse.schedule`) that is 750 to 2200 small kernels, which take the
+host 9 to 50 ms to launch. In C++ (``csrc/index``) all of it takes the host 0.3 to 8 ms for up to
+65,000 blocks (docs/performance.md), and the host reads a pattern's indices in any case, to check
+them and to measure its traits. The result is the same, bit for bit. The torch operations remain the
 specification, and are used where the host cannot read the indices (a graph is captured, compiled or
-transformed), and until the C++ is compiled, which nobody waits for.
+transformed), and until the C++ is compiled, which nothing waits for.
 """
 
 from __future__ import annotations
@@ -33,27 +33,31 @@ if TYPE_CHECKING:
 __all__ = ["HostIndices", "fill", "index_of", "read", "transposed", "wait"]
 
 _MAX_BLOCKS_OF_A_THREAD = 1 << 16
-"""Of a pattern. With 16 threads 1 << 18 of them take 30 ms, or 56 with torch operations; with one
-thread 80. Above that the GPU catches up."""
+"""Most blocks of a pattern per thread. 1 << 18 blocks take 30 ms with 16 threads, 80 with one, and
+56 with torch operations. Above that the GPU catches up."""
 
 _MAX_WORDS = 1 << 24
-"""Of an index, which with few blocks of a huge matrix are for the most part zeros. Pinned memory is
-kept by torch as long as the process lives."""
+"""Most words of an index: with few blocks in a huge matrix they are mostly zeros. Torch keeps
+pinned memory as long as the process lives."""
 
 HostIndices = tuple[Tensor, Tensor]
-"""``crow_indices`` and ``col_indices`` as contiguous int32 tensors in the host's memory."""
+"""``crow_indices`` and ``col_indices`` as contiguous int32 tensors in host memory."""
 
 
 def read(crow: Tensor, col: Tensor) -> tuple[Tensor, Tensor] | None:
-    """The indices of a pattern on a GPU in the host's memory, of their own dtype; None of another
-    device, or where the index is not computed here."""
+    """Copy the indices of a pattern on a GPU to host memory, in their own dtype.
+
+    None for other devices, or where the index is not computed here.
+    """
     return (crow.cpu(), col.cpu()) if _may_compute(crow, col) else None
 
 
 def wait(device: torch.device) -> None:
-    """Until the current stream of a GPU is done. A layer makes its pattern, and a pattern its
-    ``T``, at a first use and for all later ones, which may come on another stream: that one could
-    not know what it has to wait for."""
+    """Wait until the current stream of a GPU is done.
+
+    A layer makes its pattern, and a pattern its ``T``, at the first use. Later uses may come on
+    another stream, which could not know what to wait for.
+    """
     with torch.cuda.device(device):
         made = torch.cuda.Event()
         made.record()
@@ -61,7 +65,7 @@ def wait(device: torch.device) -> None:
 
 
 def transposed(host: HostIndices, cols: int) -> HostIndices:
-    """Those of the transposed pattern, whose block rows are the ``cols`` block columns."""
+    """Indices of the transposed pattern, whose block rows are the ``cols`` block columns."""
     crow, col = host
     order = torch.argsort(col, stable=True)
     row = torch.arange(crow.numel() - 1, dtype=torch.int32, device="cpu")
@@ -77,19 +81,21 @@ def index_of(
     block_size: tuple[int, int],
     host: HostIndices | None,
 ) -> tuple[Tensor, list[int] | None]:
-    """What :func:`~jitsparse.schedule.build_index` answers, bit for bit; and, if the compiled
-    function was asked, the facts by which :func:`jitsparse.traits.profile_by` knows the profile.
+    """What :func:`~jitsparse.schedule.build_index` returns, bit for bit, and facts.
+
+    The facts, from which :func:`jitsparse.traits.profile_by` computes the profile, are None unless
+    the compiled function ran.
 
     Args:
-        crow, col, cols, block_size: as there.
-        host: the same indices in the host's memory, if they are there.
+        crow, col, cols, block_size: as for ``build_index``.
+        host: the same indices in host memory, if they are there.
     """
     if host is not None and _may_compute(crow, col):
         layout = IndexLayout(crow.numel() - 1, cols, col.numel(), block_size, panels=True)
         function = _function() if layout.size <= _MAX_WORDS else None
         if function is not None:
             with torch.cuda.device(crow.device):
-                # From pinned memory the GPU copies while the host goes on.
+                # From pinned memory, the GPU copies while the host goes on.
                 index = torch.empty(layout.size, dtype=torch.int32, device="cpu", pin_memory=True)
                 facts = fill(function, layout, host, index)
                 return index.to(crow.device, non_blocking=True), facts
@@ -101,18 +107,18 @@ def _max_blocks() -> int:
 
 
 def fill(function: Kernel, layout: IndexLayout, host: HostIndices, index: Tensor) -> list[int]:
-    """Compute an index in the host's memory; returns the facts, see :func:`index_of`.
+    """Compute an index in host memory; returns the facts, see :func:`index_of`.
 
     Args:
         function: compiled from :func:`jitsparse.kernels.host_index.template`.
-        layout: of the index.
+        layout: layout of the index.
         host: the pattern's indices.
         index: ``(layout.size,)`` int32, to be written.
     """
     from jitsparse.kernels.host_index import words_of
 
     crow, col = host
-    # As many as kernels on a CPU have, but none for less than it costs.
+    # As many threads as CPU kernels have, but none with too little work to pay for it.
     team = min(threads.allowed(), 1 + layout.nnz // 256)
     facts = (ctypes.c_int64 * (2 * FACTS))()
     addresses = crow.data_ptr(), col.data_ptr(), index.data_ptr(), ctypes.addressof(facts)
@@ -121,8 +127,7 @@ def fill(function: Kernel, layout: IndexLayout, host: HostIndices, index: Tensor
 
 
 def _may_compute(crow: Tensor, col: Tensor) -> bool:
-    """Whether these are on a GPU, not too many, and nobody traces, transforms or captures what is
-    done here."""
+    """Whether these are on a GPU, not too many, and not being traced, transformed or captured."""
     return (
         crow.is_cuda
         and is_readable(crow)
@@ -138,8 +143,10 @@ def _may_compute(crow: Tensor, col: Tensor) -> bool:
 
 
 class _State(NamedTuple):
-    """Of the compiled function, under a configuration, which says where to find it. A thread
-    replaces it whole, so that another sees all of it or nothing."""
+    """State of the compiled function under a configuration, which says where to find it.
+
+    A thread replaces it as a whole, so that others see all of it or nothing.
+    """
 
     generation: int = -1
     kernel: Kernel | None = None
@@ -159,7 +166,7 @@ os.register_at_fork(after_in_child=_forget)  # the parent's threads build nothin
 
 
 def _function() -> Kernel | None:
-    """None while it is being compiled, or if it cannot be, which is said once."""
+    """None while it is being compiled, or if it cannot be, which is reported once."""
     global _state
     state = _state
     if state.generation != config.generation:
@@ -167,7 +174,7 @@ def _function() -> Kernel | None:
     if state.kernel is None and not state.failed:
         try:
             state = _advanced(state)
-        except Exception as error:  # patterns can do without
+        except Exception as error:  # patterns work without it
             _say_it_is_slow(error)
             state = state._replace(failed=True)
         _state = state

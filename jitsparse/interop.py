@@ -1,7 +1,7 @@
-"""BSR matrices of torch and of SciPy: what they hold as values on a pattern, and the way back.
+"""Converting BSR matrices of torch and of SciPy to values on a pattern, and back.
 
-SciPy's matrices in other formats have no blocks: :mod:`jitsparse.entries` makes them of their
-elements.
+SciPy's matrices in other formats have no blocks: :mod:`jitsparse.entries` gathers their elements
+into blocks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["from_bsr", "from_numpy", "from_scipy", "refuse_array", "to_bsr", "to
 
 
 def from_bsr(tensor: Tensor) -> tuple[Tensor, Pattern]:
-    """What :meth:`BlockSparse.from_bsr <jitsparse.BlockSparse.from_bsr>` makes a matrix of."""
+    """Values and pattern of :meth:`BlockSparse.from_bsr <jitsparse.BlockSparse.from_bsr>`."""
     if not isinstance(tensor, Tensor):
         raise ArgumentError(
             f"from_bsr takes a torch tensor, got {type(tensor).__name__}; from_scipy takes "
@@ -48,16 +48,16 @@ def from_bsr(tensor: Tensor) -> tuple[Tensor, Pattern]:
 
 
 def to_bsr(crow: Tensor, col: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
-    """A torch BSR tensor of whole blocks in row-major order, which shares all three."""
+    """A torch BSR tensor of whole blocks in row-major order, sharing all three tensors."""
     with torch.sparse.check_sparse_tensor_invariants(enable=False):
-        # Without a device it would be torch's default one.
+        # Without ``device`` it would be on torch's default device.
         return torch.sparse_bsr_tensor(crow, col, values, size=shape, device=values.device)
 
 
 def from_scipy(
     matrix: Any, block_size: int | Sequence[int] | None = None
 ) -> tuple[Tensor, Pattern]:
-    """What :meth:`BlockSparse.from_scipy <jitsparse.BlockSparse.from_scipy>` makes a matrix of."""
+    """Values and pattern of :meth:`BlockSparse.from_scipy <jitsparse.BlockSparse.from_scipy>`."""
     block = None if block_size is None else as_block_size(block_size)
     _check_scipy(matrix, block)
     if matrix.format == "bsr" and block in (None, tuple(matrix.blocksize)):
@@ -89,7 +89,7 @@ def _check_scipy(matrix: Any, block: tuple[int, int] | None) -> None:
 def _elements(matrix: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Rows, columns and values of what a SciPy matrix stores."""
     if hasattr(matrix, "indptr") and len(matrix.indices) != matrix.indptr[-1]:
-        # Room at the end, of which tocoo would make elements.
+        # Spare capacity at the end, which tocoo would turn into elements.
         matrix = matrix.copy()
         matrix.prune()
     entries = matrix.tocoo()
@@ -106,8 +106,8 @@ def _from_scipys_blocks(matrix: Any) -> tuple[Tensor, Pattern]:
         ) from None
     if not matrix.has_sorted_indices:
         matrix = matrix.sorted_indices()
-    # SciPy allows for room at the end. It edits its indices in place (eliminate_zeros, say), and a
-    # pattern never changes.
+    # SciPy allows spare capacity at the end. It edits its indices in place (eliminate_zeros, say),
+    # and a pattern never changes.
     stored = slice(matrix.indptr[-1])
     crow, col = (from_numpy(each).clone() for each in (matrix.indptr, matrix.indices[stored]))
     if crow.dtype != col.dtype:
@@ -116,7 +116,7 @@ def _from_scipys_blocks(matrix: Any) -> tuple[Tensor, Pattern]:
 
 
 def to_scipy(crow: Tensor, col: Tensor, values: Tensor, shape: tuple[int, int]) -> bsr_array:
-    """A SciPy matrix of whole blocks in row-major order, which shares values on the CPU.
+    """A SciPy matrix of whole blocks in row-major order, sharing values on the CPU.
 
     Raises:
         ArgumentError: if SciPy has no such dtype.
@@ -134,17 +134,17 @@ def to_scipy(crow: Tensor, col: Tensor, values: Tensor, shape: tuple[int, int]) 
             f"scipy.sparse has no {values.dtype}; convert with a.to(torch.float32) first"
         )
     data = values.detach().cpu().numpy()
-    # Its own, since SciPy edits them in place and the pattern may be that of other matrices.
+    # Copies, since SciPy edits them in place and other matrices may have the same pattern.
     indices, indptr = (each.to("cpu", copy=True).numpy() for each in (col, crow))
     return bsr_array((data, indices, indptr), shape=shape, copy=False)
 
 
 def refuse_array(call: str, operand: object) -> None:
-    """TypeError that says what to do if it is an array of NumPy or a matrix of SciPy.
+    """Raise TypeError with a remedy if the operand is a NumPy array or a SciPy matrix.
 
-    They would answer for us otherwise, about ufuncs and the dtype object.
+    Their own errors would be about ufuncs and dtype object.
     """
-    # Whoever has one has imported them.
+    # If there is one, its library has been imported.
     numpy, sparse = sys.modules.get("numpy"), sys.modules.get("scipy.sparse")
     name = type(operand).__name__
     if sparse is not None and sparse.issparse(operand):
@@ -157,7 +157,7 @@ def refuse_array(call: str, operand: object) -> None:
 
 
 def from_numpy(array: np.ndarray) -> Tensor:
-    """An array as a tensor: in its memory, or in a copy where torch cannot have it so."""
+    """An array as a tensor: sharing its memory, or a copy where torch cannot share it."""
     import numpy as np
 
     try:

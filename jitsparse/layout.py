@@ -1,8 +1,8 @@
 """The packed index of a pattern: every order in which kernels walk its blocks, in one int32 tensor.
 
-A registered operation takes this one tensor instead of ten. With R x C blocks of which Z are
-stored, its parts are, in this order (``csrc/abi.h: IndexView`` reads the same layout), and a few
-zeros to a multiple of 4:
+A registered operation takes this one tensor instead of ten. With Z blocks stored in a grid of
+R x C, it has these parts in this order (``csrc/abi.h: IndexView`` reads the same layout), and is
+padded with zeros to a multiple of 4:
 
 ===================  ==========  ===========================================================
 part                 length      meaning
@@ -14,50 +14,51 @@ ccol_indices         C + 1       the same pattern by block columns (BSC)
 row_indices_t        Z           block row of each block, in column order
 perm                 Z           position in ``values`` of each block, in column order
 (padding to a multiple of 4)     so that the steps below are 16-byte aligned
-row_steps            4 Z         panels of rows: (block column, mask, first, position) a step
-col_steps            4 Z         panels of columns, likewise (block row, mask, first, position)
+row_steps            4 Z         steps of panels of rows: (block column, mask, first, position)
+col_steps            4 Z         steps of panels of columns: (block row, mask, first, position)
 row_panel_ptr        P + 1       steps of row panel p: row_panel_ptr[p] .. row_panel_ptr[p + 1]
 col_panel_ptr        Q + 1
 row_panel_blocks     Z           positions in ``values``, ordered by (panel, column, row)
 col_panel_blocks     Z           ordered by (panel, row, column)
-rows_sorted          R           block rows, those with most blocks first
-cols_sorted          C           block columns, likewise
+rows_sorted          R           block rows, those with the most blocks first
+cols_sorted          C           block columns, those with the most blocks first
 ===================  ==========  ===========================================================
 
 The parts below the padding exist on CUDA only. A *panel* is a group of 128 // block_rows block
 rows (at least one): the tile height of the tensor-core kernels. A *step* is one block column that
-any row of the panel stores: bit g of its mask says that row g does, and ``first`` is where the
-step's blocks begin in ``row_panel_blocks``, one for each set bit in rising order of g; ``position``
-is what stands there, the place of the step's first block in ``values``. Loading the dense operand
-once a step instead of once a block is what makes small blocks fast (docs/performance.md). The steps
-of a panel come in rising order of their columns, or as :mod:`jitsparse.pace` says. Where blocks are
-64 high and 16 or more deep, a panel is any two block rows, those that :mod:`jitsparse.pairs` says.
+any row of the panel stores: bit g of its mask says that row g does, ``first`` is where the step's
+blocks begin in ``row_panel_blocks`` (one for each set bit, in rising order of g), and ``position``
+is the entry there, the position of the step's first block in ``values``. Loading the dense operand
+once per step instead of once per block is what makes small blocks fast (docs/performance.md). The
+steps of a panel are in rising order of their columns, or in that of :mod:`jitsparse.pace`. Where
+blocks are 64 high and 16 or more deep, a panel is any two block rows, chosen by
+:mod:`jitsparse.pairs`.
 
-Blocks of 16 and more have parts for the Hopper kernels too, 16-byte aligned but for positions:
+Blocks of 16 and more also have parts for the Hopper kernels, 16-byte aligned except positions:
 
 ===================  ==========  ===========================================================
-row_panels_sorted    24 P        panels with most steps first, see below. Absent where steps are
-col_panels_sorted    24 Q        less than 32 deep.
-row_gather_steps     4 G         like row_steps, of panels of 64 rows (128 if blocks are so high),
-                                 and of each half of a block column of 128; a panel's first those
-                                 that it shares with no other panel, then those of each pairing,
-                                 see :mod:`jitsparse.sharing`
-row_gather_tiles     8 + 8 T     what an sdd computes at a time, see :mod:`jitsparse.gathers`
-col_gather_steps                 likewise of panels of columns
+row_panels_sorted    24 P        panels, those with the most steps first, see below. Absent where
+col_panels_sorted    24 Q        steps are less than 32 deep.
+row_gather_steps     4 G         like row_steps, for panels of 64 rows (128 if blocks are so high)
+                                 and each half of a block column of 128. A panel's steps that it
+                                 shares with no other come first, then those of each pairing, see
+                                 :mod:`jitsparse.sharing`
+row_gather_tiles     8 + 8 T     the tiles of an sdd, see :mod:`jitsparse.gathers`
+col_gather_steps                 the same for panels of columns
 col_gather_tiles
-row_slab_panels      24 P        as row_panels_sorted, where a step is a slab of 64 columns:
+row_slab_panels      24 P        like row_panels_sorted, where a step is a slab of 64 columns:
 col_slab_panels      24 Q        bit g * s + c of its mask says that row g stores the c-th of
 row_slab_steps       4 min(Z,.)  its s block columns. Absent, with the other slab parts, where
 col_slab_steps       4 min(Z,.)  blocks are 64 or deeper: steps are slabs there.
-row_gather_blocks    Z or 2 Z    positions in ``values``, ordered by (panel, column, row), or where
-col_gather_blocks    Z or 2 Z    block columns have two halves twice that and which half
+row_gather_blocks    Z or 2 Z    positions in ``values``, ordered by (panel, column, row); where
+col_gather_blocks    Z or 2 Z    block columns have two halves, 2 * position + half
 row_slab_blocks      Z
 col_slab_blocks      Z
 (padding to a multiple of 4)
-row_wide_tiles       8 + 8 T     as row_gather_tiles, of one panel each and as wide as can be
+row_wide_tiles       8 + 8 T     like row_gather_tiles, of one panel each and as wide as possible
 col_wide_tiles
-row_tall_panels      24 U        as the slab parts, of panels of any three block rows. Absent, with
-col_tall_panels      24 U        the other tall parts, unless blocks are 64 high, 16 to 64 deep.
+row_tall_panels      24 U        like the slab parts, for panels of any three block rows. The tall
+col_tall_panels      24 U        parts exist only for blocks 64 high, 16 to 64 deep.
 row_tall_steps       4 min(Z,.)
 col_tall_steps       4 min(Z,.)
 row_tall_blocks      Z
@@ -68,7 +69,7 @@ col_tall_blocks      Z
 Where blocks are less than 32 deep, the condensed parts follow:
 
 ======================  ==========  ========================================================
-row_condensed_panels    24 P        as the slab parts, where a step is the next s block
+row_condensed_panels    24 P        like the slab parts, where a step is the next s block
 col_condensed_panels    24 Q        columns that any row of the panel stores, see below
 row_condensed_steps     4 min(Z,.)
 col_condensed_steps     4 min(Z,.)
@@ -78,11 +79,12 @@ row_condensed_blocks    Z
 col_condensed_blocks    Z
 ======================  ==========  ========================================================
 
-A panel's 24 words are its first step, the end of its steps, two zeros; where each 64 of its rows
-begin, counted in 64s, of at most three, and a zero; and its first four steps once more.
+A panel's 24 words are its first step, the end of its steps and two zeros; where each group of 64
+rows begins, in units of 64, for at most three groups, and a zero; and a copy of its first four
+steps.
 
 Bit g * s + c of a condensed step's mask says that row g stores the c-th of the step's block
-columns. In place of a slab the step says its own number, by which these are found.
+columns. In place of a slab the step has its own number, by which its columns are found.
 
 :mod:`jitsparse.schedule` computes it.
 """
@@ -107,10 +109,11 @@ from jitsparse.panels import (
 __all__ = ["FIRST_STEPS", "PANEL_WORDS", "Gather", "IndexLayout", "Slabs", "div_up"]
 
 FIRST_STEPS = 4
-"""Steps that stand beside their panel, as many as warps copy (csrc/cuda/kernels/spmm_walk.cuh)."""
+"""Steps stored beside their panel, enough for every warp that copies
+(csrc/cuda/kernels/spmm_walk.cuh)."""
 
 PANEL_WORDS = 8 + 4 * FIRST_STEPS
-"""Of a panel in a list of them."""
+"""Words of a panel in a list of panels."""
 
 
 def div_up(a: int, b: int) -> int:
@@ -119,17 +122,18 @@ def div_up(a: int, b: int) -> int:
 
 @dataclass(frozen=True)
 class Gather:
-    """Shape of an sdd's tiles: a panel along one side, blocks gathered along the other, those of
-    128 in two pieces.
+    """Shape of an sdd's tiles: a panel along one side, blocks gathered along the other.
+
+    Gathered blocks of 128 are split in two pieces.
 
     Attributes:
         down: blocks of a panel.
-        pieces: of a block along the other side.
-        panels, minors: panels, and pieces along the other side.
-        fewest, most: of those that a tile may gather.
-        block: their size in elements.
-        height: of a panel in elements, 64 or 128.
-        may_share: whether two panels may have a tile (:mod:`jitsparse.sharing`).
+        pieces: pieces of a block along the other side.
+        panels, minors: number of panels, and of pieces along the other side.
+        fewest, most: pieces that a tile may gather.
+        block: size of a piece in elements.
+        height: height of a panel in elements, 64 or 128.
+        may_share: whether two panels may share a tile (:mod:`jitsparse.sharing`).
     """
 
     down: int
@@ -146,8 +150,10 @@ class Gather:
     def of(
         majors: int, minors: int, major_block: int, minor_block: int, *, may_share: bool
     ) -> Gather:
-        """Of a grid of ``majors`` x ``minors`` blocks, the panel along the first. Panels of two
-        warpgroups share no tile."""
+        """The shape for a grid of ``majors`` x ``minors`` blocks, panels along the first.
+
+        Panels of two warpgroups share no tile.
+        """
         height = max(64, major_block)
         down, piece = height // major_block, min(64, minor_block)
         pieces, panels = minor_block // piece, div_up(majors, down)
@@ -157,7 +163,7 @@ class Gather:
         return Gather(down, pieces, panels, minors, 128 // piece, most, piece, height, may_share)
 
     def tiles(self, steps: int, width: int) -> int:
-        """Tiles there can be, of at least so many steps each, but for one a panel."""
+        """Most tiles possible if all but one per panel have at least ``width`` steps."""
         return self.panels + steps // width
 
 
@@ -168,8 +174,8 @@ class Slabs:
     Attributes:
         down: block rows (or columns) of a panel.
         across: blocks along the other side that a slab covers.
-        panels: how many there are.
-        most: steps there can be.
+        panels: number of panels.
+        most: upper bound of the number of steps.
     """
 
     down: int
@@ -202,7 +208,7 @@ class IndexLayout:
         return self.panels and min(self.block_size) >= HOPPER_BLOCK
 
     def extent(self, side: str) -> int:
-        """Of a block along ``"row"`` or ``"col"``, in elements."""
+        """Size of a block along ``"row"`` or ``"col"``, in elements."""
         return self.block_size[0 if side == "row" else 1]
 
     def group(self, side: str) -> int:
@@ -210,13 +216,16 @@ class IndexLayout:
         return max(1, PANEL // self.extent(side))
 
     def pairs(self, side: str) -> bool:
-        """Whether these may be any two (:mod:`jitsparse.pairs`)."""
+        """Whether a panel may be any two block rows or columns (:mod:`jitsparse.pairs`)."""
         return self.hopper and self.extent(side) == PAIRED
 
     def slabs(self, kind: str) -> dict[str, Slabs]:
-        """Panels whose steps are slabs, by side: of kind ``"slab"`` :data:`PANEL` rows high, where
-        blocks are less deep than a slab; ``"condensed"`` likewise, see :func:`has_condensed`;
-        ``"tall"`` :data:`TALL_PANEL`, see :func:`has_tall`."""
+        """Panels whose steps are slabs, by side.
+
+        Kind ``"slab"`` is :data:`PANEL` rows high, for blocks less deep than a slab; so is
+        ``"condensed"``, see :func:`has_condensed`; ``"tall"`` is :data:`TALL_PANEL` rows high, see
+        :func:`has_tall`.
+        """
         (rows, cols), height = self.block_size, TALL_PANEL if kind == "tall" else PANEL
         sides = {
             "row": (self.rows, rows, self.cols, cols),
@@ -237,12 +246,12 @@ class IndexLayout:
         return found
 
     def gathers(self) -> dict[str, Gather]:
-        """How an sdd's tiles have their panel along either side."""
+        """Shapes of an sdd's tiles with panels along either side."""
         rows, cols = self.block_size
         return {
             "row": Gather.of(self.rows, self.cols, rows, cols, may_share=True),
-            # Blocks 64 high and more are gathered along rows in TF32 alone: too seldom to compare
-            # panels for it in every pattern.
+            # Only TF32 gathers blocks 64 high and more along rows: too rarely to compare panels for
+            # it in every pattern.
             "col": Gather.of(self.cols, self.rows, cols, rows, may_share=rows < 64),
         }
 
@@ -301,7 +310,7 @@ class IndexLayout:
         parts, offset = {}, 0
         for name, length in lengths.items():
             parts[name] = (offset, length)
-            offset = offset + length  # not in place: traced, lengths are tensors
+            offset = offset + length  # not in place: lengths are tensors while tracing
         return parts
 
     def _panels_and_steps(self, kind: str) -> dict[str, int]:
@@ -311,8 +320,7 @@ class IndexLayout:
 
     @property
     def size(self) -> int:
-        """Length of the packed tensor: a multiple of 4, so that all of a stack are 16-byte aligned
-        like the first."""
+        """Length of the packed tensor: a multiple of 4, so all of a stack are 16-byte aligned."""
         offset, length = list(self.parts().values())[-1]
         return 4 * div_up(offset + length, 4)
 

@@ -1,4 +1,4 @@
-"""A matrix as what SciPy's iterative solvers take."""
+"""A matrix as an operator for SciPy's iterative solvers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["linear_operator"]
 
 _DTYPES = {torch.float64: "float64", torch.float32: "float32"}
-"""Those in which SciPy's solvers compute, by their names in NumPy."""
+"""Dtypes in which SciPy's solvers compute, and their names in NumPy."""
 
 
 def linear_operator(matrix: BlockSparse) -> LinearOperator:
@@ -59,12 +59,14 @@ def linear_operator(matrix: BlockSparse) -> LinearOperator:
 
 
 def _product(matrix: BlockSparse, x: np.ndarray) -> np.ndarray:
-    """``matrix @ x`` of ``(k,)`` or ``(k, n)``, in the dtype of the matrix; of complex ones in its
-    two parts."""
+    """``matrix @ x`` for ``(k,)`` or ``(k, n)``, in the dtype of the matrix.
+
+    Real and imaginary parts are multiplied separately.
+    """
     import numpy as np
 
     if np.iscomplexobj(x):
         return _product(matrix, x.real) + 1j * _product(matrix, x.imag)
     operand = from_numpy(np.asarray(x, dtype=_DTYPES[matrix.dtype]))
-    with torch.autocast("cpu", enabled=False):  # which rounds operands
+    with torch.autocast("cpu", enabled=False):  # it would round operands
         return (matrix @ operand).numpy()

@@ -4,8 +4,8 @@
     jitsparse::dds(dense, values, index, rows, cols, transposed, bias, activation) -> out
     jitsparse::sdd(left, right, index, rows, cols, nnz, block_rows, block_cols) -> values
 
-``rows`` and ``cols`` are those of the matrix as stored, ``transposed`` how it is read, ``index`` is
-:attr:`Pattern.index <jitsparse.Pattern>`, ``activation`` a position in
+``rows`` and ``cols`` are those of the matrix as stored, ``transposed`` says how it is read,
+``index`` is :attr:`Pattern.index <jitsparse.Pattern>`, ``activation`` a position in
 :data:`jitsparse.reference.ACTIVATIONS`. Outputs are contiguous whatever the strides of the inputs.
 
 One operation stands for all its kernels, so a captured graph does not depend on which of them runs,
@@ -64,13 +64,15 @@ def _index_size(rows: int, cols: int, nnz: int, block: tuple[int, int], panels: 
 
 
 def _check_index(index: Tensor, data: Tensor, rows: int, cols: int, nnz: int, *block: int) -> None:
-    """A graph that was captured on one device and moved to another may have left the index behind
-    (``ExportedProgram.module().to``) or taken it along (``move_to_device_pass``), which is no index
-    of that device.
+    """Check an index against the operands.
+
+    Moving a captured graph to another device may leave the index behind
+    (``ExportedProgram.module().to``) or take it along (``move_to_device_pass``), though it is not
+    an index of that device.
 
     Raises:
-        ArgumentError: it is not where the operands are, is not one contiguous row, or was made for
-            another kind of device or for another number of blocks.
+        ArgumentError: it is on another device than the operands, is not a contiguous vector, or was
+            made for another kind of device or for another number of blocks.
     """
     if index.device != data.device:
         problem = f"the index of its pattern is on {index.device}, its operands on {data.device}"
@@ -95,14 +97,13 @@ def _check_index(index: Tensor, data: Tensor, rows: int, cols: int, nnz: int, *b
 
 
 def _check_operands(op: str, left: Tensor, right: Tensor, fit: bool) -> None:
-    """Two operands of one operation.
+    """Check two operands of one operation.
 
     Args:
         fit: whether their shapes fit each other and the pattern.
 
     Raises:
-        ArgumentError: they do not, or differ in dtype or device, or are of a dtype that has no
-            kernel.
+        ArgumentError: they do not fit, differ in dtype or device, or have a dtype without kernels.
     """
     alike = left.dtype is right.dtype and left.device == right.device
     if fit and alike and left.dtype in dispatch.DTYPES:
@@ -172,7 +173,7 @@ for _key in ("CPU", "CUDA"):
 
 
 def cast_for_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Tensors as autocast wants them: in its dtype, except those it leaves alone (float64)."""
+    """Cast tensors as autocast does: to its dtype, except those it leaves alone (float64)."""
     dtype = torch.get_autocast_dtype("cuda" if tensors[0].is_cuda else "cpu")
     return tuple(
         tensor
@@ -183,8 +184,10 @@ def cast_for_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def _under_autocast(op: torch._ops.OpOverload, key: torch._C.DispatchKey) -> Callable[..., Tensor]:
-    """What an operation does where autocast is on: users' operands are cast before they get here,
-    a captured graph's are not."""
+    """An operation's implementation under autocast.
+
+    Users' operands are cast before they get here, a captured graph's are not.
+    """
     autocast = torch._C.DispatchKeySet(key)
 
     def call(*arguments: Any) -> Tensor:
@@ -253,7 +256,7 @@ sdd_op: Callable[..., Tensor] = torch.ops.jitsparse.sdd.default
 def _dsd_mapped(
     info: Any, in_dims: tuple[int | None, ...], *arguments: Any
 ) -> tuple[Tensor, int | None]:
-    """A dense operand that is mapped over has one batch dimension more."""
+    """Mapping over the dense operand adds a batch dimension to it."""
     values, index, dense, *sizes = arguments
     if in_dims[0] is None and in_dims[1] is None:
         return dsd_op(values, index, dense.movedim(in_dims[2], 0), *sizes), 0
@@ -272,7 +275,7 @@ def _dds_mapped(
 def _sdd_mapped(
     info: Any, in_dims: tuple[int | None, ...], *arguments: Any
 ) -> tuple[Tensor, int | None]:
-    """It sums over batch dimensions, so each needs a call of its own."""
+    """An sdd sums over batch dimensions, so each entry needs its own call."""
     return _one_by_one(sdd_op, info.batch_size, in_dims, arguments)
 
 
@@ -282,7 +285,7 @@ def _one_by_one(
     in_dims: tuple[int | None, ...],
     arguments: tuple[Any, ...],
 ) -> tuple[Tensor, int]:
-    """What an operation answers for each entry of what is mapped over, stacked."""
+    """Call an operation for each entry of the mapped dimension, and stack the results."""
 
     def answer(entry: Callable[[Tensor, int], Tensor]) -> Tensor:
         pairs = zip(arguments, in_dims, strict=True)
@@ -296,7 +299,7 @@ def _one_by_one(
 
 def _entry(mapped: Tensor, dim: int, *, number: int) -> Tensor:
     entry = mapped.select(dim, number)
-    # Kernels read operands as they lie, but an index as one row.
+    # Kernels read operands with any strides, but an index must be contiguous.
     return entry if entry.is_floating_point() else entry.contiguous()
 
 
@@ -307,7 +310,7 @@ flops.register()
 
 _PLAIN = {Tensor, torch.nn.Parameter}
 
-# Bound once, too: they are asked at every call.
+# Bound once, too: they run at every call.
 _is_compiling = torch.compiler.is_compiling
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
@@ -317,11 +320,11 @@ _profiled = torch._C._autograd._profiler_enabled
 
 
 def may_bypass_dispatcher(a: Tensor, b: Tensor, bias: Tensor | None = None) -> bool:
-    """Whether a call may bypass torch's dispatcher: there is no tracing, mode, profiler, functorch
-    transform, tensor subclass, forward-mode derivative or lazily negated operand.
+    """Whether a call may bypass torch's dispatcher.
 
-    Then the registered operation, whose way through torch's dispatcher costs 2.5 of a call's 7.5
-    microseconds, would only lead to the same Python function.
+    It may if there is no tracing, mode, profiler, functorch transform, tensor subclass,
+    forward-mode derivative or lazily negated operand. Then the dispatcher would only lead to the
+    same Python function, and costs 2.5 of a call's 7.5 microseconds.
     """
     return (
         not _is_compiling()  # first: torch.compile of torch 2.8 cannot look a class up in a set

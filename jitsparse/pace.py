@@ -1,11 +1,10 @@
 """The order in which panels take their steps: those that CTAs compute side by side keep pace.
 
-On Hopper sixteen panels of a column tile are computed side by side, and L2 answers those CTAs that
-want the same slab of the dense operand at the same time with one read. In the order of k they do so
-at the beginning only: one panel passes over more slabs than another. So the sixteen share an order
-of the slabs, chosen so that after every few slabs all have copied about as many bytes: the next
-slabs are those that leave the smallest differences. Products are up to 1.1 times as fast
-(docs/performance.md).
+On Hopper sixteen panels of a column tile are computed side by side, and L2 serves CTAs that want
+the same slab of the dense operand at the same time with one read. In k order they do so only at the
+beginning: some panels skip more slabs than others. So the sixteen share an order of the slabs,
+chosen so that after every few slabs all have copied about as many bytes: the next slabs are those
+that leave the smallest differences. Products are up to 1.1 times as fast (docs/performance.md).
 
 That greedy rule is known as herding (Welling, "Herding Dynamical Weights to Learn", 2009; for
 orders of vectors Lu, Guo and De Sa, "GraB: Finding Provably Better Data Permutations than Random
@@ -27,31 +26,31 @@ NEIGHBOURS = 16
 """Panels that are computed side by side, see csrc/cuda/kernels/spmm_order.cuh."""
 
 TOGETHER = 4
-"""Slabs that stay side by side. One and two gain no more, and ask for more decisions."""
+"""Slabs that stay together. One or two gain no more, and need more decisions."""
 
 MAX_DECISIONS = 256
-"""Deeper patterns keep the order of k: every decision is three launches."""
+"""Deeper patterns keep k order: every decision is three launches."""
 
 MAX_PAIRS = 1 << 23
-"""Likewise those that would have to compare more pairs of slabs in all sets, 8 bytes each."""
+"""Patterns with more pairs of slabs to compare in all sets, 8 bytes each, keep k order, too."""
 
 TILE_COLUMNS = 256
-"""Of the dense operand, in the widest tile."""
+"""Columns of the dense operand in the widest tile."""
 
 
 class Steps(NamedTuple):
     """Panels and their steps, as :mod:`jitsparse.schedule` lists them.
 
     Attributes:
-        steps: ``(capacity, 4)``: (slab, mask, first position, position of the first block), of
-            which those before ``pointers[-1]`` are steps.
+        steps: ``(capacity, 4)``: (slab, mask, first position, position of the first block);
+            entries from ``pointers[-1]`` on are unused.
         pointers: ``(P + 1,)``: where the steps of each panel begin.
         panels: ``(P,)``: the panels in the order in which CTAs take them.
-        starts: ``(P, 3)``: where each 64 rows of a panel begin, in units of 64.
-        blocks: of all panels.
+        starts: ``(P, 3)``: where each group of 64 rows of a panel begins, in units of 64.
+        blocks: number of blocks of all panels.
         minors: blocks along k.
-        across: of these in a slab.
-        extent: of a block in the panel, in elements.
+        across: blocks along k in a slab.
+        extent: size of a block along the panel, in elements.
     """
 
     steps: Tensor
@@ -65,20 +64,20 @@ class Steps(NamedTuple):
 
     @property
     def decisions(self) -> int:
-        """What has to be ordered: :data:`TOGETHER` slabs each."""
+        """Number of items to order, of :data:`TOGETHER` slabs each."""
         return div_up(self.minors, self.across * TOGETHER)
 
     @property
     def sets(self) -> int:
-        """Of panels that are computed side by side."""
+        """Number of sets of panels computed side by side."""
         return div_up(self.panels.numel(), NEIGHBOURS)
 
 
 def keep_pace(everything: list[Steps]) -> None:
-    """Bring the steps of each, in place, into an order that sets share; a panel's stay its own.
+    """Sort each panel's steps, in place, into an order of slabs that the panels of a set share.
 
     Everything is decided at once, by torch operations that read nothing back to the host. While a
-    graph is compiled the order of k stays: it would hold every decision as an operation.
+    graph is compiled, k order stays: it would contain the operations of every decision.
     """
     chosen = [each for each in everything if _worth_ordering(each)]
     if not chosen or torch.compiler.is_compiling():
@@ -93,19 +92,19 @@ def keep_pace(everything: list[Steps]) -> None:
 
 
 def _worth_ordering(each: Steps) -> bool:
-    """Blocks of 128 gain nothing: a panel of one block row needs too few slabs."""
+    """Whether it pays. Blocks of 128 gain nothing: a panel of one block row needs too few slabs."""
     few = each.decisions <= MAX_DECISIONS and each.sets * each.decisions**2 <= MAX_PAIRS
     return few and each.extent < 128 and each.decisions > 1 and each.panels.numel() > 1
 
 
 def _panels(each: Steps) -> Tensor:
-    """The panel of each step; P for what is no step."""
+    """The panel of each step; P past the last step."""
     step = torch.arange(each.steps.shape[0], device=each.steps.device)
     return torch.searchsorted(each.pointers, step, right=True) - 1
 
 
 def _ranks(each: Steps, panel: Tensor) -> Tensor:
-    """The place of each step's panel in the order of panels; P for what is no step."""
+    """The place of each step's panel in the order of panels; P past the last step."""
     count = each.panels.numel()
     ranks = torch.full_like(each.pointers, count)
     ranks.scatter_(0, each.panels, torch.arange(count, device=ranks.device))
@@ -113,15 +112,15 @@ def _ranks(each: Steps, panel: Tensor) -> Tensor:
 
 
 def _costs(each: Steps, rank: Tensor, decisions: int) -> Tensor:
-    """``(sets, 16, decisions)``: by how much more each panel copies of each few slabs than the mean
-    of its set does, times the panels of the set.
+    """``(sets, 16, decisions)``: what a panel copies of each few slabs, minus its set's mean.
 
-    In blocks: whole numbers, so that no sum here or of their products depends on its order.
+    In blocks, times the number of panels in the set: integers, so that no sum of them or of their
+    products depends on its order.
     """
     steps, count, sets = each.steps, each.panels.numel(), each.sets
     ends = torch.cat([steps[1:, 2], steps.new_full((1,), each.blocks)])
     cost = (ends - steps[:, 2]).double() + each.across * TILE_COLUMNS // each.extent
-    # What is no step adds to a panel that is not there.
+    # Entries past the last step add to a panel that does not exist.
     costs = cost.new_zeros((sets + 1) * NEIGHBOURS * decisions)
     costs.scatter_add_(0, rank * decisions + steps[:, 0] // TOGETHER, cost)
     costs = costs.view(sets + 1, NEIGHBOURS, decisions)[:sets]
@@ -135,12 +134,12 @@ def _costs(each: Steps, rank: Tensor, decisions: int) -> Tensor:
 def _herd(costs: Tensor) -> Tensor:
     """``(sets, decisions)``: the turn of each in the order of its set.
 
-    With b the sum of the costs so far, the next is the c for which |b + c|^2 is least: for which
-    |c|^2 + 2 b c is.
+    With b the sum of the costs so far, the next is the c that minimizes |b + c|^2, that is
+    |c|^2 + 2 b c.
     """
     sets, _, decisions = costs.shape
     products = costs.new_zeros(sets, decisions, decisions)
-    for each in costs.unbind(1):  # no bmm: cuBLAS may refuse where determinism is asked for
+    for each in costs.unbind(1):  # not bmm: cuBLAS may refuse where determinism is required
         products.addcmul_(each.unsqueeze(2), each.unsqueeze(1))
     added = products.diagonal(dim1=1, dim2=2).unsqueeze(1).clone()
     products.mul_(2).diagonal(dim1=1, dim2=2).fill_(float("inf"))  # each has one turn
@@ -153,7 +152,7 @@ def _herd(costs: Tensor) -> Tensor:
 
 
 def _sorted(steps: Tensor, panel: Tensor, rank: Tensor, turns: Tensor) -> Tensor:
-    """The steps of each panel by the turns of their slabs."""
+    """The steps of each panel, sorted by the turns of their slabs."""
     slab, last = steps[:, 0], turns.shape[0] - 1
     turn = turns[(rank // NEIGHBOURS).clamp(max=last), slab // TOGETHER]
     key = (panel * turns.shape[1] + turn) * TOGETHER + slab % TOGETHER

@@ -1,19 +1,19 @@
-"""Which block rows of 64 share a panel: those that store most of the same columns.
+"""Which block rows of 64 share a panel: those with the most stored columns in common.
 
-On Hopper a panel of 128 rows is two of them and one of 192 three, a warpgroup each, and loads every
-slab of the dense operand that any of them needs. Rows that share more load less: of random patterns
-of 128 x 128 blocks pairs need 12, 9 and 7 % fewer slabs at densities of 0.1, 0.25 and 0.5, threes
-15, 12 and 7 %; of 64 x 64 blocks 15, 12 and 8 %, and 21, 15 and 9 %; pairs of patterns whose rows
-are of very different lengths a fifth (docs/performance.md). Rows are matched with others of the
-same 128 or 126, so that all windows are matched at once.
+On Hopper a panel of 128 rows is two of them and one of 192 three, one per warpgroup, and loads
+every slab of the dense operand that any of them needs. Rows that share more load less. In random
+patterns of 128 x 128 blocks, pairs need 12, 9 and 7 % fewer slabs at densities of 0.1, 0.25 and
+0.5, triples 15, 12 and 7 %; in those of 64 x 64 blocks, 15, 12 and 8 %, and 21, 15 and 9 %. Where
+rows have very different lengths, pairs need a fifth fewer (docs/performance.md). Rows are matched
+within windows of 128 or 126, so that all windows are matched at once.
 
-The matching is the greedy one: of all pairs that are left the best comes next. Two rows that are
-each other's best are what it would match sooner or later, so all of those are matched at once
-(Preis, "Linear Time 1/2-Approximation Algorithm for Maximum Weighted Matching in General Graphs",
-1999). Where rows side by side share as much, as in patterns that are banded or triangular, pairs
-are those. The best is what shares most above what it would by chance: long rows share much with
-everybody, and as the choice of all of them, would be matched one by one. :mod:`jitsparse.sharing`
-matches the panels of an sdd so, too, in windows of its own.
+The matching is greedy: the best remaining pair comes next. Two rows that are each other's best
+would be matched sooner or later, so all such pairs are matched at once (Preis, "Linear Time
+1/2-Approximation Algorithm for Maximum Weighted Matching in General Graphs", 1999). Where adjacent
+rows share as much, as in banded or triangular patterns, they are paired. The best partner is the
+one that shares most beyond chance: long rows share much with every row, so all rows would choose
+them, and they would be matched one by one. :mod:`jitsparse.sharing` matches the panels of an sdd in
+the same way, in windows of its own.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ __all__ = [
 ]
 
 ROUNDS = 8
-"""Of a matching."""
+"""Rounds of a matching."""
 
 MAX_COMPARISONS = 1 << 27
-"""Patterns that ask for more, a byte each, keep their order of rows."""
+"""Patterns that need more, a byte each, keep their order of rows."""
 
 _NOBODY, NO_PAIR = -(1 << 42), -(1 << 60)
-"""Weights of pairs with rows that are none, and of those that are no pairs."""
+"""Weights of pairs with padding rows, and of entries that are not pairs."""
 
 
 def pair_rows(major: Tensor, minor: Tensor, majors: int, minors: int) -> Tensor:
-    """The rows of panels: panel p has rows ``2 p`` and ``2 p + 1`` of the result.
+    """The rows of panels: panel p has entries ``2 p`` and ``2 p + 1`` of the result.
 
-    Everything is decided by torch operations that read nothing back to the host. While a graph is
-    compiled rows keep their order: it would hold every round as an operation.
+    All decisions are made by torch operations that read nothing back to the host. While a graph is
+    compiled, rows keep their order: it would contain the operations of every round.
 
     Args:
         major: ``(Z,)``: the row of each block.
@@ -59,8 +59,8 @@ def pair_rows(major: Tensor, minor: Tensor, majors: int, minors: int) -> Tensor:
         minors: columns.
 
     Returns:
-        ``(2 * div_up(majors, 2),)``: each row once, and ``majors``, which is none, beside one of
-        them if their number is odd.
+        ``(2 * div_up(majors, 2),)``: each row once, and ``majors`` (no row) beside one of them if
+        their number is odd.
     """
     windows = div_up(majors, PAIRED_AMONG)
     few = windows * PAIRED_AMONG**2 * minors <= MAX_COMPARISONS
@@ -72,14 +72,14 @@ def pair_rows(major: Tensor, minor: Tensor, majors: int, minors: int) -> Tensor:
     row = torch.arange(PAIRED_AMONG, device=major.device)
     beside = row ^ 1
     partner = torch.where(_more(shared, partner, beside), partner, beside)
-    # A pair is where the first of its rows was, so rows that are none come last.
+    # A pair takes the place of its first row, so padding rows come last.
     order = torch.argsort(torch.minimum(row, partner) * PAIRED_AMONG + row, dim=1)
     order += PAIRED_AMONG * torch.arange(windows, device=major.device).unsqueeze(1)
     return order.flatten()[: 2 * div_up(majors, 2)].clamp(max=majors)
 
 
 def _more(shared: Tensor, some: Tensor, others: Tensor) -> Tensor:
-    """In which windows rows share more with some partners than with others, ``(windows, 1)``."""
+    """Whether a window's rows share more with ``some`` than with ``others``, ``(windows, 1)``."""
 
     def together(partner: Tensor) -> Tensor:
         return shared.gather(2, partner.expand(shared.shape[:2]).unsqueeze(2)).sum(1)
@@ -88,16 +88,16 @@ def _more(shared: Tensor, some: Tensor, others: Tensor) -> Tensor:
 
 
 def triple_rows(major: Tensor, minor: Tensor, majors: int, minors: int) -> Tensor:
-    """The rows of panels of three: panel p has rows ``3 p`` to ``3 p + 2`` of the result.
+    """The rows of panels of three: panel p has entries ``3 p`` to ``3 p + 2`` of the result.
 
-    Every panel keeps a pair, those that share most; the rows of the other pairs are matched to the
-    pairs that are kept, one each.
+    Every panel keeps one of the pairs that share most; the rows of the other pairs are matched to
+    these pairs, one each.
 
     Args:
-        major, minor, majors, minors: as of :func:`pair_rows`.
+        major, minor, majors, minors: as for :func:`pair_rows`.
 
     Returns:
-        ``(3 * div_up(majors, 3),)``: each row once, and ``majors`` in place of rows that are none.
+        ``(3 * div_up(majors, 3),)``: each row once, and ``majors`` in place of missing rows.
     """
     device, most = major.device, TRIPLED_AMONG // 3
     windows = div_up(majors, TRIPLED_AMONG)
@@ -107,8 +107,8 @@ def triple_rows(major: Tensor, minor: Tensor, majors: int, minors: int) -> Tenso
     stored = _stored(major, minor, (windows, TRIPLED_AMONG, minors))
     weights = _weights(_shared(stored, stored), majors, major.numel(), majors * minors)
     partner = match(weights.clone(), ROUNDS)
-    # The best pairs first, side by side since both rows have the weight of their pair. A row that
-    # is none may be the partner of one that is, and comes last all the same.
+    # The best pairs first, side by side since both rows have the weight of their pair. A padding
+    # row may be the partner of a real one, and still comes last.
     of_pair = weights.gather(2, partner.unsqueeze(2)).squeeze(2)
     order = torch.argsort(of_pair, dim=1, descending=True, stable=True)
     begin = TRIPLED_AMONG * torch.arange(windows, device=device).unsqueeze(1)
@@ -130,8 +130,7 @@ def triple_rows(major: Tensor, minor: Tensor, majors: int, minors: int) -> Tenso
 def _shared_by_thirds(
     stored: Tensor, pairs: Tensor, others: Tensor, nnz: int, blocks: int
 ) -> Tensor:
-    """How much more the other rows share with the pairs than by chance, ``(windows, pairs,
-    others)``."""
+    """How much the others share with the pairs beyond chance, ``(windows, pairs, others)``."""
 
     def columns(rows: Tensor) -> Tensor:
         return stored.gather(1, rows.unsqueeze(2).expand(-1, -1, stored.shape[2]))
@@ -141,12 +140,13 @@ def _shared_by_thirds(
 
 
 def _dealt(more: Tensor, there: tuple[Tensor, Tensor]) -> Tensor:
-    """Which of the others each pair takes, ``(windows, pairs)``; negative if none is left for it.
-    What is left after the rounds is dealt out as it comes.
+    """The other row that each pair takes, ``(windows, pairs)``; negative if none is left for it.
+
+    Rows left after the rounds are dealt out in order.
 
     Args:
-        more: what is to be large, ``(windows, pairs, others)``, as many pairs as others.
-        there: which pairs, and which others, there are in each window; of the others no more.
+        more: the score to maximize, ``(windows, pairs, others)``, as many pairs as others.
+        there: which pairs, and which others, exist in each window; never more others than pairs.
     """
     windows, most, _ = more.shape
     weights = more * (2 * most) ** 2 + in_no_order(2 * most, more.device)[:most, most:]
@@ -175,22 +175,24 @@ def _shared(some: Tensor, others: Tensor) -> Tensor:
 
 
 def _above_chance(shared: Tensor, some: Tensor, others: Tensor, nnz: int, blocks: int) -> Tensor:
-    """How much more rows share than rows of so many blocks do by chance, times ``blocks``.
+    """How much rows share beyond what chance gives rows of their lengths, times ``blocks``.
 
-    By chance rows of a and b blocks share d (a + b - d C), about, in a pattern of density d. All
-    matchings have the same sum of that, so the best one stays the best.
+    By chance, rows of a and b blocks share about d (a + b - d C) in a pattern of density d. That
+    has the same sum in all matchings, so the best one stays the best.
     """
     return shared * blocks - nnz * (some.unsqueeze(2) + others.unsqueeze(1))
 
 
 def _first(those: Tensor) -> Tensor:
-    """The places of those in each window, and then of the others."""
+    """Positions in each window, of true entries first, then of the others."""
     return torch.argsort(those.logical_not().long(), dim=1, stable=True)
 
 
 def _weights(shared: Tensor, majors: int, nnz: int, blocks: int) -> Tensor:
-    """By which pairs are preferred, ``(windows, rows, rows)``: whole numbers, of which no two of a
-    window are equal. Pairs with rows that are none come last, and nobody is a pair with itself."""
+    """The preference of pairs, ``(windows, rows, rows)``: integers, distinct within a window.
+
+    Pairs with padding rows come last, and no row is paired with itself.
+    """
     windows, rows, _ = shared.shape
     device = shared.device
     stored = shared.diagonal(dim1=1, dim2=2)
@@ -204,20 +206,22 @@ def _weights(shared: Tensor, majors: int, nnz: int, blocks: int) -> Tensor:
 
 
 def in_no_order(rows: int, device: torch.device) -> Tensor:
-    """``(rows, rows)``: below ``rows`` squared, symmetric, for pairs of equal weight. By the order
-    of the rows each would prefer the same one."""
+    """``(rows, rows)``: symmetric tie-breakers below ``rows`` squared for pairs of equal weight.
+
+    With ties broken in row order, all rows would prefer the same one.
+    """
     row = torch.arange(rows, device=device)
     number = torch.minimum(row, row.unsqueeze(1)) * rows + torch.maximum(row, row.unsqueeze(1))
     return number * 2654435761 % rows**2
 
 
 def match(weights: Tensor, rounds: int) -> Tensor:
-    """The partner of each row, ``(windows, rows)``; what is left after the rounds is paired as it
-    comes.
+    """The partner of each row, ``(windows, rows)``.
+
+    Rows left after the rounds are paired in order.
 
     Args:
-        weights: ``(windows, rows, rows)``, symmetric, the diagonal :data:`NO_PAIR`. They are used
-            up.
+        weights: ``(windows, rows, rows)``, symmetric, the diagonal :data:`NO_PAIR`. Overwritten.
         rounds: each usually matches about half of the rows that are left.
     """
     partner = match_some(weights, rounds)
@@ -229,7 +233,7 @@ def match(weights: Tensor, rounds: int) -> Tensor:
 
 
 def match_some(weights: Tensor, rounds: int) -> Tensor:
-    """Likewise, but what is left has -1; a weight of :data:`NO_PAIR` matches nobody."""
+    """Like :func:`match`, but rows left have -1; a weight of :data:`NO_PAIR` never matches."""
     windows, rows, _ = weights.shape
     row = torch.arange(rows, device=weights.device).expand(windows, rows)
     partner = torch.full_like(row, -1)

@@ -1,6 +1,6 @@
 """How CUDA kernels cut a pattern: panels of block rows, and slabs of block columns.
 
-Both the index of a pattern (:mod:`jitsparse.layout`) and the choice of a kernel need to know;
+Both the index of a pattern (:mod:`jitsparse.layout`) and the choice of a kernel depend on it;
 this module does not import torch.
 """
 
@@ -24,17 +24,17 @@ PANEL = 128
 """Rows (or columns) of a panel, in elements: the tile height of the tensor-core kernels."""
 
 TALL_PANEL = 192
-"""Likewise of the Hopper kernel with three warpgroups, for blocks of 64: any three rows of them."""
+"""The same for the Hopper kernel with three warpgroups: any three block rows of 64."""
 
 PAIRED = 64
-"""Height of blocks of which a panel of :data:`PANEL` rows is any two rows (:mod:`jitsparse.pairs`):
-as high as what a warpgroup multiplies."""
+"""Height of blocks for which a panel of :data:`PANEL` rows is any two block rows
+(:mod:`jitsparse.pairs`): as high as what a warpgroup multiplies."""
 
 PAIRED_AMONG = 128
-"""Rows of blocks that follow on one another and may be paired."""
+"""Consecutive block rows that may be paired."""
 
 TRIPLED_AMONG = 126
-"""Likewise for three in a panel of :data:`TALL_PANEL` rows: a multiple of three, and even."""
+"""The same for three in a panel of :data:`TALL_PANEL` rows: a multiple of three, and even."""
 
 SLAB = 64
 """Depth of a stage of the Hopper kernels, in elements."""
@@ -50,13 +50,17 @@ HOPPER_BLOCK = 16
 
 
 def has_tall(extent: int, depth: int) -> bool:
-    """Whether blocks of this height and depth have panels of :data:`TALL_PANEL` rows: a warpgroup
-    multiplies one of them as it stands, and none is deeper than a slab."""
+    """Whether blocks of this height and depth have panels of :data:`TALL_PANEL` rows.
+
+    A warpgroup multiplies one such block as it is, and none is deeper than a slab.
+    """
     return extent == 64 and HOPPER_BLOCK <= depth <= SLAB
 
 
 def has_condensed(depth: int) -> bool:
-    """Whether the block columns of a slab may be any: where blocks are less deep than the
-    shallowest slab, so that every slab has several. (A slab of 32 is one block column of 32, and as
-    fast as one of two that are condensed.)"""
+    """Whether a slab may have any block columns, not just adjacent ones.
+
+    That is where blocks are less deep than the shallowest slab, so that every slab has several. (A
+    slab of 32 is one block column of 32, and as fast as a condensed one of two.)
+    """
     return HOPPER_BLOCK <= depth < MIN_DEPTH

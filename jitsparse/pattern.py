@@ -63,10 +63,10 @@ class Pattern:
             each block, strictly increasing within a block row.
 
     Indices are stored as int32 (int64 ones are converted; int32 ones are kept, not copied, and must
-    not be written to any more).
+    not be written to afterwards).
     Construction reads the indices on the host, to check them, to measure what the choice of a
-    kernel depends on, and for a GPU to work out in which orders kernels walk the blocks
-    (:mod:`jitsparse.indexing`); later use reads nothing.
+    kernel depends on, and for a GPU to compute the orders in which kernels walk the blocks
+    (:mod:`jitsparse.indexing`); later uses read nothing.
 
     Two patterns are equal if they store the same blocks of the same matrix on the same device;
     comparing patterns on a GPU therefore waits for it, hashing one does not.
@@ -91,7 +91,7 @@ class Pattern:
     index: Tensor
     """Every order in which kernels walk the blocks, packed (:mod:`jitsparse.layout`)."""
     _host: indexing.HostIndices | None
-    """Of a pattern on a GPU: its indices in the host's memory, unless they could not be read."""
+    """Host copy of the indices of a pattern on a GPU, unless they could not be read."""
     traits: int
     """What the pattern tells the choice of a kernel (:mod:`jitsparse.traits`); 0 if nothing."""
 
@@ -120,8 +120,10 @@ class Pattern:
         traits: int | None = None,
         host: indexing.HostIndices | None = None,
     ) -> Pattern:
-        """A pattern whose indices are known to be valid, and may be in the host's memory, too: with
-        its traits and these, nothing is read there."""
+        """A pattern whose indices are known to be valid.
+
+        Given its traits and a host copy of the indices, nothing is read on the host.
+        """
         pattern = cls.__new__(cls)
         pattern._store(shape, block_size, crow, col, traits, host)
         return pattern
@@ -136,7 +138,7 @@ class Pattern:
         host: indexing.HostIndices | None = None,
     ) -> None:
         if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():
-            # Training may use the pattern later, and cannot save tensors of inference.
+            # Training may use the pattern later, and autograd cannot save inference tensors.
             with torch.inference_mode(False):
                 crow, col = (each.clone() if each.is_inference() else each for each in (crow, col))
                 return self._store(shape, block_size, crow, col, traits, host)
@@ -160,8 +162,10 @@ class Pattern:
         attach_traits(self.index, self.traits)
 
     def _measure(self, facts: list[int] | None) -> int:
-        """The traits, by facts if these are known; 0 where the indices cannot be read. Even their
-        number may be unknown."""
+        """The traits, from ``facts`` if known; 0 where the indices cannot be read.
+
+        Even their number may be unknown there.
+        """
         if not is_readable(self.col_indices):
             return 0
         nnz = self.nnz_blocks
@@ -182,7 +186,7 @@ class Pattern:
         block_size: int | Sequence[int],
         shape: Sequence[int] | None = None,
     ) -> Pattern:
-        """Pattern of the true entries of a mask that has one entry a block.
+        """Pattern of the true entries of a mask with one entry per block.
 
         Args:
             mask: ``(R, C)`` bool.
@@ -235,8 +239,8 @@ class Pattern:
             shape: ``(rows, cols)`` of the matrix in elements.
 
         Raises:
-            PatternError: if the coordinates are no such tensors, lie outside of the matrix or name
-                a block twice, or shape or block size is illegal.
+            PatternError: if the coordinates are not such tensors, lie outside the matrix or name a
+                block twice, or shape or block size is illegal.
 
         Example:
             >>> import torch, jitsparse as js
@@ -272,7 +276,7 @@ class Pattern:
 
         Raises:
             PatternError: if the density is not in [0, 1], or shape or block size is illegal.
-            ArgumentError: if the generator is none.
+            ArgumentError: if the generator is not one of torch's.
         """
         check_generator(generator)
         size, block = as_shape(shape), as_block_size(block_size)
@@ -325,15 +329,17 @@ class Pattern:
 
     @property
     def _rows(self) -> Tensor:
-        """:attr:`row_indices`, not copied: a part of the index, which kernels read."""
+        """:attr:`row_indices` without a copy: a view of the index, which kernels read."""
         return self._part("row_indices")
 
     # -- derived patterns -----------------------------------------------------------------------
 
     @property
     def T(self) -> Pattern:
-        """The pattern of the transposed matrix, in its own row-major order. Made once; its own
-        ``T`` is this pattern, as long as that is held."""
+        """The pattern of the transposed matrix, in its own row-major order.
+
+        Made once; its own ``T`` is this pattern, as long as this one is alive.
+        """
         made: Pattern | None = self.__dict__.get("_transposed")
         if made is None and "_transposed_from" in self.__dict__:
             made = self.__dict__["_transposed_from"]()
@@ -359,35 +365,35 @@ class Pattern:
         )
 
     def to(self, device: torch.device | str) -> Pattern:
-        """This pattern on ``device``; itself if it is there already."""
-        where = torch.device(device)  # no dtype: that would round indices
+        """This pattern on ``device``; itself if it is already there."""
+        where = torch.device(device)  # not a dtype: that would round indices
         crow = self.crow_indices.to(where)
         if crow is self.crow_indices:
             return self
         col = self.col_indices.to(where)
         host = self._host
-        if self.device.type == "cpu":  # in memory of its own: somebody else's may change
+        if self.device.type == "cpu":  # copied: the caller's memory may change
             host = self.crow_indices.clone(), self.col_indices.clone()
         return Pattern._trusted(self.shape, self.block_size, crow, col, self.traits, host)
 
     def cpu(self) -> Pattern:
-        """As ``to("cpu")``."""
+        """Same as ``to("cpu")``."""
         return self.to("cpu")
 
     def cuda(self, device: torch.device | str | int | None = None) -> Pattern:
-        """As ``to(device)``, by default the current GPU."""
+        """Same as ``to(device)``, by default the current GPU."""
         return self.to(torch.device("cuda") if device is None else torch.device(device))
 
     def __or__(self, other: Pattern) -> Pattern:
-        """The blocks of either pattern, of one shape, block size and device."""
+        """The blocks of either pattern; shape, block size and device must agree."""
         return self._union("|", other)
 
     def __and__(self, other: Pattern) -> Pattern:
-        """The blocks of both patterns, of one shape, block size and device."""
+        """The blocks in both patterns; shape, block size and device must agree."""
         return self._combined("&", other, lambda a, b: a[torch.isin(a, b, assume_unique=True)])
 
     def __sub__(self, other: Pattern) -> Pattern:
-        """The blocks of this pattern that another, of one shape, block size and device, lacks."""
+        """The blocks not in ``other``; shape, block size and device must agree."""
         return self._combined("-", other, lambda a, b: a[~torch.isin(a, b, assume_unique=True)])
 
     def __invert__(self) -> Pattern:
@@ -398,11 +404,11 @@ class Pattern:
         """The pattern of some of the blocks.
 
         Args:
-            blocks: ``(n,)`` int32 or int64, numbers of blocks in the order of ``values``, each
-                once, in any order; or ``(nnz_blocks,)`` bool.
+            blocks: ``(n,)`` int32 or int64, positions of blocks in ``values``, each once, in any
+                order; or ``(nnz_blocks,)`` bool.
 
         Raises:
-            PatternError: they are neither, there is no such block, or one is named twice.
+            PatternError: if they are neither, or a block does not exist or is named twice.
 
         Example:
             >>> import jitsparse as js
@@ -422,7 +428,7 @@ class Pattern:
     def _combined(
         self, operator: str, other: Pattern, combine: Callable[[Tensor, Tensor], Tensor]
     ) -> Pattern:
-        """The pattern at what two lists of positions, each in order, combine to, in order."""
+        """The pattern of the sorted positions that ``combine`` makes of two sorted lists."""
         if not isinstance(other, Pattern):
             return NotImplemented
         facts = [(each.shape, each.block_size, each.device) for each in (self, other)]
@@ -436,7 +442,7 @@ class Pattern:
         return Pattern._trusted(self.shape, self.block_size, *compressed(positions, self.grid))
 
     def _require_data(self, function: str) -> None:
-        """PatternError on the meta device, where a pattern has no places."""
+        """Raise PatternError on the meta device, where positions are unknown."""
         if self.device.type == "meta":
             raise PatternError(
                 f"{function} needs to know where the blocks are, and {self!r} does not: do it to "
@@ -444,7 +450,7 @@ class Pattern:
             )
 
     def _positions(self) -> Tensor:
-        """``(nnz_blocks,)`` int64: the row-major number of each block in the grid, in order."""
+        """``(nnz_blocks,)`` int64: the row-major position of each block in the grid, sorted."""
         return self._rows.long() * self.grid[1] + self.col_indices
 
     def to_mask(self) -> Tensor:
@@ -459,16 +465,16 @@ class Pattern:
         """Map of the pattern in ASCII, at most ``max_rows`` lines of ``max_cols`` characters.
 
         A character stands for one block, or for several neighbouring ones where the pattern is
-        larger than the map: ``.`` none of them is stored, ``-`` under a third, ``+`` under two
+        larger than the map: ``.`` if none of them is stored, ``-`` under a third, ``+`` under two
         thirds, ``*`` more, ``#`` all of them. Reads the pattern on the host.
 
         Raises:
-            ArgumentError: if there is to be no line or no character.
+            ArgumentError: if ``max_rows`` or ``max_cols`` is not an int above 0.
         """
         return character_map(self, max_rows, max_cols)
 
     def spy(self, ax: Axes | None = None) -> Axes:
-        """Draw the pattern, one cell a block, with matplotlib; returns the axes.
+        """Draw the pattern, one cell per block, with matplotlib; returns the axes.
 
         Args:
             ax: axes to draw on; by default those of a new figure.
@@ -496,7 +502,7 @@ class Pattern:
             return NotImplemented
         return (
             self._facts() == other._facts()
-            and self.device.type != "meta"  # which has no data to compare
+            and self.device.type != "meta"  # no data to compare
             and torch.equal(self.crow_indices, other.crow_indices)
             and torch.equal(self.col_indices, other.col_indices)
         )
@@ -517,7 +523,7 @@ class Pattern:
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Pattern:
-        # Immutable, so itself; but a mode that replaces every tensor of what is copied is asked.
+        # Immutable, so no copy is made, unless a mode replaces every tensor that is copied.
         indices = (self.crow_indices,)
         if has_torch_function(indices):
             replaced: Pattern = handle_torch_function(Pattern.__deepcopy__, indices, self, memo)
@@ -526,13 +532,13 @@ class Pattern:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Without the index: it is derived, and its parts differ between CPU and CUDA, so a pattern
-        # that is loaded with map_location has to build its own.
+        # loaded with map_location has to build its own.
         state = (self.shape, self.block_size, self.crow_indices, self.col_indices)
         return restoring.restore_pattern, state
 
 
 def compressed(positions: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """crow and col of blocks at row-major positions in a grid, which are in order."""
+    """crow and col of blocks at sorted row-major positions in a grid."""
     rows = torch.arange(grid[0] + 1, device=positions.device) * grid[1]
     return torch.searchsorted(positions, rows), positions % max(grid[1], 1)
 

@@ -2,8 +2,8 @@
 
 The functions take what the registered operations take (:mod:`jitsparse.ops`) and are differentiable
 by torch itself. They work on the dense matrix, so they cost a dense product whatever the density:
-the answer is right everywhere, the speed is not the point. Where no C++ compiler is installed the
-CPU operations run on them, after one warning.
+correct everywhere, but slow. Where no C++ compiler is installed, the CPU operations run on them,
+after one warning.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def expand(values: Tensor, row: Tensor, col: Tensor, shape: tuple[int, int]) -> 
     Args:
         values: ``(nnz, block_rows, block_cols)``.
         row, col: ``(nnz,)`` block coordinates.
-        shape: ``(rows, cols)``; what blocks hold past it is dropped.
+        shape: ``(rows, cols)``; elements of blocks past it are dropped.
     """
     block_rows, block_cols = values.shape[1:]
     grid = div_up(shape[0], block_rows), div_up(shape[1], block_cols)
@@ -99,12 +99,12 @@ def expand(values: Tensor, row: Tensor, col: Tensor, shape: tuple[int, int]) -> 
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """``tensor`` at the precision of sums: at least float32. Only results are rounded to less."""
+    """``tensor`` in accumulation precision: at least float32. Only results are rounded to less."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def _matrix(values: Tensor, index: Tensor, rows: int, cols: int) -> Tensor:
-    """The matrix as stored, dense, at the precision of sums."""
+    """The matrix as stored, dense, in accumulation precision."""
     nnz, block_rows, block_cols = values.shape
     row, col = coordinates(index, rows, cols, nnz, (block_rows, block_cols))
     return expand(_wide(values), row, col, (rows, cols))

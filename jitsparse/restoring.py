@@ -1,8 +1,8 @@
-"""What the pickle of a pattern or a matrix calls, also in ``torch.load``, which reads no more than
-tensors and what it has been told is safe: these two check all that a file brings.
+"""Functions that the pickle of a pattern or a matrix calls, in ``torch.load`` too.
 
-This module imports neither torch nor what imports it, so that torch can be told as soon as both it
-and the package are imported.
+``torch.load`` reads only tensors and what is registered as safe: these two check everything in a
+file. This module imports neither torch nor modules that do, so that torch can be told as soon as
+both it and the package are imported.
 """
 
 from __future__ import annotations
@@ -66,8 +66,11 @@ def _is_loading_legacy() -> bool:
 
 
 def allow() -> None:
-    """Have ``torch.load(..., weights_only=True)`` call these functions: now if torch is imported,
-    or else when it is, since a program may use no name of this package before it loads a file."""
+    """Have ``torch.load(..., weights_only=True)`` call these functions.
+
+    Now if torch is imported, else when it is, since a program may use no name of this package
+    before it loads a file.
+    """
     upon_import("torch", _tell)
 
 

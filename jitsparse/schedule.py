@@ -65,7 +65,7 @@ def build_index(
         _Side("row", rows, cols, row_indices, col64, block_size[0]),
         _Side("col", cols, rows, col64, row_indices, block_size[1]),
     )
-    walked: dict[str, Steps] = {}  # at one pace, by the part that holds the panels
+    walked: dict[str, Steps] = {}  # to keep pace, by the part that holds their panels
     for side in sides:
         panelled = _put_panels(index, side)
         if not index.layout.hopper:
@@ -86,7 +86,7 @@ def build_index(
 
 
 class _Index:
-    """The packed tensor while it is filled."""
+    """The packed tensor while it is being filled."""
 
     def __init__(self, layout: IndexLayout, device: torch.device) -> None:
         self.layout = layout
@@ -97,24 +97,24 @@ class _Index:
         self.packed.narrow(0, *self.parts[part]).copy_(data)
 
     def put_prefix(self, part: str, steps: Tensor) -> None:
-        """Of an array whose length is the upper bound Z, as much as the part has room for."""
+        """Put as much of an array of the upper-bound length Z as the part has room for."""
         self.put(part, steps.flatten()[: self.parts[part][1]])
 
     def walk(self, side: _Side, part: str, pointers: Tensor, starts: Tensor, across: int) -> Steps:
-        """Steps that are in the index, of panels that are not yet."""
+        """Steps that are already in the index, of panels that are not."""
         listed, order = self.layout.view(self.packed, part).view(-1, 4), _longest_first(pointers)
         nnz, minors, extent = side.major.numel(), side.minors, side.extent
         return Steps(listed, pointers, order, starts, nnz, minors, across, extent)
 
 
 class _Side(NamedTuple):
-    """The blocks as panels along one side see them: of the rows, or of the columns.
+    """The blocks as seen by panels along one side: of the rows, or of the columns.
 
     Attributes:
         name: ``"row"`` or ``"col"``.
         majors, minors: blocks along the side and across it.
         major, minor: ``(Z,)`` int64, the coordinates of each block.
-        extent: of a block along the side.
+        extent: size of a block along the side.
     """
 
     name: str
@@ -130,9 +130,9 @@ class _Panelled(NamedTuple):
 
     Attributes:
         group: block rows of a panel.
-        placed: ``(Z,)`` the place of each block's row in the order of the panels.
-        starts: the rows where each panel begins.
-        steps, pointers, blocks: as :func:`_panels` has them.
+        placed: ``(Z,)``: the place of each block's row in the order of the panels.
+        starts: where each group of 64 rows of a panel begins.
+        steps, pointers, blocks: as returned by :func:`_panels`.
     """
 
     group: int
@@ -157,7 +157,7 @@ def _put_panels(index: _Index, side: _Side) -> _Panelled:
 
 
 def _put_slabs(index: _Index, side: _Side, kind: str, panelled: _Panelled) -> Steps:
-    """Panels whose steps are slabs; ``"tall"`` ones have three block rows, any."""
+    """Panels whose steps are slabs; ``"tall"`` ones have any three block rows."""
     placed, starts = panelled.placed, panelled.starts
     if kind == "tall":
         tripled = triple_rows(side.major, side.minor, side.majors, side.minors)
@@ -184,7 +184,7 @@ def _put_condensed(index: _Index, side: _Side, panelled: _Panelled) -> None:
     part = f"{side.name}_condensed_steps"
     index.put_prefix(part, steps)
     index.put(f"{side.name}_condensed_blocks", blocks)
-    # In no common order: no two panels have a slab. (With the columns in an order that sets share:
+    # In no common order: no two panels share a slab. (With the columns in an order that sets share:
     # 0.98 to 1.01 times as fast.)
     walked = index.walk(side, part, pointers, panelled.starts, slabs.across)
     index.put(f"{side.name}_condensed_panels", _rows_of_panels(walked).flatten())
@@ -214,8 +214,8 @@ def _panels(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Steps ``(Z, 4)``, panel pointers and block order for panels of ``down`` major indices.
 
-    A step covers ``across`` minor indices; down * across is 32 at most. The number of steps depends
-    on the pattern's values, so the steps fill a prefix of an array of the upper bound Z; the
+    A step covers ``across`` minor indices; down * across is at most 32. The number of steps depends
+    on the pattern's values, so the steps fill a prefix of an array of upper-bound length Z; the
     pointers say how long the prefix is, and nothing is read on the host.
     """
     nnz, device = major.numel(), major.device
@@ -241,7 +241,7 @@ def _panels(
 
 
 def _ranks_in_panels(steps: Tensor, pointers: Tensor, order: Tensor, panel: Tensor) -> Tensor:
-    """``(Z,)``: which of its panel's steps a block belongs to, the first being 0.
+    """``(Z,)``: which of its panel's steps a block belongs to, counting from 0.
 
     Args:
         steps, pointers, order: what :func:`_panels` returned.
@@ -253,21 +253,20 @@ def _ranks_in_panels(steps: Tensor, pointers: Tensor, order: Tensor, panel: Tens
 
 
 def _longest_first(pointers: Tensor) -> Tensor:
-    """The panels, those with most steps first; or rows, by their blocks."""
+    """The panels, those with the most steps first; or rows, by their blocks."""
     return torch.argsort(pointers[:-1] - pointers[1:], stable=True)
 
 
 def _starts(panels: int, device: torch.device) -> Tensor:
-    """``(panels, 3)``: where the two 64 rows begin of panels that follow one another, in units of
-    64, and 0."""
+    """``(panels, 3)``: where both groups of 64 rows of consecutive panels begin, in 64s, and 0."""
     return pad(torch.arange(2 * panels, device=device).view(-1, 2), (0, 1))
 
 
 def _rows_of_panels(each: Steps) -> Tensor:
-    """``(P, PANEL_WORDS)``: of a panel (first step, end, 0, 0), where each 64 of its rows begin, 0,
-    and its first steps.
+    """``(P, PANEL_WORDS)``: the words of each panel.
 
-    These are there once more, so that a CTA knows what to copy first with one read.
+    They are (first step, end, 0, 0), where each group of 64 rows begins, 0, and a copy of its first
+    steps, so that a CTA knows what to copy first with one read.
     """
     panel, steps = each.panels, each.steps
     begin, end = each.pointers[:-1][panel], each.pointers[1:][panel]

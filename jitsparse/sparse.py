@@ -32,26 +32,26 @@ __all__ = ["BlockSparse", "random"]
 
 
 class BlockSparse:
-    """A block-sparse matrix: the values of the stored blocks, and the pattern they lie on.
+    """A block-sparse matrix: the values of the stored blocks, and their pattern.
 
     Args:
-        values: ``(nnz_blocks, block_rows, block_cols)``, the blocks in the pattern's order. Kept,
-            not copied, if contiguous. Elements past the edge of the matrix are padding: they must
-            be finite, also in the dtype of autocast, and zero if you read blocks directly (their
-            norms, say). What is computed has zeros there.
+        values: ``(nnz_blocks, block_rows, block_cols)``, the blocks in the pattern's order. Kept
+            without a copy if contiguous. Elements past the edge of the matrix are padding: they
+            must be finite, in the dtype of autocast too, and zero if you read blocks directly
+            (their norms, say). Computed values are zero there.
         pattern: where the blocks are.
 
     ``a.T`` is the transposed matrix on the same values: nothing is copied. ``values`` and
-    ``pattern`` are always as stored, ``transposed`` says how they are read, ``shape`` is that of
-    the matrix as it is read. Gradients arrive in ``values.grad``.
+    ``pattern`` describe the matrix as stored, ``transposed`` says whether it is read transposed,
+    and ``shape`` is its shape as read. Gradients arrive in ``values.grad``.
 
     ``a @ x`` and ``x @ a`` are :func:`~jitsparse.dsd` and :func:`~jitsparse.dds`, and so are
-    ``torch.matmul``, ``mm`` and ``mv``; ``F.linear(x, a)`` is :func:`~jitsparse.linear`. Inside
-    ``torch.compile(fullgraph=True)``, which does not trace the operator of a class, write the
-    former, or from torch 2.11 on the functions of torch.
-    ``a + b`` and ``a - b`` have the blocks of both.
-    ``2 * a``, ``a / 2`` and ``-a`` have the same pattern. ``==`` compares identity, as there is no
-    matrix of truth values; compare patterns and values.
+    ``torch.matmul``, ``mm`` and ``mv``; ``F.linear(x, a)`` is :func:`~jitsparse.linear`.
+    ``torch.compile(fullgraph=True)`` does not trace the operators of a class: call ``dsd`` and
+    ``dds`` there, or from torch 2.11 on the functions of torch.
+    ``a + b`` and ``a - b`` store the blocks of either operand.
+    ``2 * a``, ``a / 2`` and ``-a`` keep the pattern. ``==`` compares identity, since there is no
+    block-sparse bool matrix; compare patterns and values.
 
     Raises:
         ArgumentError: if the values do not fit the pattern.
@@ -85,7 +85,7 @@ class BlockSparse:
         hold(self, "shape", shape)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Kernels trust that the values are as many as the pattern has blocks.
+        # Kernels trust that values and pattern have the same number of blocks.
         if name == "values":
             _check_values(value, self.pattern)
             value = value.contiguous()
@@ -94,7 +94,7 @@ class BlockSparse:
                 f"{name} of a BlockSparse cannot be set; build another one: "
                 "BlockSparse(values, pattern), or a.T for the transposed matrix"
             )
-        elif name == "_is_param":  # how torch marks what is a Parameter and no Tensor of its own
+        elif name == "_is_param":  # how nn.Parameter marks tensors of other classes
             raise ArgumentError(
                 "a BlockSparse is no Tensor, so a module would not register it: "
                 "nn.Parameter(a.values) and BlockSparse(values, pattern) in forward, or "
@@ -145,15 +145,16 @@ class BlockSparse:
         return dense.mT if self.transposed else dense
 
     def with_pattern(self, pattern: Pattern) -> BlockSparse:
-        """This matrix on another pattern: blocks that both store, bit for bit, and zeros in those
-        that only the other one stores; differentiable.
+        """This matrix on another pattern; differentiable.
+
+        Blocks in both patterns are kept bit for bit; blocks only in the new one are zero.
 
         Args:
-            pattern: of the matrix as it is stored, as :attr:`pattern` is, of the same shape, block
+            pattern: for the matrix as stored, like :attr:`pattern`, with the same shape, block
                 size and device.
 
         Raises:
-            ArgumentError: if it is no such pattern.
+            ArgumentError: if it is not such a pattern.
 
         Example:
             >>> import torch, jitsparse as js
@@ -167,13 +168,13 @@ class BlockSparse:
         return self._with(clear_edge(self._values_on(pattern), pattern), pattern)
 
     def with_values(self, values: Tensor) -> BlockSparse:
-        """Other values on the same blocks, read as these are, also if they are transposed.
+        """Other values on the same blocks; transposed if this matrix is.
 
         Args:
-            values: of the shape of :attr:`values`, in their order.
+            values: with the shape and block order of :attr:`values`.
 
         Raises:
-            ArgumentError: if they are none of the pattern.
+            ArgumentError: if they do not fit the pattern.
 
         Example:
             >>> import jitsparse as js
@@ -193,22 +194,22 @@ class BlockSparse:
         shape: Sequence[int],
         block_size: int | Sequence[int],
     ) -> BlockSparse:
-        """From single elements, in any order: a graph, or what finite elements are assembled from.
+        """From single elements, in any order: a graph, or a finite-element assembly.
 
-        Every block in which an element lies is stored, also if that is zero. No dense matrix is
-        made; the same elements give the same bits, on a GPU, too. Indices are read.
+        Every block that contains an element is stored, even if the element is zero. No dense matrix
+        is made; the same elements give the same bits, on a GPU too. Reads the indices on the host.
 
         Args:
-            rows, cols: ``(n,)`` int32 or int64 on one device: where each element is.
-            values: ``(n,)`` float64, float32, float16 or bfloat16 on that device. Elements in one
-                place are summed, at least in float32. Differentiable.
+            rows, cols: ``(n,)`` int32 or int64 on one device: the position of each element.
+            values: ``(n,)`` float64, float32, float16 or bfloat16 on that device. Duplicates are
+                summed, in float32 or wider. Differentiable.
             shape: ``(rows, cols)`` of the matrix; need not be a multiple of the block.
             block_size: an int or a pair.
 
         Raises:
-            PatternError: if rows and cols are no such tensors or lie outside of the matrix, or
+            PatternError: if rows and cols are not such tensors or point outside the matrix, or
                 shape or block size is illegal.
-            ArgumentError: if the values are no such tensor.
+            ArgumentError: if ``values`` is not such a tensor.
 
         Example:
             >>> import torch, jitsparse as js
@@ -221,16 +222,17 @@ class BlockSparse:
 
     @classmethod
     def from_sparse(cls, tensor: Tensor, block_size: int | Sequence[int]) -> BlockSparse:
-        """From the elements of a sparse torch tensor of any layout, as :meth:`from_coo` takes them;
-        copied, and differentiable, though torch (2.13) keeps no gradient in a leaf that is CSC, BSR
-        or BSC. :meth:`from_bsr` shares the blocks of a BSR tensor.
+        """From the elements of a sparse torch tensor of any layout, as in :meth:`from_coo`.
+
+        Elements are copied. Differentiable, though torch (2.13) keeps no gradient in a CSC, BSR or
+        BSC leaf. :meth:`from_bsr` shares the blocks of a BSR tensor.
 
         Args:
             tensor: ``(rows, cols)``, a sparse matrix; COO ones need not be coalesced.
             block_size: an int or a pair.
 
         Raises:
-            ArgumentError: if it is no sparse matrix, or its dtype is none that a matrix can have.
+            ArgumentError: if it is not a sparse matrix, or its dtype is not supported.
             PatternError: if the block size is not supported.
 
         Example:
@@ -262,24 +264,24 @@ class BlockSparse:
     def from_scipy(cls, matrix: Any, block_size: int | Sequence[int] | None = None) -> BlockSparse:
         """From an array or a matrix of ``scipy.sparse``.
 
-        A ``bsr_array`` or ``bsr_matrix`` is taken over with its blocks, sharing its values.
-        SciPy's own conversions leave the blocks of a row in any order; such a matrix is copied in
-        the right one. So is an array that torch cannot hold as it lies in memory, because it is
-        read-only, say. SciPy's in-place methods (``eliminate_zeros``, ``sum_duplicates``,
-        ``prune``, ``sort_indices``) move blocks in the shared memory under the indices of this
-        matrix: give them a copy, ``matrix.copy()``.
+        A ``bsr_array`` or ``bsr_matrix`` keeps its blocks, and its values are shared. SciPy's own
+        conversions leave the blocks of a row unsorted; such a matrix is sorted in a copy. Arrays
+        that torch cannot share (read-only ones, say) are copied, too. SciPy's in-place methods
+        (``eliminate_zeros``, ``sum_duplicates``, ``prune``, ``sort_indices``) move blocks in the
+        shared memory without updating this matrix's indices: call them on a copy,
+        ``matrix.copy()``.
 
-        Of other formats, and for other blocks, the elements are copied as :meth:`from_coo` takes
-        them; the shape need not be a multiple of the block then.
+        From other formats, or into other block sizes, elements are copied as in :meth:`from_coo`;
+        the shape need not be a multiple of the block then.
 
         Args:
             matrix: of float64 or float32.
             block_size: an int or a pair; by default that of the BSR matrix.
 
         Raises:
-            ArgumentError: if it is no such matrix, has integers or a dtype that torch lacks, or has
-                no blocks and no ``block_size`` is given.
-            PatternError: if the block size is not supported, or a block is there twice.
+            ArgumentError: if it is not such a matrix, has integers or a dtype that torch lacks, or
+                has no blocks and no ``block_size`` is given.
+            PatternError: if the block size is not supported, or a block is stored twice.
 
         Example:
             >>> import numpy as np, scipy.sparse, jitsparse as js
@@ -292,8 +294,8 @@ class BlockSparse:
         """As a ``scipy.sparse.bsr_array``, sharing values if this matrix is on the CPU.
 
         SciPy's in-place methods (``eliminate_zeros``, ``sum_duplicates``, ``prune``,
-        ``sort_indices``) move blocks in the shared memory under the indices of this matrix: call
-        them on a copy, ``a.to_scipy().copy()``.
+        ``sort_indices``) move blocks in the shared memory without updating this matrix's indices:
+        call them on a copy, ``a.to_scipy().copy()``.
 
         Raises:
             ArgumentError: if the shape is not a multiple of the block size, or NumPy lacks the
@@ -304,9 +306,9 @@ class BlockSparse:
     def to_linear_operator(self) -> LinearOperator:
         """As a ``scipy.sparse.linalg.LinearOperator``, for ``cg``, ``gmres``, ``eigsh``, ``svds``.
 
-        It multiplies with the values that the matrix has now, shared, in any shape, and records no
-        gradients. Products are computed and returned in the dtype of the matrix whatever that of
-        the operand is: for a solver in float64, ``a.to(torch.float64).to_linear_operator()``.
+        It shares the values that the matrix has now, of any shape, and records no gradients.
+        Products are computed and returned in the dtype of the matrix, whatever the operand's dtype:
+        for a solver in float64, use ``a.to(torch.float64).to_linear_operator()``.
 
         Raises:
             ArgumentError: if the matrix is neither float64 nor float32, or not on the CPU.
@@ -321,7 +323,7 @@ class BlockSparse:
         return linear_operator.linear_operator(self)
 
     def _row_major(self, destination: str) -> tuple[Tensor, Tensor, Tensor]:
-        """crow, col and values of the matrix as it is read."""
+        """crow, col and values of the matrix as read."""
         pattern = self.pattern
         if pattern.has_edge:
             rows, cols = (g * b for g, b in zip(pattern.grid, pattern.block_size, strict=True))
@@ -337,7 +339,7 @@ class BlockSparse:
         """The values of the transposed matrix in its own row-major order."""
         return self.values[self.pattern._part("perm").long()].mT.contiguous()
 
-    # -- what a tensor has ----------------------------------------------------------------------
+    # -- tensor-like attributes -----------------------------------------------------------------
 
     @property
     def dtype(self) -> torch.dtype:
@@ -353,7 +355,7 @@ class BlockSparse:
 
     @property
     def block_size(self) -> tuple[int, int]:
-        """``(block_rows, block_cols)`` of the matrix as it is read."""
+        """``(block_rows, block_cols)`` of the matrix as read."""
         rows, cols = self.pattern.block_size
         return (cols, rows) if self.transposed else (rows, cols)
 
@@ -368,8 +370,9 @@ class BlockSparse:
         return self.pattern.density
 
     def block_norms(self) -> Tensor:
-        """``(nnz_blocks,)``: the Frobenius norm of each stored block, in the order of ``values``,
-        in float32, of float64 in float64; differentiable.
+        """``(nnz_blocks,)``: the Frobenius norm of each stored block; differentiable.
+
+        In the order of ``values``; float64 for float64 values, else float32.
 
         Example:
             >>> import torch, jitsparse as js
@@ -404,29 +407,28 @@ class BlockSparse:
         return self
 
     def detach(self) -> BlockSparse:
-        """This matrix on the same values without their history."""
+        """This matrix on the same values, detached from the autograd graph."""
         return self._with(self.values.detach(), self.pattern)
 
     def clone(self) -> BlockSparse:
-        """This matrix on a copy of its values, differentiable; the pattern never changes and is
-        the same."""
+        """This matrix on a copy of its values; differentiable. The immutable pattern is shared."""
         return self._with(self.values.clone(), self.pattern)
 
     def cpu(self) -> BlockSparse:
-        """As ``to("cpu")``."""
+        """Same as ``to("cpu")``."""
         return self.to("cpu")
 
     def cuda(self, device: torch.device | str | int | None = None) -> BlockSparse:
-        """As ``to(device)``, by default the current GPU."""
+        """Same as ``to(device)``, by default the current GPU."""
         return self.to("cuda" if device is None else device)
 
     def to(self, *args: Any, **kwargs: Any) -> BlockSparse:
-        """As ``Tensor.to``: another device, another dtype or both; differentiable."""
+        """Like ``Tensor.to``: another device, another dtype or both; differentiable."""
         values = self.values.to(*args, **kwargs)
         if values is self.values:
             return self
         pattern = self.pattern.to(values.device)
-        if values.dtype is not self.values.dtype:  # in which padding may be infinite
+        if values.dtype is not self.values.dtype:  # padding may be infinite in the new one
             values = clear_edge(values, pattern)
         return self._with(values, pattern)
 
@@ -440,7 +442,7 @@ class BlockSparse:
     # -- sums and multiples ---------------------------------------------------------------------
 
     def __add__(self, other: BlockSparse) -> BlockSparse:
-        """On the blocks of either matrix, of one shape, block size and device."""
+        """The sum, on the blocks of either matrix; shape, block size and device must agree."""
         return self._combined("+", other, torch.add)
 
     def __sub__(self, other: BlockSparse) -> BlockSparse:
@@ -460,7 +462,7 @@ class BlockSparse:
         return self._with(clear_edge(combine(*values), pattern), pattern)
 
     def _values_on(self, pattern: Pattern) -> Tensor:
-        """The values on another pattern of the matrix as it is stored."""
+        """The values on another pattern of the matrix as stored."""
         return gather_blocks(self.values, block_positions(pattern, self.pattern))
 
     def __mul__(self, factor: float | Tensor) -> BlockSparse:
@@ -475,17 +477,19 @@ class BlockSparse:
         return self._scaled(-self.values)
 
     def _scaled(self, values: Tensor) -> BlockSparse:
-        # Past the edge zero times infinity was not zero.
+        # Zero padding times infinity is not zero.
         return self._with(clear_edge(values, self.pattern), self.pattern)
 
     # -- products -------------------------------------------------------------------------------
 
-    # NumPy would take a matrix for a scalar of type object.
+    # NumPy would treat a matrix as a scalar of dtype object.
     __array_ufunc__ = None
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        """Refused: NumPy would make an array of one object. SciPy asks for one before it multiplies
-        a matrix of its own by this one."""
+        """Refused: NumPy would make an array of one object.
+
+        SciPy asks for an array before it multiplies one of its own matrices by this one.
+        """
         raise TypeError(
             "a BlockSparse is no array; a.to_dense().numpy(force=True) is one of all elements, and "
             "a.to_scipy() a BSR matrix, which SciPy can multiply"
@@ -511,12 +515,14 @@ class BlockSparse:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """``torch.matmul``, ``mm``, ``mv`` and ``F.linear`` are the operations here; there is no
-        other function of a matrix, unless another class among the operands has one."""
+        """Run ``torch.matmul``, ``mm``, ``mv`` and ``F.linear`` as operations of jitsparse.
+
+        Other functions are refused, unless another class among the operands has one.
+        """
         return torch_functions.call(func, types, args, kwargs or {})
 
     def __getattr__(self, name: str) -> Any:
-        """Of what is missing, what a Tensor has is said to be: ``torch.nn.init`` looks for it."""
+        """Explain a missing attribute that a Tensor has: ``torch.nn.init`` looks for some."""
         if hasattr(Tensor, name):
             raise AttributeError(
                 f"a BlockSparse is no Tensor and has no {name!r}: what leaves zeros zero can be "
@@ -562,11 +568,11 @@ def random(
         density: fraction of the blocks that are stored, 0 to 1.
         dtype: of the values; by default torch's default dtype.
         device: by default torch's default device.
-        generator: source of randomness of pattern and values, drawn on its device.
+        generator: source of randomness for pattern and values, which are drawn on its device.
 
     Raises:
         PatternError: if shape, block size or density is illegal.
-        ArgumentError: if the dtype is none that a matrix can have, or the generator is none.
+        ArgumentError: if the dtype is not supported, or the generator is not one of torch's.
 
     Example:
         >>> import torch, jitsparse as js

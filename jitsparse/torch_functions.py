@@ -27,7 +27,7 @@ def call(
     """What ``BlockSparse.__torch_function__`` returns.
 
     Raises:
-        TypeError: if the function takes no block-sparse matrix, or no such keyword beside one.
+        TypeError: if the function takes no block-sparse matrix, or no such keyword with one.
         ArgumentError: if the operands do not fit each other.
     """
     ours = _FUNCTIONS.get(func)
@@ -78,7 +78,7 @@ def _linear(input: Tensor, weight: BlockSparse | Tensor, bias: Tensor | None = N
 
 
 def _check_axes(name: str, *operands: tuple[BlockSparse | Tensor, int]) -> None:
-    """That each operand has so many, as torch's function wants."""
+    """Check that each operand has as many axes as torch's function requires."""
     for operand, axes in operands:
         if operand.ndim != axes:
             raise ArgumentError(
@@ -103,5 +103,5 @@ _FUNCTIONS: dict[Callable[..., Any], Callable[..., Tensor]] = {
 _KEYWORDS = {"input", "other", "mat2", "vec", "sparse", "dense", "weight", "bias"}
 
 _OPERATOR = (Tensor.matmul, Tensor.__matmul__)
-"""What Dynamo (torch 2.13) takes ``@`` for. Where a matrix is its left operand it has the two
-change places: ``a @ x`` would be ``x @ a``."""
+"""What Dynamo (torch 2.13) turns ``@`` into. Where a matrix is the left operand it swaps the two:
+``a @ x`` would be ``x @ a``."""

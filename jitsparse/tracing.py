@@ -1,11 +1,11 @@
 """Which kernels a model would run, found by running it on tensors that have no data.
 
 A copy of the model, all of whose tensors are fake (torch's ``FakeTensorMode``: shape, strides,
-dtype, device and no memory), runs forward and backward on fake inputs. Every registered operation
-that is called leaves a note of how its operands lie in memory, and from the notes
-:mod:`~jitsparse.kernels.dispatch` makes the very keys that a real call would make. So layers,
+dtype, device and no memory), runs forward and backward on fake inputs. Every call of a registered
+operation records the memory layout of its operands, and from these
+:mod:`~jitsparse.kernels.dispatch` makes the same keys that a real call would make. So layers,
 functions and patterns are found wherever the model uses them, the tensors between them have their
-real strides, nothing is computed, and no GPU is needed for the kernels of one.
+real strides, nothing is computed, and kernels for a GPU are found without one.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ def keys_of_model(
     """The keys of all calls that a model's forward and backward pass make, each once.
 
     Args:
-        model: whose tensors may be anywhere; it is left alone.
-        inputs: its positional arguments. One that is given as a shape is floating-point, contiguous
-            and has a gradient; of a tensor only shape, strides, dtype and ``requires_grad`` count.
+        model: its tensors may be anywhere; it is left unchanged.
+        inputs: its positional arguments. One given as a shape is floating-point, contiguous and
+            requires a gradient; of a tensor only shape, strides, dtype and ``requires_grad`` count.
         device: ``"cpu"`` or ``"cuda"``, where the model will run.
         dtype: of all floating-point tensors of the model and its inputs; by default they keep
-            theirs, and an input that is a shape has that of the model's first parameter.
+            theirs, and an input given as a shape has that of the model's first parameter.
         float32: as for :func:`~jitsparse.kernels.choice.key_on_device`.
-        backward: whether gradients are computed, of what requires one.
+        backward: whether gradients are computed, for what requires one.
 
     Raises:
         ArgumentError: the model cannot be copied, it cannot run on such inputs without data, or it
@@ -71,13 +71,13 @@ def keys_of_model(
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    # Where there is no GPU, torch can pretend to have one ahead of the backward pass only. Then the
-    # tensors between the layers lie as they do on a CPU.
+    # Without a GPU, torch can pretend to have one only until the backward pass. Then the tensors
+    # between the layers have their CPU layout.
     where = device if torch.cuda.is_available() else "cpu"
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = _Fakes(mode, where, dtype)
     listener = _Listener()
-    model = getattr(model, "_orig_mod", model)  # of a compiled one, what was compiled
+    model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     with torch.inference_mode(False), torch.set_grad_enabled(backward), _eagerly():
         with _explained(f"{type(model).__name__} cannot be copied"), fakes, _generators_copied():
             double = copy.deepcopy(model)
@@ -95,7 +95,7 @@ def keys_of_model(
             with _explained(f"{asked} does not run"), listener:
                 outputs = [each for each in tree_leaves(double(*arguments)) if _has_gradient(each)]
                 if outputs:
-                    # A gradient lies as its tensor does, or is copied to lie so.
+                    # A gradient has the layout of its tensor, or is copied to have it.
                     torch.autograd.backward(outputs, [torch.ones_like(each) for each in outputs])
     index = -1 if device == "cpu" else 0
     keys = [key_on_device(key, index, float32) for key in listener.keys()]
@@ -135,12 +135,12 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 class _Fakes(TorchFunctionMode):
-    """Has ``copy.deepcopy`` put a fake in the place of every tensor and every pattern.
+    """Makes ``copy.deepcopy`` replace every tensor and every pattern by a fake.
 
     Args:
-        mode: whose fakes they are.
+        mode: the mode that makes the fakes.
         device: of the fakes.
-        dtype: of those that are floating-point, or None for their own.
+        dtype: of floating-point fakes, or None to keep their own.
     """
 
     def __init__(self, mode: FakeTensorMode, device: str, dtype: torch.dtype | None) -> None:
@@ -155,7 +155,7 @@ class _Fakes(TorchFunctionMode):
         if func is torch.Tensor.__deepcopy__:
             original, memo = args
             return self._once(original, memo)
-        # What copies the data of a Parameter. Layers clone indices, too, which are fakes by then.
+        # It copies the data of a Parameter. Layers clone indices, too, which are already fakes.
         if func is torch.Tensor.clone and not is_fake(args[0]):
             return self.like(args[0])
         if func is Pattern.__deepcopy__:
@@ -168,12 +168,12 @@ class _Fakes(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def like(self, tensor: Tensor) -> Tensor:
-        """A fake that lies in memory as a tensor does, or would after a move or a conversion."""
+        """A fake with the memory layout that a tensor has, or has after a move or conversion."""
         if tensor.layout is not torch.strided:
-            return tensor  # none of ours takes it; what does makes a fake of it
+            return tensor  # no operation of ours takes it; others make a fake of it
         dtype = self.dtype if self.dtype and tensor.is_floating_point() else tensor.dtype
         stays = tensor.dtype == dtype and tensor.device.type == self.device
-        # What is allocated anew begins at a multiple of 16 bytes.
+        # New allocations begin at a multiple of 16 bytes.
         shift = tensor.data_ptr() % 16 // tensor.itemsize if stays else 0
         with self.mode:
             storage = torch.empty(shift + calls.span(tensor), dtype=dtype, device=self.device)
@@ -190,7 +190,7 @@ class _Fakes(TorchFunctionMode):
 
 
 class _TensorLayout(NamedTuple):
-    """How a tensor lies in memory: all of it that the choice of a kernel depends on."""
+    """The memory layout of a tensor, as far as the choice of a kernel depends on it."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -199,14 +199,14 @@ class _TensorLayout(NamedTuple):
     traits: int
 
     def stand_in(self) -> Tensor:
-        """A tensor on the meta device that lies so. Its address is its distance from the start."""
+        """A meta tensor with this layout. Its address is its distance from the start."""
         alike = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
         storage = alike.new_empty(self.offset + calls.span(alike))
         return attach_traits(storage.as_strided(self.shape, self.strides, self.offset), self.traits)
 
 
 class _Listener(TorchDispatchMode):
-    """Notes the calls of registered operations, and lets them go on."""
+    """Records the calls of registered operations, and lets them proceed."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -220,7 +220,7 @@ class _Listener(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def keys(self) -> Iterator[Key]:
-        """Of the calls that were heard, as they would be on the CPU. Outside of all modes."""
+        """Keys of the recorded calls, as on the CPU. Call it outside of all modes."""
         for op, notes in self._heard:
             arguments = (e.stand_in() if isinstance(e, _TensorLayout) else e for e in notes)
             _, key = calls.observe(op, tuple(arguments))
@@ -259,8 +259,10 @@ def _shape(given: object) -> tuple[int, ...] | None:
 
 @contextlib.contextmanager
 def _generators_copied() -> Iterator[None]:
-    """Has ``copy.deepcopy`` copy a torch.Generator as a whole: its state is a tensor, in the place
-    of which a fake would be put."""
+    """Have ``copy.deepcopy`` copy a torch.Generator as a whole.
+
+    Its state is a tensor, which a fake would replace.
+    """
     kinds = copyreg.dispatch_table
     before = kinds.get(torch.Generator)
     kinds[torch.Generator] = lambda generator: (generator.clone_state, ())
@@ -275,7 +277,7 @@ def _generators_copied() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _explained(what: str) -> Iterator[None]:
-    """Whatever the model's own code raises becomes an error that says what was asked of it."""
+    """Turn whatever the model's own code raises into an error that says what was asked of it."""
     try:
         yield
     except Exception as error:
@@ -285,7 +287,7 @@ def _explained(what: str) -> Iterator[None]:
 
 
 def _eagerly() -> contextlib.AbstractContextManager[object]:
-    """Compiled parts of a model run uncompiled; there are none unless the compiler is loaded."""
+    """Run compiled parts of a model uncompiled; there are none unless the compiler is loaded."""
     if "torch._dynamo" not in sys.modules:
         return contextlib.nullcontext()
     stance: contextlib.AbstractContextManager[object] = torch.compiler.set_stance("force_eager")

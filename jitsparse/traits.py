@@ -1,36 +1,36 @@
 """What a pattern tells the choice of a kernel, in one number that is part of a call's key.
 
-From the top: the size classes of rows and columns, 9 bits each, and of stored blocks, 8 bits, then
-the profile.
+From the top bits: the size classes of rows and columns, 9 bits each, and of stored blocks, 8 bits,
+then the profile.
 
 Size classes are quarters of an octave: patterns of nearly the same size share a choice, and a new
-one costs a look into a dictionary. With whole octaves the choice was measurably worse
-(docs/performance.md). Rows and columns have twice as many: apart are those that are *ragged*, no
-multiple of :data:`LINE`, since a dense operand that lies along them has rows that begin within
-cache lines.
+one costs a dictionary lookup. With whole octaves the choice was measurably worse
+(docs/performance.md). Rows and columns have twice as many classes: *ragged* sizes, not a multiple
+of :data:`LINE`, are kept apart, since the rows of a dense operand contiguous along them begin
+within cache lines.
 
 The profile says how the pattern differs from a random one. The Hopper and mma kernels walk panels
 of 128 rows, in slabs of 64 columns or in whole blocks where these are larger, and a product's time
-depends on the *steps* of a panel: slabs that hold a block. Of a random pattern their mean over the
-panels follows from sizes and density, and so does the longest panel. Those that programs have
+depends on the *steps* of a panel: slabs that hold a block. In a random pattern, their mean over the
+panels follows from sizes and density, and so does the longest panel. The patterns of real programs
 differ in two ways, along the rows and along the columns:
 
 clustering
-    Blocks lie together, so panels have fewer steps. A band is an example.
+    Blocks are close together, so panels have fewer steps. A band is an example.
 skew
     Some panels are much longer than others. Rows of power-law length are an example. Counted in
-    block columns rather than slabs, of which dense patterns fill all.
+    block columns rather than slabs, since dense patterns fill all slabs.
 
 Each is the base-2 logarithm of the ratio to a random pattern, quantized to 16 bins and represented
 by the middle of its bin; the lowest bin counts as 0, since chance alone reaches it. The four bin
 numbers are hexadecimal digits: clustering and skew of the rows, then of the columns.
 
-Traits are there to prefer one kernel to another: no result depends on them. They travel on a
-pattern's packed index, as an attribute of that tensor, and not in the operations' arguments: there
-a compiled graph would hold them, and be compiled anew for each layer with other ones. The tensor
-itself comes through autograd, compiled graphs and vmap. Where a copy arrives in its place, or the
-pattern was made where the host cannot read it, there are none: the operation then knows the sizes,
-and takes the pattern for a random one.
+Traits only serve to prefer one kernel to another: no result depends on them. They travel as an
+attribute of a pattern's packed index, not in the operations' arguments: a compiled graph would hold
+these, and be recompiled for each layer with different ones. The tensor itself passes through
+autograd, compiled graphs and vmap. Where a copy arrives in its place, or the pattern was made where
+the host cannot read it, there are no traits: the operation then knows only the sizes, and assumes a
+random pattern.
 """
 
 from __future__ import annotations
@@ -82,15 +82,15 @@ _RAGGED = 4 * LINE
 """Sizes above which the largest of a class is a multiple of :data:`LINE`."""
 
 _COPIED = 8
-"""16-bit elements of the smallest copy: a size that is no multiple of it is not aligned, either."""
+"""16-bit elements of the smallest copy: a size that is not a multiple of it is not aligned."""
 
 _CLUSTERING = (0.0, *(quarters / 4 for quarters in range(2, 17)))
 _SKEW = (0.0, *(eighths / 8 for eighths in (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)))
-"""Where the steps of both begin, as binary logarithms. Skew is finer: the longest panel can be all
-that a CTA does. Of random patterns 95 in 100 are within 0.06."""
+"""Where the bins of both begin, as binary logarithms. Skew is finer: the longest panel can be all
+that a CTA does. 95 of 100 random patterns are within 0.06."""
 
 FACTS = 3
-"""Of a side, by which its part of a profile is known."""
+"""Number of facts of a side that determine its part of a profile."""
 
 _MAX_TABLE_BYTES = 1 << 24
 
@@ -108,14 +108,14 @@ class Side(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """Steps of a panel: of all in the mean, and of the longest."""
+    """Steps per panel: the mean over all, and those of the longest."""
 
     mean: float
     longest: float
 
 
 def attach_traits(index: Tensor, traits: int) -> Tensor:
-    """The index, with traits on it; 0 stands for none."""
+    """Attach traits to an index, 0 for none; returns the index."""
     setattr(index, TRAITS, traits)
     return index
 
@@ -126,8 +126,10 @@ def attached_traits(index: Tensor) -> int:
 
 
 def size_class(size: int) -> int:
-    """The class of a size from 0 to 2^63. The largest of each is 4, 5, 6 or 7 times a power of two,
-    or less than 4."""
+    """The class of a size from 0 to 2^63.
+
+    The largest size of a class is 4, 5, 6 or 7 times a power of two, or less than 4.
+    """
     below = max(size, 1) - 1
     shift = max(below.bit_length() - 3, 0)
     return 4 * shift + (below >> shift)
@@ -140,8 +142,11 @@ def of_class(number: int) -> int:
 
 
 def side_class(size: int) -> int:
-    """The class of a number of rows or columns. Of ragged ones the largest is 8 less than a size
-    class has: again ragged, and aligned to 16 bytes."""
+    """The class of a number of rows or columns.
+
+    The largest of a ragged class is 8 less than that of a size class: ragged, too, and aligned to
+    16 bytes.
+    """
     if size > _RAGGED and size % LINE:
         return 2 * size_class(size + _COPIED) + 1
     return 2 * size_class(size)
@@ -153,7 +158,7 @@ def of_side(number: int) -> int:
 
 
 def pack(rows: int, cols: int, nnz: int, profile: int = 0) -> int:
-    """The traits of a pattern of so many rows, columns and blocks."""
+    """The traits of a pattern with these numbers of rows, columns and blocks."""
     return side_class(rows) << 33 | side_class(cols) << 24 | size_class(nnz) << 16 | profile
 
 
@@ -186,14 +191,14 @@ def side_of(profile: int, side: str) -> Side:
 
 
 def _middle(step: int, begins: Sequence[float]) -> float:
-    """Of a step; the first is 0, and the last has no end."""
+    """The middle of a bin; the first counts as 0, and the last has no end."""
     if step in (0, len(begins) - 1):
         return begins[step]
     return (begins[step] + begins[step + 1]) / 2
 
 
 def describe(profile: int) -> str:
-    """What continues a line for people: a profile as ratios; nothing of a random pattern."""
+    """A profile as ratios, to append to a line of text; empty for a random pattern."""
     return "".join(
         f", {word} of {side} {2**value:.1f}"
         for side in ("rows", "cols")
@@ -203,12 +208,12 @@ def describe(profile: int) -> str:
 
 
 def density(rows: int, depth: int, nnz: int, block: tuple[int, int]) -> float:
-    """Share of a matrix that so many blocks cover, 1 at most whatever its edges."""
+    """Share of a matrix that ``nnz`` blocks cover, at most 1 whatever its edges."""
     return min(1.0, nnz * math.prod(block) / (rows * depth))
 
 
 def slab_columns(block: tuple[int, int]) -> int:
-    """Block columns of a slab, or 1 where a block is as deep."""
+    """Block columns of a slab, or 1 where a block is at least as deep."""
     return max(1, SLAB // block[1])
 
 
@@ -226,10 +231,10 @@ def random_steps(
     """
     share = density(rows, depth, nnz, block)
     places = max(1.0, panel / block[0]) * across
-    # 1 - (1 - share) ** places, also of shares that 1 - share would not show.
+    # 1 - (1 - share) ** places, also for shares too small to change 1 - share.
     wanted = -math.expm1(places * math.log1p(-share)) if share < 1 else 1.0
     slabs = depth / (block[1] * across)
-    # The largest of so many binomial numbers, by its distance from the mean.
+    # How far the largest of so many binomial variables is from the mean.
     beyond = math.sqrt(2 * math.log(div_up(rows, panel)) * slabs * wanted * (1 - wanted))
     return Steps(slabs * wanted, slabs * wanted + beyond)
 
@@ -238,7 +243,7 @@ def measure(row: Tensor, col: Tensor, shape: tuple[int, int], block: tuple[int, 
     """The profile of a pattern. Reads six numbers on the host, at once.
 
     Args:
-        row, col: ``(nnz,)`` block coordinates, one at least.
+        row, col: ``(nnz,)`` block coordinates, at least one.
         shape: ``(rows, cols)`` of the matrix, in elements.
         block: ``(block_rows, block_cols)``.
     """
@@ -251,12 +256,12 @@ def measure(row: Tensor, col: Tensor, shape: tuple[int, int], block: tuple[int, 
 def profile_by(
     facts: Sequence[int], nnz: int, shape: tuple[int, int], block: tuple[int, int]
 ) -> int:
-    """The profile of a pattern of which one knows :data:`FACTS` of the rows, and of the columns.
+    """The profile of a pattern, from :data:`FACTS` of the rows and of the columns.
 
     Args:
-        facts: of each side, of panels that follow on one another: steps of all, in slabs; block
+        facts: for each side, over panels of consecutive rows: steps of all, in slabs; block
             columns of all, and of the longest.
-        nnz, shape, block: as of :func:`measure`; one block at least.
+        nnz, shape, block: as for :func:`measure`; at least one block.
     """
     along_rows = _digits(facts[:FACTS], nnz, shape, block)
     return along_rows << 8 | _digits(facts[FACTS:], nnz, shape[::-1], block[::-1])
@@ -277,12 +282,12 @@ def _facts(
 def _panels(
     major: Tensor, minor: Tensor, shape: tuple[int, int], block: tuple[int, int], across: int
 ) -> Tensor:
-    """Steps of each panel, of so many block columns each."""
+    """Steps of each panel, of ``across`` block columns each."""
     slabs = div_up(shape[1], block[1] * across)
     panels = div_up(shape[0], max(PANEL, block[0]))
     slab = major // max(1, PANEL // block[0]) * slabs + minor // across
     if panels * slabs <= _MAX_TABLE_BYTES:
-        # Four times as fast as sorting, at 2048 and at 8192 blocks a side.
+        # Four times as fast as sorting, at 2048 and at 8192 blocks per side.
         table = slab.new_zeros(panels * slabs, dtype=torch.bool)
         table[slab] = True
         return table.view(panels, slabs).sum(1)

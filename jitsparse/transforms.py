@@ -1,4 +1,4 @@
-"""Computing beside what torch transforms at the moment."""
+"""Computing outside of torch's active transforms and modes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["outside_of_transforms"]
 
 @contextlib.contextmanager
 def outside_of_transforms(*indices: Tensor) -> Iterator[None]:
-    """Compute as if no mode and no transform were active, where the indices are of none of them.
+    """Compute as if no mode or transform were active, if the indices belong to none of them.
 
-    What is made of them and kept would else be fakes, or tensors of a level that is gone when the
-    transform has ended. Dynamo does not trace this.
+    What is computed from them and kept would otherwise be fakes, or tensors of a level that is gone
+    when the transform has ended. Dynamo does not trace this.
     """
     if any(type(each) is not Tensor or is_functorch_wrapped_tensor(each) for each in indices):
         yield

@@ -1,4 +1,4 @@
-"""Timing the kernels that a problem has, and keeping the fastest in the tuned table."""
+"""Timing the kernels of a problem, and keeping the fastest in the tuned table."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ TIE = 1.01
 repeated runs then write the same table."""
 
 DISTURBED = 2.0
-"""Timings whose median is so many times the least of them are those of a busy machine, and no
-ground to leave the families' choice."""
+"""Timings whose median is more than so many times their minimum come from a busy machine, and are
+no reason to leave the families' choice."""
 
 HOPELESS = 4.0
-"""A variant whose first calls take longer than the quickest one's by this factor is not timed any
-further: the slowest would otherwise use up the time of all."""
+"""A variant whose first calls take longer than the fastest one's by this factor is not timed any
+further: the slowest would otherwise use up all the time."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ class Tuning:
     Attributes:
         problem: the facts of the call, sizes rounded up.
         target: what the kernels are compiled for.
-        machine: the processor or GPU that was measured.
+        machine: the CPU or GPU that was measured.
         winner: name of the variant that the tuned table now holds for the problem.
         before: name of the variant that calls used until now.
         source: why they did: ``"context"``, ``"environment"``, ``"tuned"`` or ``"heuristic"``. The
             first two are pins, which still decide.
         heuristic: name of the variant that calls use if nothing is tuned.
-        seconds: of every variant that gives right results, by name, fastest first.
+        seconds: time of every variant that gives correct results, by name, fastest first.
         failures: name and reason of each variant that does not compile, does not run or gives
             wrong results.
         path: file that holds the entry.
@@ -86,7 +86,7 @@ class Tuning:
         return "\n".join(lines)
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row for each variant that gives right results: microseconds, and times the least."""
+        """A row for each variant with correct results: microseconds, and ratio to the fastest."""
         least = next(iter(self.seconds.values()))
         remarks = {
             "winner": self.winner,
@@ -135,33 +135,33 @@ def tune(
 ) -> Tuning | list[Tuning]:
     """Time every variant that is legal for a call, and have such calls use the fastest.
 
-    Variants that are not compiled yet are compiled first, in parallel. Each one's answer is held
-    against plain torch in float64; one that is wrong is never timed. Those whose first calls take
-    at most 4 times as long as the quickest's then take turns, and others keep that estimate. The
-    operands lie in memory as those of the call; on a GPU they rotate through copies that together
-    exceed its L2 cache, if 64 do. The outcome is written to the cache, for this kind of
-    machine and for all calls of nearly the same sizes, on a GPU only on patterns that are as
+    Variants that are not compiled yet are compiled first, in parallel. Each result is checked
+    against plain torch in float64; a variant that is wrong is never timed. Those whose first calls
+    take at most 4 times as long as the fastest one's then take turns, and others keep that
+    estimate. The operands have the memory layout of the call's; on a GPU they rotate through copies
+    that together exceed its L2 cache, if 64 do. The outcome is written to the cache, for this kind
+    of machine and for all calls of nearly the same sizes, on a GPU only for patterns that are as
     clustered and as skewed (:mod:`jitsparse.traits`). The variant that calls use without tuning
-    stays where the lead of another is less than 1 %, or timings were disturbed.
+    stays if another leads by less than 1 %, or timings were disturbed.
 
     Pins are neither needed nor changed: a pin outranks the tuned table.
 
-    Of a model: every call of its forward and backward pass, found as :func:`jitsparse.warmup` finds
-    them, one after the other, on random data and a random pattern of as many blocks. On a GPU calls
-    on patterns that are clustered or skewed have to be tuned by themselves.
+    For a model, every call of its forward and backward pass is tuned, found as
+    :func:`jitsparse.warmup` finds them, one after the other, on random data and a random pattern of
+    as many blocks. On a GPU, calls on clustered or skewed patterns have to be tuned by themselves.
 
     Args:
         op: ``"dsd"``, ``"dds"``, ``"sdd"`` or ``"linear"``; or a problem, without operands, for
             which random data is made; or a model.
-        operands: what the operation is called with; of a model the shape of its input, an example
+        operands: what the operation is called with; for a model the shape of its input, an example
             tensor, or a list with one of these for each positional argument.
-        seconds: rough time to spend on timing, of a model for each call.
-        jobs: compilers at a time; by default ``MAX_JOBS``, else as processors and memory allow.
-        options: further keyword arguments of the operation (bias and activation of linear); of a
+        seconds: rough time to spend on timing; for a model, on each call.
+        jobs: compilers at a time; by default ``MAX_JOBS``, else as CPUs and memory allow.
+        options: further keyword arguments of the operation (bias and activation of linear); for a
             model ``backward=False``, if no gradients will be computed.
 
     Returns:
-        What was found; of a model a list, an entry for each problem that its calls have.
+        What was found; for a model a list with an entry for each problem of its calls.
 
     Warns:
         RuntimeWarning: some variants do not compile, do not run or give wrong results; or calls of
@@ -169,7 +169,7 @@ def tune(
 
     Raises:
         ArgumentError: the operation does not exist, the operands do not fit it, are on the meta
-            device or stand beside a problem, or there is nothing to run because the output or the
+            device or are given with a problem, or there is nothing to run because the output or the
             pattern is empty; or the model does not run on such inputs, or runs no kernel.
         CacheMiss: ``JITSPARSE_JIT=off``, and not all of the variants are cached.
         ToolchainError: there is no compiler, and not all of the variants are cached.
@@ -232,7 +232,7 @@ def _tune_model(
 
 
 def _told(tuning: Tuning) -> Tuning:
-    """A tuning whose failures have been said."""
+    """The tuning, after a warning about its failures."""
     if tuning.failures:
         progress.warn(
             f"jitsparse: {len(tuning.failures)} variants of {tuning.problem.name} failed and were "
@@ -246,8 +246,8 @@ def legal_candidates(problem: Problem, index: int = -1) -> list[Candidate]:
     """The variants that are legal for a problem, in order of preference.
 
     Args:
-        problem: with rounded sizes, as those of calls are.
-        index: of the GPU that it runs on; by default the current one.
+        problem: with rounded sizes, like those of calls.
+        index: index of the GPU that it runs on; by default the current one.
     """
     target = registry.target_of(problem.device, index)
     gpu = registry.priced_as(problem.device, index)
@@ -256,7 +256,7 @@ def legal_candidates(problem: Problem, index: int = -1) -> list[Candidate]:
 
 @torch.no_grad()
 def tune_call(call: calls.Call, *, seconds: float = 1.0, jobs: int | None = None) -> Tuning:
-    """As :func:`tune`, for a call that has been caught; failures are in the result alone."""
+    """Like :func:`tune`, for a caught call; failures are only in the result."""
     import jitsparse
     from jitsparse.jit import targets, tuned
 
@@ -266,7 +266,7 @@ def tune_call(call: calls.Call, *, seconds: float = 1.0, jobs: int | None = None
     choice = choose(problem, target, index)
     legal = legal_candidates(problem, index)
     kernels, failures = _compiled(legal, jobs)
-    # Clocks read the current GPU; an index of -1 changes nothing.
+    # Timers use the current GPU; an index of -1 changes nothing.
     with torch.cuda.device(index):
         kernels = _right(call, kernels, failures)
         if not kernels:
@@ -318,7 +318,7 @@ def _compiled(
     ):
         name, error = each.variant.name, outcome.error
         if error is None:
-            # Trying a variant is no use of it, which is what JITSPARSE_RECORD is for.
+            # Trying a variant is not using it, and JITSPARSE_RECORD records uses.
             with config.override(record=None):
                 kernels[name] = jit.load(each.template, each.variant)
         elif isinstance(error, CompileError):
@@ -339,7 +339,7 @@ def _compiled(
 def _right(
     call: calls.Call, kernels: Mapping[str, Kernel], failures: dict[str, str]
 ) -> dict[str, Kernel]:
-    """The kernels that give right results; why the others do not is added to ``failures``."""
+    """The kernels with correct results; why the others fail is added to ``failures``."""
     expected, right = call.exact(), {}
     for name, kernel in kernels.items():
         try:
@@ -350,7 +350,7 @@ def _right(
             failures[name] = str(error)
             continue
         except RuntimeError as error:
-            # What a kernel does to the GPU is met by whoever waits for it, and by all after it.
+            # An error on the GPU surfaces in the wait for the kernel, and in all later calls.
             raise LaunchError(f"{name} could not be tried: {error}") from error
         fault = call.fault(answer, expected)
         if fault is None:
@@ -379,7 +379,7 @@ def _timed(
 
 
 def _winner(timings: Mapping[str, Timing], heuristic: str) -> str:
-    """The fastest, unless the heuristic's choice is as fast but for noise."""
+    """The fastest, unless the heuristic's choice is as fast except for noise."""
     best = min(timings, key=lambda name: timings[name].median)
     if heuristic not in timings or best == heuristic:
         return best

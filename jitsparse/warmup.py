@@ -82,41 +82,41 @@ def warmup(
 ) -> list[Outcome] | BackgroundWarmup:
     """Compile the kernels that calls will choose, in parallel; those in the cache are left alone.
 
-    Of a model: exactly those that its forward and backward pass choose for inputs of a shape, in
-    layers, functions and modules of your own alike. The model is run on a copy without data, which
-    takes about as long as one step takes the host; it is neither changed nor computed with. The
-    gradients of what it returns are taken to lie in memory as that does. Few losses do otherwise,
-    ``y.sum()`` among them: where one does, give a model that returns its loss. Calls of nearly the
-    same sizes share their kernels. For a GPU the function that computes the indices of patterns is
-    among them.
+    With a model: exactly those that its forward and backward pass choose for inputs of a given
+    shape, in layers, functions and modules of your own alike. A copy without data is run, which
+    takes about as long as one step takes the host; the model is neither changed nor computed with.
+    The gradients of its outputs are assumed to have the memory layout of the outputs. Few losses
+    violate this, ``y.sum()`` among them: if yours does, give a model that returns its loss. Calls
+    of nearly the same sizes share their kernels. For a GPU, the function that computes the indices
+    of patterns is included.
 
     Without a model: those that calls of some operations, dtypes and block sizes choose. Each filter
-    is one value or a list of values. Without block sizes the kernels are those of a default table,
-    of the square blocks that are used most; ``jitsparse list --known`` shows it.
+    is one value or a list of values. Without block sizes, the kernels are those of a default table
+    of the most used square blocks; ``jitsparse list --known`` shows it.
 
     Args:
         model: whose calls to find. It has to run without reading its data. Under
-            ``torch.autocast`` they are those that it makes there.
-        input_shape: shape of its input, which is then floating-point and has a gradient; or an
+            ``torch.autocast``, its calls are those that it makes there.
+        input_shape: shape of its input, which is then floating-point and requires a gradient; or an
             example tensor, of which only shape, strides, dtype and ``requires_grad`` count; or a
             list with one of these for each positional argument.
         op: ``"dsd"``, ``"dds"``, ``"sdd"``. Not with a model.
         dtype: a torch dtype or its name, long or short (``"bf16"``); ``"tf32"`` for float32 with
-            TF32 allowed. With a model the one that it will be converted to; by default it keeps its
-            own.
+            TF32 allowed. With a model, the one that it will be converted to; by default it keeps
+            its own.
         block_size: ``32``, ``"32x64"`` or ``(32, 64)``. Not with a model.
-        device: ``"cpu"`` or ``"cuda"``; by default where the model is, without one the GPU if there
-            is one.
+        device: ``"cpu"`` or ``"cuda"``; by default where the model is; without a model the GPU, if
+            there is one.
         arch: CUDA or CPU targets as in ``JITSPARSE_ARCH``; by default this machine's. A GPU is not
             needed for a named one.
         backward: whether a model's gradients will be computed.
-        background: whether to return at once and compile while the program goes on.
-        jobs: compilers at a time; by default ``MAX_JOBS``, else as many as the processors and the
-            memory allow that this process may use, control groups included.
+        background: whether to return at once and compile in the background.
+        jobs: compilers at a time; by default ``MAX_JOBS``, else as many as the CPUs and the memory
+            available to this process allow, control groups included.
         on_outcome: called as each variant is done, in this thread; with ``background`` in others.
 
     Returns:
-        One outcome a variant. With ``background`` a handle that has ``wait(timeout=None)``,
+        One outcome per variant. With ``background``, a handle that has ``wait(timeout=None)``,
         ``done()`` and ``outcomes()``.
 
     Raises:
@@ -190,7 +190,7 @@ def plan(
 
 
 def _with_index(variants: list[Variant]) -> list[Variant]:
-    """Each once, and what patterns on a GPU want if one is for a GPU."""
+    """Each variant once, and what patterns on a GPU need if one is for a GPU."""
     on_gpu = any(registry.device_of(each.target) == "cuda" for each in variants)
     return list(dict.fromkeys([*variants, *([registry.INDEX] if on_gpu else [])]))
 
@@ -209,7 +209,7 @@ def recorded(path: str | os.PathLike[str]) -> list[Variant]:
     from jitsparse.jit import Variant, progress
 
     try:
-        # A device may never end; a pipe does.
+        # Reading a device may never end; a pipe ends.
         kind = os.stat(path).st_mode
         if not (stat.S_ISREG(kind) or stat.S_ISFIFO(kind)):
             raise ArgumentError(f"{path} is not a record of variants: it is no file")
@@ -255,8 +255,11 @@ def _of_model(
     arch: str | Sequence[str] | None,
     backward: bool,
 ) -> list[Variant]:
-    """What dispatch would choose for the calls of a model, on each target; where no GPU of the cost
-    model is known, on each of those, with the tuned table that there is for it and without."""
+    """What dispatch would choose for the calls of a model, on each target.
+
+    Where no GPU known to the cost model is present, on each one it knows, with and without the
+    tuned table for it.
+    """
     device_of_model = tracing.device_of(model)
     targets = _targets(device or (None if arch else device_of_model.type), arch)
     variants: dict[Variant, None] = {}
@@ -266,7 +269,7 @@ def _of_model(
         here = [target for target in targets if registry.device_of(target) == where]
         gpus = registry.prices_for(where, index)
         for target, problem, gpu in product(here, problems, gpus):
-            # What is here has one choice.
+            # For this machine there is one choice.
             elsewhere = price_table.machines_of(gpu) if len(gpus) > 1 else ()
             for machine in (None, *elsewhere):
                 choice = choose(problem, target, index, gpu, machine)
@@ -282,7 +285,7 @@ def problems_of(
     dtype: OneOrMore | torch.dtype = None,
     backward: bool = True,
 ) -> list[Problem]:
-    """The problems that the calls of a model have, each once; arguments as of :func:`warmup`.
+    """The problems of the calls of a model, each once; arguments as for :func:`warmup`.
 
     Raises:
         ArgumentError: the model does not run on such inputs, or runs no kernel.
@@ -303,7 +306,7 @@ def _model_dtype(dtype: OneOrMore | torch.dtype) -> tuple[torch.dtype | None, st
     """What a model is to be converted to, and the arithmetic of float32 if it is named.
 
     Raises:
-        ArgumentError: it is no dtype, or several.
+        ArgumentError: it is not a dtype, or several.
     """
     if dtype is None:
         return None, None
@@ -324,13 +327,13 @@ def _tuned(
     dtypes: Sequence[str],
     block_sizes: Sequence[tuple[int, int]],
 ) -> list[Variant]:
-    """What calls choose of the problems among those asked for that were tuned on this machine."""
+    """What calls choose for the requested problems that were tuned on this machine."""
     from jitsparse.jit import tuned
 
     found = []
     for device in dict.fromkeys(registry.device_of(target) for target in targets):
         if device == "cuda" and not torch.cuda.is_available():
-            continue  # another machine's choices are asked for: no table is its own
+            continue  # the request is for another machine, whose table is not here
         for name in tuned.records(registry.machine_of(device)):
             problem = Problem.parse(name, device)
             if (
@@ -349,7 +352,7 @@ def _tuned(
 
 
 def _targets(device: str | None, arch: str | Sequence[str] | None) -> list[str]:
-    """Targets of a request: those named, as far as they run on the device, else this machine's."""
+    """Targets of a request: those named that run on the device, else this machine's."""
     from jitsparse.jit import config
     from jitsparse.jit.environment import parse_arch
 
