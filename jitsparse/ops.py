@@ -71,8 +71,9 @@ def _check_index(index: Tensor, data: Tensor, rows: int, cols: int, nnz: int, *b
     an index of that device.
 
     Raises:
-        ArgumentError: it is on another device than the operands, is not a contiguous vector, or was
-            made for another kind of device or for another number of blocks.
+        ArgumentError: it is on another device than the operands, is not a contiguous vector, is not
+            aligned as kernels for a GPU read it, or was made for another kind of device or for
+            another number of blocks.
     """
     if index.device != data.device:
         problem = f"the index of its pattern is on {index.device}, its operands on {data.device}"
@@ -83,6 +84,8 @@ def _check_index(index: Tensor, data: Tensor, rows: int, cols: int, nnz: int, *b
             f"the index of its pattern, of shape {tuple(index.shape)} and strides "
             f"{index.stride()}, is not one contiguous row"
         )
+    elif index.is_cuda and index.data_ptr() % 16:
+        problem = "the index of its pattern does not begin at a multiple of 16 bytes"
     elif index.numel() < _index_size(rows, cols, nnz, block, index.is_cuda):
         problem = f"the index of its pattern was not made for {index.device.type}"
     elif index.numel() not in (_index_size(rows, cols, nnz, block, on) for on in (False, True)):

@@ -95,6 +95,18 @@ def test_an_index_is_one_contiguous_row(op: str) -> None:
             call(*arguments)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("op", ["dsd", "dds", "sdd"])
+def test_an_index_is_aligned(op: str) -> None:
+    """Kernels for a GPU read 16 bytes of it at a time."""
+    with torch.device("cuda"):
+        arguments, call = list(operands()[op]), getattr(torch.ops.jitsparse, op)
+        at = next(n for n, each in enumerate(arguments) if is_index(each))
+        arguments[at] = torch.cat([torch.zeros(1, dtype=torch.int32), arguments[at]])[1:]
+        with pytest.raises(js.ArgumentError, match="begin at a multiple of 16 bytes"):
+            call(*arguments)
+
+
 def is_index(argument: object) -> bool:
     return isinstance(argument, Tensor) and argument.dtype is torch.int32
 

@@ -1,7 +1,6 @@
-// The calling convention between Python and every compiled kernel: one pointer to a row of 64-bit
-// words. Python packs the words with one struct.pack (0.3 us for two dozen words, against 2 us for as
-// many ctypes arguments); a launcher reads them through these structs. The order of the members is
-// the contract with jitsparse/kernels/abi.py.
+// The calling convention between Python and every compiled kernel: one pointer to an array of 64-bit arguments. Python packs them with one
+// struct.pack (0.3 us for two dozen, against 2 us for as many ctypes arguments); a launcher reads them through these structs. The order of
+// the members is the contract with jitsparse/kernels/abi.py.
 #pragma once
 
 using int32 = int;
@@ -20,16 +19,16 @@ struct SpmmArgs {
   const int32* index;        // the pattern's packed index, see IndexView
   const void* dense;
   void* out;                 // row-major
-  const void* bias;          // one element a column of out (dds only), or null; same dtype as out
-  void* workspace;           // CUDA: for a transposed operand, or float32 (parts, batch, rows and columns of out), as the kernel wants; or
-                             // null.  CPU: see Scratch, or null
+  const void* bias;          // one element per column of out (dds only), or null; same dtype as out
+  void* workspace;           // CUDA: a transposed operand, or float32 split-K sums (parts, batch, rows and columns of out), depending
+                             // on the kernel; or null.  CPU: see Scratch, or null
   int64 rows, cols, nnz;     // of the sparse matrix as stored, in elements and in blocks
   int64 n;
   int64 dense_ld, dense_batch_stride;   // elements; ld is the stride of the axis that is not contiguous
   int64 out_ld, out_batch_stride;
   int64 batch;
   int64 activation;          // Activation
-  int64 parts;               // split-k parts: at most (wgmma) or exactly (fma, mma) so many; 1 without a workspace
+  int64 parts;               // split-K parts: upper bound (wgmma) or exact number (fma, mma); 1 without a workspace
   int64 context;             // CPU: number of threads.  CUDA: cudaStream_t
 };
 
@@ -39,13 +38,13 @@ struct SddArgs {
   const void* right;         // k x cols
   const int32* index;
   void* out;                 // (nnz, block_rows, block_cols), contiguous
-  void* workspace;           // CUDA: for a transposed operand, then float32 (parts, nnz, block_rows, block_cols) or three tiles a part,
-                             // as the kernel wants; or null.  CPU: see Scratch, or null
+  void* workspace;           // CUDA: a transposed operand, then float32 (parts, nnz, block_rows, block_cols) or three tiles per part,
+                             // depending on the kernel; or null.  CPU: see Scratch, or null
   int64 rows, cols, nnz, k;
   int64 left_ld, left_batch_stride;
   int64 right_ld, right_batch_stride;
   int64 batch;
-  int64 parts;               // split-k parts of wgmma: at most so many, 1 without a workspace; of fma and mma CTAs at a time, see
+  int64 parts;               // wgmma: upper bound on split-K parts, 1 without a workspace; fma, mma: CTAs resident at a time, see
                              // SddTail::clamp_parts
   int64 context;
 };
@@ -58,24 +57,23 @@ struct SddArgs {
 
 constexpr JITSPARSE_HD int64 div_up(int64 a, int64 b) { return (a + b - 1) / b; }
 
-// A tile of an sdd: a panel along one side of the pattern, and block columns (or rows) gathered along the other, those of 128 in two
-// pieces.
+// An sdd tile: a panel along one side of the pattern, and block columns (or rows) gathered along the other. Those of 128 are gathered as
+// two pieces.
 template <int PANEL_BLOCK, int GATHERED_BLOCK>
 struct GatherShape {
   static constexpr int64 kPanel = PANEL_BLOCK > 64 ? PANEL_BLOCK : 64, kDown = kPanel / PANEL_BLOCK;
   static constexpr int64 kPiece = GATHERED_BLOCK < 64 ? GATHERED_BLOCK : 64, kPieces = GATHERED_BLOCK / kPiece;
   static constexpr int64 kMin = 128 / kPiece, kMax = (kPanel > 64 ? 256 : 512) / kPiece;
   static JITSPARSE_HD int64 panels(int64 majors) { return div_up(majors, kDown); }
-  static JITSPARSE_HD int64 tiles(int64 majors, int64 steps) { return panels(majors) + steps / kMin; }  // at most
+  static JITSPARSE_HD int64 tiles(int64 majors, int64 steps) { return panels(majors) + steps / kMin; }  // upper bound
   static JITSPARSE_HD int64 tiles_size(int64 majors, int64 steps) { return 8 + 8 * tiles(majors, steps); }
   static JITSPARSE_HD int64 wide_size(int64 majors, int64 steps) { return 8 + 8 * (panels(majors) + steps / kMax); }
 };
 
-// Block rows of a panel of 192 rows whose steps are slabs of 64, or 0 if there is no such panel.
+// Block rows in a 192-row panel with slabs of 64 as steps, or 0 if there is no such panel.
 constexpr int64 tall_panel(int64 block, int64 depth) { return block == 64 && depth >= 16 && depth <= 64 ? 3 : 0; }
 
-// The packed index of a pattern with R x C blocks of which Z are stored; mirrors
-// jitsparse/layout.py, which documents each part.
+// The packed index of a pattern of R x C blocks, Z of them stored; mirrors jitsparse/layout.py, which documents each section.
 template <int BLOCK_ROWS, int BLOCK_COLS>
 struct IndexView {
   const int32* base;
@@ -104,23 +102,23 @@ struct IndexView {
   JITSPARSE_HD const int32* col_panel_ptr() const { return row_panel_ptr() + row_panels() + 1; }
   JITSPARSE_HD const int32* row_panel_blocks() const { return col_panel_ptr() + col_panels() + 1; }  // Z
   JITSPARSE_HD const int32* col_panel_blocks() const { return row_panel_blocks() + Z; }              // Z
-  // those with most blocks first
+  // sorted, most blocks first
   JITSPARSE_HD const int32* rows_sorted() const { return col_panel_blocks() + Z; }  // R
   JITSPARSE_HD const int32* cols_sorted() const { return rows_sorted() + R; }       // C
 
   // for Hopper (CUDA only, blocks of 16 and more); all but the last four are 16-byte aligned
-  // a panel: (first step, end, -, -), where each 64 of its rows begin, counted in 64s, and its first four steps; absent where
-  // a step would be less than 32 deep, since no kernel walks those
+  // a panel: (first step, end, -, -), where each of its groups of 64 rows begins (in units of 64), and its first four steps; absent where a
+  // step would be less than 32 deep, since no kernel walks those
   static constexpr int64 kPanelWords = 24, kRowSteps = BLOCK_COLS < 32 ? 0 : 1, kColSteps = BLOCK_ROWS < 32 ? 0 : 1;
   JITSPARSE_HD const int32* row_panels_sorted() const { return base + align4(cols_sorted() + C - base); }
   JITSPARSE_HD const int32* col_panels_sorted() const { return row_panels_sorted() + kRowSteps * kPanelWords * row_panels(); }
 
-  // what an sdd tile gathers: a panel of block rows, and so many pieces of block columns
+  // what an sdd tile gathers: a panel of block rows, and pieces of block columns
   using RowGather = GatherShape<BLOCK_ROWS, BLOCK_COLS>;
   JITSPARSE_HD int64 row_gather_steps_capacity() const { return smaller(Z, RowGather::panels(R) * C) * RowGather::kPieces; }
   JITSPARSE_HD const int32* row_gather_steps() const { return col_panels_sorted() + kColSteps * kPanelWords * col_panels(); }  // 4 each
   JITSPARSE_HD const int32* row_gather_tiles() const { return row_gather_steps() + 4 * row_gather_steps_capacity(); }
-  // or a panel of block columns and block rows
+  // or a panel of block columns, and pieces of block rows
   using ColGather = GatherShape<BLOCK_COLS, BLOCK_ROWS>;
   JITSPARSE_HD int64 col_gather_steps_capacity() const { return smaller(Z, ColGather::panels(C) * R) * ColGather::kPieces; }
   JITSPARSE_HD const int32* col_gather_steps() const {
@@ -128,7 +126,7 @@ struct IndexView {
   }
   JITSPARSE_HD const int32* col_gather_tiles() const { return col_gather_steps() + 4 * col_gather_steps_capacity(); }
 
-  // panels as above whose steps are slabs of 64 (only where blocks are less deep: else they are the same)
+  // panels as above with slabs of 64 as steps (only for blocks less than 64 deep; for others they would be the same)
   static constexpr int64 kRowSlab = BLOCK_COLS < 64 ? 64 / BLOCK_COLS : 0, kColSlab = BLOCK_ROWS < 64 ? 64 / BLOCK_ROWS : 0;
   JITSPARSE_HD int64 row_slab_capacity() const { return kRowSlab ? smaller(Z, row_panels() * div_up(C, at_least_1(kRowSlab))) : 0; }
   JITSPARSE_HD int64 col_slab_capacity() const { return kColSlab ? smaller(Z, col_panels() * div_up(R, at_least_1(kColSlab))) : 0; }
@@ -139,16 +137,16 @@ struct IndexView {
   JITSPARSE_HD const int32* row_slab_steps() const { return col_slab_panels() + (kColSlab ? kPanelWords * col_panels() : 0); }
   JITSPARSE_HD const int32* col_slab_steps() const { return row_slab_steps() + 4 * row_slab_capacity(); }
 
-  JITSPARSE_HD const int32* row_gather_blocks() const { return col_slab_steps() + 4 * col_slab_capacity(); }  // of each piece
+  JITSPARSE_HD const int32* row_gather_blocks() const { return col_slab_steps() + 4 * col_slab_capacity(); }  // one per piece of a block
   JITSPARSE_HD const int32* col_gather_blocks() const { return row_gather_blocks() + Z * RowGather::kPieces; }
   JITSPARSE_HD const int32* row_slab_blocks() const { return col_gather_blocks() + Z * ColGather::kPieces; }  // Z or none
   JITSPARSE_HD const int32* col_slab_blocks() const { return row_slab_blocks() + (kRowSlab ? Z : 0); }        // Z or none
 
-  // the tiles of an sdd again, all as wide as can be; 16-byte aligned, as what follows but for the last two
+  // the sdd tiles again, each as wide as possible; 16-byte aligned, like everything below except the block lists
   JITSPARSE_HD const int32* row_wide_tiles() const { return base + align4(col_slab_blocks() + (kColSlab ? Z : 0) - base); }
   JITSPARSE_HD const int32* col_wide_tiles() const { return row_wide_tiles() + RowGather::wide_size(R, row_gather_steps_capacity()); }
 
-  // panels of 192 rows with slabs as steps (only where blocks are 64 high and 16 to 64 deep)
+  // 192-row panels with slabs as steps (only for blocks 64 high and 16 to 64 deep)
   static constexpr int64 kRowTall = tall_panel(BLOCK_ROWS, BLOCK_COLS), kColTall = tall_panel(BLOCK_COLS, BLOCK_ROWS);  // block rows
   JITSPARSE_HD int64 row_tall_count() const { return kRowTall ? div_up(R, at_least_1(kRowTall)) : 0; }
   JITSPARSE_HD int64 col_tall_count() const { return kColTall ? div_up(C, at_least_1(kColTall)) : 0; }
@@ -161,8 +159,8 @@ struct IndexView {
   JITSPARSE_HD const int32* row_tall_blocks() const { return col_tall_steps() + 4 * col_tall_capacity(); }  // Z or none
   JITSPARSE_HD const int32* col_tall_blocks() const { return row_tall_blocks() + (kRowTall ? Z : 0); }      // Z or none
 
-  // panels of 128 rows whose steps are the next block columns that they need (only where blocks are less than 32 deep)
-  static constexpr int64 kRowCondensed = BLOCK_COLS < 32 ? kRowSlab : 0, kColCondensed = BLOCK_ROWS < 32 ? kColSlab : 0;  // of a step
+  // 128-row panels whose steps are the next block columns that they need (only for blocks less than 32 deep)
+  static constexpr int64 kRowCondensed = BLOCK_COLS < 32 ? kRowSlab : 0, kColCondensed = BLOCK_ROWS < 32 ? kColSlab : 0;  // per step
   JITSPARSE_HD int64 row_condensed_capacity() const { return kRowCondensed ? row_slab_capacity() : 0; }
   JITSPARSE_HD int64 col_condensed_capacity() const { return kColCondensed ? col_slab_capacity() : 0; }
   JITSPARSE_HD const int32* row_condensed_panels() const { return base + align4(col_tall_blocks() + (kColTall ? Z : 0) - base); }

@@ -83,7 +83,8 @@ class Kernel:
         reason = text.decode(errors="replace") if text else "no explanation"
         if self.variant.target.startswith("sm"):
             reason += (
-                ". It may be the error of earlier work on this GPU: CUDA_LAUNCH_BLOCKING=1 tells"
+                ". Earlier work on this GPU may have caused it: rerun with CUDA_LAUNCH_BLOCKING=1 "
+                "to find out"
             )
         raise LaunchError(f"{self.variant.name} failed with code {code}: {reason}")
 

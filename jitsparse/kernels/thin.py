@@ -74,11 +74,11 @@ def _refusal(problem: Problem, tile: tuple[int, int], target: str) -> str | None
 def _across(problem: Problem, tile: tuple[int, int]) -> str | None:
     """Why the shape or the layouts keep a lane from reading along k, or None."""
     if problem.block[0] < tile[0]:
-        return f"block of {problem.block[0]} rows: a tile of {tile[0]} lies inside one block row"
+        return f"block of {problem.block[0]} rows: a tile has {tile[0]}, all of one block row"
     if is_flipped(problem.op, problem.layout):
-        return f"layout {problem.layout}: stored blocks must lie along the axis summed over"
+        return f"layout {problem.layout}: stored blocks must be contiguous along k"
     if not is_k_contiguous(problem.op, problem.layout):
-        return f"layout {problem.layout}: the dense operand must lie along the axis summed over"
+        return f"layout {problem.layout}: the dense operand must be contiguous along k"
     return None
 
 

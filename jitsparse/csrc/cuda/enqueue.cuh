@@ -1,4 +1,4 @@
-// What launching a kernel asks of the CUDA runtime. (The emulation of tests/kernels has this file of its own.)
+// Kernel launches through the CUDA runtime. (The emulator in tests/kernels replaces this file.)
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,14 +8,14 @@
 
 namespace jitsparse {
 
-// From Hopper on a kernel is started as soon as the CTAs of the one before it in the stream have ended, and waits here for what they
-// wrote: a microsecond sooner than the driver would start it. (None executes griddepcontrol.launch_dependents: CTAs started while the
-// last ones work would begin on whichever SM is free, and neighbours that share data would no longer be neighbours. Products back to back
-// took up to 1.4 times as long.)
+// Programmatic dependent launch, from Hopper on: a kernel starts as soon as the CTAs of the previous one in the stream have ended, and
+// waits in kernel_entry for their writes. This is a microsecond sooner than the driver would start it. (No kernel executes
+// griddepcontrol.launch_dependents: CTAs started during the last wave would begin on whichever SM is free, and neighbours that share data
+// would no longer be neighbours. Back-to-back products took up to 1.4 times as long.)
 constexpr int kArchitectures[] = {__CUDA_ARCH_LIST__};
 constexpr bool kHasDependentLaunch = kArchitectures[0] >= 900;
 
-// Whether the driver knows how, in a graph that is captured too: since CUDA 12.3.
+// Whether the driver supports it, in captured graphs too: since CUDA 12.3.
 inline bool has_dependent_launch() {
   static const bool known = [] {
     int version = 0;
@@ -30,23 +30,23 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kMinCtas) kernel_ent
   Kernel::run(params);
 }
 
-// What has to be asked of the driver once a device: `ask`, on the current one, unless `done` says that it has been.
-// Threads may ask at once: ctypes releases Python's lock for a launch. (<atomic> would cost compile time.)
-constexpr int kMaxDevices = 64;  // those beyond are asked at every launch
+// Calls `ask`, a driver call that is needed once per device, for the current one unless `done` is set for it. Threads may race: ctypes
+// releases the GIL for a launch. (<atomic> would cost compile time.)
+constexpr int kMaxDevices = 64;  // for devices beyond, `ask` is called at every launch
 template <typename Ask>
 cudaError_t once_a_device(bool (&done)[kMaxDevices], Ask ask) {
   int device = 0;
   if (cudaError_t error = cudaGetDevice(&device)) return error;
   if (device < kMaxDevices && __atomic_load_n(&done[device], __ATOMIC_RELAXED)) return cudaSuccess;
   if (cudaError_t error = ask()) {
-    cudaGetLastError();  // or whoever launches the next kernel would be told of it
+    cudaGetLastError();  // clears the error, which the next launch would report
     return error;
   }
   if (device < kMaxDevices) __atomic_store_n(&done[device], true, __ATOMIC_RELAXED);
   return cudaSuccess;
 }
 
-// Streaming multiprocessors of the current device; 1 if it cannot be asked, which is slow and right.
+// SMs of the current device; 1 if the query fails, which is slow but correct.
 inline int sm_count() {
   static int known[kMaxDevices];
   int device = 0, count = 0;
@@ -61,12 +61,11 @@ inline int sm_count() {
   return count;
 }
 
-// `params` is what the kernel is given: the words of the call, or for kernels that use TMA these and its tensor maps.
-// `context` is the stream.
+// `params` is the kernel's parameter: the arguments of the call, and the tensor maps of kernels that use TMA. `context` is the stream.
 template <typename Kernel, typename Params>
 int enqueue(const Params& params, int64 grid, int64 context) {
   auto* entry = kernel_entry<Kernel, Params>;
-  // More than 48 KB of dynamic shared memory has to be asked for, once a device.
+  // More than 48 KB of dynamic shared memory needs an opt-in, once per device.
   if constexpr (Kernel::kSharedBytes > 48 * 1024) {
     static bool allowed[kMaxDevices];
     const auto allow = [entry] {
@@ -87,12 +86,11 @@ int enqueue(const Params& params, int64 grid, int64 context) {
   config.attrs = &early;
   config.numAttrs = has_dependent_launch() ? 1 : 0;
   const cudaError_t error = cudaLaunchKernelEx(&config, entry, params);
-  if (error) cudaGetLastError();  // or whoever launches the next kernel would be told of it
+  if (error) cudaGetLastError();  // clears the error, which the next launch would report
   return error;
 }
 
-// A kernel that is given to `enqueue` later, if at all. The driver loads a kernel when it is first asked for; while a
-// graph is captured that may be too late.
+// Loads a kernel that may be enqueued later. The driver loads kernels lazily, which may be too late while a graph is captured.
 template <typename Kernel, typename Params>
 cudaError_t load_kernel() {
   static bool loaded[kMaxDevices];

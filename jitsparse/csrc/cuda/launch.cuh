@@ -1,4 +1,4 @@
-// From the words of a call to a launch: shared by every CUDA template.
+// From the arguments of a call to a launch: shared by every CUDA template.
 #pragma once
 
 #include "../abi.h"
@@ -15,13 +15,13 @@ int launch(const Args& args) {
 template <typename Kernel, typename Args>
 int launch_with_maps(const Args& args) {
   const int64 grid = Kernel::grid(args);
-  if (grid == 0) return cudaSuccess;  // no maps of nothing, and no order of no tiles
+  if (grid == 0) return cudaSuccess;  // TMA and SpmmOrder reject empty extents
   typename Kernel::Params params;
   if (cudaError_t error = Kernel::prepare(args, params)) return error;
   return enqueue<Kernel>(params, grid, args.context);
 }
 
-// For kernels that may leave sums in parts, which are added after what `first` launches: whether there are any differs from call to call.
+// For split-K kernels: launches `first`, then the kernel that adds the parts if this call has any.
 template <typename Kernel, typename Args, typename First>
 int and_sum(const Args& args, const First& first) {
   if (cudaError_t error = load_kernel<typename Kernel::Sum, typename Kernel::Sum::Params>()) return error;
@@ -36,7 +36,7 @@ int launch_and_sum(const Args& args) {
   return and_sum<Kernel>(args, launch<Kernel, Args>);
 }
 
-// For kernels whose last tiles are divided, into as many parts as the GPU has room for.
+// For kernels that split their last tiles along k, into as many parts as the GPU has room for.
 template <typename Kernel, typename Args>
 int launch_and_sum_tail(const Args& args) {
   return and_sum<Kernel>(Kernel::Tail::clamp_parts(args, Kernel::kMinCtas), launch<Kernel, Args>);

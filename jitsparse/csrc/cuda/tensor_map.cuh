@@ -1,4 +1,4 @@
-// Tensor maps: what TMA knows of an operand. Encoded on the host for each launch (about 0.2 us a map).
+// TMA tensor maps of the operands, encoded on the host for each launch (about 0.2 us per map).
 #pragma once
 
 #include <cuda.h>
@@ -18,15 +18,15 @@ struct Box {
   int inner, outer;
 };
 
-// For elements of 16 bits, or float, which copies round to TF32. `box` is what one copy moves; in shared memory its rows take the
-// swizzle of their width.
+// For 16-bit elements, or float, which the copies round to TF32. `box` is what one copy moves; in shared memory its rows have the swizzle
+// of their width.
 template <typename Storage>
 cudaError_t encode_map(CUtensorMap* map, const void* base, const MatrixShape& shape, const Box& box) {
   using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
                               const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
                               CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-  // From the driver that is already loaded: so the library needs no libcuda where it is linked, and none of the runtime's
-  // functions that came after CUDA 12.0 (a process may bring an older runtime than the compiler's).
+  // Looked up in the driver that is already loaded, so that the library links no libcuda and needs no runtime function newer than CUDA 12.0
+  // (a process may have an older runtime than the compiler's).
   static const Encode encode = [] {
     void* driver = dlopen("libcuda.so.1", RTLD_NOW);
     return reinterpret_cast<Encode>(driver ? dlsym(driver, "cuTensorMapEncodeTiled") : nullptr);
@@ -47,13 +47,13 @@ cudaError_t encode_map(CUtensorMap* map, const void* base, const MatrixShape& sh
   const CUtensorMapSwizzle swizzle = row == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
                                      : row == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
                                                  : CU_TENSOR_MAP_SWIZZLE_32B;
-  // L2 fetches whole lines of 128 bytes. (256 make boxes of 64-byte rows up to 1.25 times as slow, and speed nothing up.)
+  // L2 fetches whole lines of 128 bytes. (Promotion to 256 makes boxes of 64-byte rows up to 1.25 times as slow, and nothing faster.)
   const auto try_to = [&] {
     return encode(map, kType, 3, const_cast<void*>(base), sizes, strides, boxes, steps,
                   CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   };
   if (try_to() == CUDA_SUCCESS) return cudaSuccess;
-  // The driver wants a context, which a thread has only after a call of the runtime: one of autograd's threads may have made none.
+  // The driver needs a current context, which a thread has only after a runtime call; an autograd thread may have made none.
   int device = 0;
   if (cudaError_t error = cudaGetDevice(&device)) return error;
   if (cudaError_t error = cudaSetDevice(device)) return error;

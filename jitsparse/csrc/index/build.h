@@ -201,7 +201,7 @@ inline const char* describe(int status) {
     case kOk: return "no error";
     case kOutOfMemory: return "out of memory";
     case kNoPattern: return "the indices are not those of a pattern: their memory was written to since it was made";
-    default: return "an exception";
+    default: return "internal error: an unexpected C++ exception";
   }
 }
 

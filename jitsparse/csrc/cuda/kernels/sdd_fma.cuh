@@ -1,7 +1,7 @@
 // Dense x dense at the blocks of a pattern in IEEE float32: CUDA cores, fed by cp.async (sm_80 and later).
 //
-// A tile is one block row high and gathers blocks of that row: all that it multiplies is stored. With SPLIT the last tiles are divided
-// along k (sdd_tail.cuh).
+// A tile is one block row high and gathers blocks of that row, so everything that it multiplies is stored. With SPLIT the last tiles are
+// split along k (sdd_tail.cuh).
 #pragma once
 
 #include "../../abi.h"
@@ -30,12 +30,12 @@ struct SddFma {
   static constexpr int kColumnsAt = Pipeline::kBytes, kTailAt = kColumnsAt + Pipeline::kColumns * 16;
   static constexpr int kSharedBytes = kTailAt + (SPLIT ? Tail::kBytes : 0);
 
-  // Gathered columns that lie one below the other are one tall tile.
+  // Gathered columns stacked in shared memory form one tall tile.
   using RightTile = SharedTile<F32, RIGHT_K_CONTIGUOUS ? TILE_N : TILE_K, RIGHT_K_CONTIGUOUS ? TILE_K : TILE_N,
                                !RIGHT_K_CONTIGUOUS>;
   using Product = FmaTile<typename Pipeline::LeftTile, RightTile, LEFT_K_CONTIGUOUS, RIGHT_K_CONTIGUOUS, WARP_M, WARP_N, TILE_K>;
 
-  // Which part of the tile a thread has.
+  // A thread's place in the tile.
   struct WarpTile {
     int thread, lane_m, lane_n, warp_m, warp_n;
 
@@ -63,7 +63,7 @@ struct SddFma {
     Pipeline::clear_past_edge(args, coordinates(args).row, columns, ptx::thread_index());  // rather than keeping the row in a register
   }
 
-  // A tile, or a part of one.
+  // A tile, or a split-K part of one.
   static __device__ __forceinline__ void run_piece(const SddArgs& args) {
     extern __shared__ __align__(128) unsigned char shared[];
     int4* columns = reinterpret_cast<int4*>(shared + kColumnsAt);
@@ -84,7 +84,7 @@ struct SddFma {
     return grouped_order(ptx::block_index(), Pipeline::panels(args), Pipeline::column_tiles(args), kGroupedPanels);
   }
 
-  // Adds the stages from `begin` to `end`.
+  // Accumulates the stages from `begin` to `end`.
   static __device__ __forceinline__ void accumulate(const SddArgs& args, int64 panel, const int4* columns, unsigned char* shared,
                                                     int begin, int end, typename Product::Accumulators& c) {
     const WarpTile mine;
@@ -109,7 +109,7 @@ struct SddFma {
     });
   }
 
-  // Leaves a part of a sum in its slot.
+  // Stores the sum of a split-K part in its slot.
   static __device__ __forceinline__ void store_partial(const SddArgs& args, int slot, const int4* columns,
                                                const typename Product::Accumulators& c) {
     const WarpTile mine;
@@ -121,7 +121,7 @@ struct SddFma {
 
   static int64 grid(const SddArgs& args) { return SPLIT ? Tail::grid(args) : Pipeline::grid(args); }
 
-  // What is left to do where tiles were divided.
+  // Parameters of the kernel that adds the parts of split tiles.
   static SddArgs sum(const SddArgs& args) { return args; }
 };
 

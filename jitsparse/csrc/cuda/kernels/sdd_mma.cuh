@@ -1,6 +1,5 @@
-// Dense x dense at the blocks of a pattern, on mma.sync tensor cores (sm_80 and later). sdd_pipeline.cuh brings the
-// operands; every warp multiplies the blocks of its part of the tile that are in the pattern. With SPLIT the last tiles are divided
-// along k (sdd_tail.cuh).
+// Dense x dense at the blocks of a pattern, on mma.sync tensor cores (sm_80 and later). sdd_pipeline.cuh loads the operands; each warp
+// multiplies those blocks of its warp tile that are in the pattern. With SPLIT the last tiles are split along k (sdd_tail.cuh).
 #pragma once
 
 #include "../../abi.h"
@@ -27,13 +26,13 @@ struct SddMma {
   static_assert(WARP_N % BLOCK_COLS == 0 || BLOCK_COLS % WARP_N == 0, "a warp holds whole blocks or a part of one");
   static_assert(WARP_N % 16 == 0 && BLOCK_ROWS % 16 == 0 && BLOCK_COLS % 16 == 0, "mma tile sizes");
 
-  // The part of one block, or the blocks, that a warp multiplies.
+  // What a warp multiplies: blocks, or the piece of a block that its warp tile covers.
   static constexpr int kPieceM = WARP_M < BLOCK_ROWS ? WARP_M : BLOCK_ROWS;
   static constexpr int kPieceN = WARP_N < BLOCK_COLS ? WARP_N : BLOCK_COLS;
   static constexpr int kWarpRows = WARP_M / kPieceM, kWarpColumns = WARP_N / kPieceN;
   static constexpr bool kAlwaysPresent = Pipeline::kGroup == 1 && kColumns == 1;
 
-  // The right tile as the fragments see it: gathered columns one below the other are one tall tile.
+  // The right tile as the fragments see it: stacked gathered columns form one tall tile.
   using LeftTile = typename Pipeline::LeftTile;
   using RightTile = SharedTile<Element, RIGHT_K_CONTIGUOUS ? TILE_N : TILE_K, RIGHT_K_CONTIGUOUS ? TILE_K : TILE_N,
                                Pipeline::kScalar && !RIGHT_K_CONTIGUOUS>;
@@ -82,12 +81,12 @@ struct SddMma {
     }
   }
 
-  // Which part of a tile a warp has: its first row and column, and the blocks there, as bit g of masks[u] says that row g of its rows
-  // stores its column u. Found anew after the loop, during which it would take registers.
+  // A warp's tile: its first row and column, and its blocks: bit g of masks[u] is set if its block row g stores its block column u.
+  // Recomputed after the main loop, during which it would take registers.
   struct WarpTile {
     int lane, warp, m, n, first_group, first_column, masks[kWarpColumns];
 
-    // The shuffles tell the compiler that a value is the same in all lanes.
+    // The shuffles tell the compiler that a value is warp-uniform.
     __device__ __forceinline__ explicit WarpTile(const int4* columns) {
       const int thread = ptx::thread_index();
       lane = thread % 32;
@@ -125,7 +124,7 @@ struct SddMma {
     }
   }
 
-  // Adds the stages from `begin` to `end`.
+  // Accumulates the stages from `begin` to `end`.
   static __device__ __forceinline__ void accumulate(const SddArgs& args, int panel, const int4* columns, unsigned char* shared,
                                                     int begin, int end, Accumulators& c) {
     const WarpTile mine(columns);
@@ -163,7 +162,7 @@ struct SddMma {
     Pipeline::clear_past_edge(args, panel, columns, ptx::thread_index());
   }
 
-  // Leaves a part of a sum in its slot.
+  // Stores the sum of a split-K part in its slot.
   static __device__ __forceinline__ void store_partial(const SddArgs& args, int slot, const int4* columns, const Accumulators& c) {
     const WarpTile mine(columns);
     float* to = static_cast<float*>(args.workspace) + int64(slot) * (TILE_M * TILE_N) + (mine.m + mine.lane / 4) * TILE_N + mine.n +
@@ -189,7 +188,7 @@ struct SddMma {
 
   static int64 grid(const SddArgs& args) { return SPLIT ? Tail::grid(args) : Pipeline::grid(args); }
 
-  // What is left to do where tiles were divided.
+  // Parameters of the kernel that adds the parts of split tiles.
   static SddArgs sum(const SddArgs& args) { return args; }
 };
 

@@ -16,7 +16,7 @@ template <typename Element_, int BLOCK_ROWS, int BLOCK_COLS, bool LEFT_K_CONTIGU
 struct SddPipeline {
   using Element = Element_;
   using Storage = typename Element::Storage;
-  static constexpr int kAhead = STAGES - 1;  // that are on their way while one is multiplied
+  static constexpr int kAhead = STAGES - 1;  // stages in flight while one is multiplied
   static constexpr int kGroup = TILE_M / BLOCK_ROWS;
   static constexpr int kColumns = TILE_N / BLOCK_COLS, kBlockCols = BLOCK_COLS;
   static_assert(TILE_M % BLOCK_ROWS == 0 && TILE_N % BLOCK_COLS == 0, "a tile holds whole blocks");
@@ -25,7 +25,7 @@ struct SddPipeline {
   static constexpr bool kScalar = sizeof(Storage) == 4;  // operands that ldmatrix cannot transpose
   using LeftTile = SharedTile<Element, LEFT_K_CONTIGUOUS ? TILE_M : TILE_K, LEFT_K_CONTIGUOUS ? TILE_K : TILE_M,
                               kScalar && !LEFT_K_CONTIGUOUS>;
-  // The gathered block columns are tiles of their own where they lie one below the other.
+  // Gathered block columns that are stacked in shared memory are tiles of their own.
   using RightTile = SharedTile<Element, RIGHT_K_CONTIGUOUS ? BLOCK_COLS : TILE_K, RIGHT_K_CONTIGUOUS ? TILE_K : TILE_N,
                                kScalar && !RIGHT_K_CONTIGUOUS>;
   static constexpr int kRightTiles = RIGHT_K_CONTIGUOUS ? kColumns : 1;
@@ -36,7 +36,7 @@ struct SddPipeline {
 
   using Index = IndexView<BLOCK_ROWS, BLOCK_COLS>;
   static JITSPARSE_HD int64 panels(const SddArgs& args) { return div_up(args.rows, TILE_M); }
-  // The number of steps is known on the device only: a panel gets the CTAs that it could need, and those past its steps return.
+  // Only the device knows the number of steps: a panel gets the CTAs that it could need, and those past its steps return.
   static JITSPARSE_HD int64 column_tiles(const SddArgs& args) {
     return div_up(div_up(args.cols, BLOCK_COLS), kColumns);
   }
@@ -50,7 +50,7 @@ struct SddPipeline {
     return kGroup == 1 ? index.crow() : index.row_panel_ptr();
   }
 
-  // The first step of a tile, and the end of its panel's: it has none if the first is past that.
+  // A tile's first step, and the end of its panel's steps; the tile is empty if its first step is not before the end.
   static __device__ __forceinline__ int2 steps_of_tile(const Index& index, int64 panel, int64 tile) {
     return make_int2(pointers(index)[panel] + int(tile) * kColumns, pointers(index)[panel + 1]);
   }
@@ -64,7 +64,7 @@ struct SddPipeline {
     return kGroup == 1 ? make_int4(index.col()[step], 1, step, 0) : reinterpret_cast<const int4*>(index.row_steps())[step];
   }
 
-  // Puts all of a tile into `columns`; false where there is none.
+  // Writes all of a tile's block columns to `columns`; false if it has none.
   static __device__ __forceinline__ bool find_columns(const SddArgs& args, int64 panel, int64 tile, int4* columns, int thread) {
     const int2 steps = steps_of_tile(Index(args.index, args.rows, args.cols, args.nnz), panel, tile);
     if (steps.x >= steps.y) return false;
@@ -73,7 +73,7 @@ struct SddPipeline {
     return true;
   }
 
-  // Where the block of row `g` of a panel in a gathered column begins in the output.
+  // Where the output has the block in row `g` of a panel and a gathered column.
   static __device__ __forceinline__ Storage* block_of(const SddArgs& args, const int4& column, int g) {
     const Index index(args.index, args.rows, args.cols, args.nnz);
     const int in_order = column.z + __popc(column.y & ((1 << g) - 1));
@@ -81,8 +81,8 @@ struct SddPipeline {
     return static_cast<Storage*>(args.out) + position * (BLOCK_ROWS * BLOCK_COLS);
   }
 
-  // Zeroes what the tile's stored blocks have past the edges of the matrix: infinity times the zeros loaded there is NaN. (In registers,
-  // before storing, it takes more of them than there are.)
+  // Zeroes elements of the tile's stored blocks past the edges of the matrix: infinity times the zeros loaded there is NaN. (Doing so in
+  // registers before storing takes more of them than there are.)
   static __device__ __forceinline__ void clear_past_edge(const SddArgs& args, int64 panel, const int4* columns, int thread) {
     const int64 rows = args.rows - panel * TILE_M;
     for (int u = 0; u < kColumns; ++u) {
@@ -113,8 +113,8 @@ struct SddPipeline {
     int64 left_stride, right_stride;      // bytes from row to row of a tile
     int64 left_step, right_step;          // bytes from stage to stage
     int64 left_batch, right_batch;
-    // If a tile's rows run along k, how many of them, from the thread's first on, are inside (none if it is not positive); else whether
-    // the thread's column is.
+    // For a k-major tile, how many rows from the thread's first on are inside (none if it is not positive); else whether the thread's
+    // column is inside.
     int left_inside, right_inside[RightCopy::kTiles];
     int k_extent, k_tiles, end;           // stages before `end` are copied
     unsigned buffers;
@@ -151,12 +151,12 @@ struct SddPipeline {
       for (int i = 0; i < kAhead; ++i) advance(first + i, buffers + i * kStageBytes);
     }
 
-    // Starts the copies of `stage` into a free buffer. One group of copies a call.
+    // Starts the copies of `stage` into a free buffer. One group of copies per call.
     __device__ __forceinline__ void advance(int stage, unsigned buffer) {
       if (stage < end) {
         int64 left_at = stage * left_step, right_at = stage * right_step;
         int k_tile = stage;
-        if (stage >= k_tiles) {  // in the first member a division would be a third of what a stage takes beside its products
+        if (stage >= k_tiles) {  // the first batch entry skips a division, which would be a third of a stage's overhead
           const int batch = stage / k_tiles;
           left_at += batch * (left_batch - k_tiles * left_step);
           right_at += batch * (right_batch - k_tiles * right_step);
@@ -168,7 +168,7 @@ struct SddPipeline {
     }
 
    private:
-    // `left_at` and `right_at` bytes from where the thread's copies begin; k_left of the inner axis remain.
+    // `left_at` and `right_at` are bytes from where the thread's copies begin; k_left elements remain along k.
     __device__ __forceinline__ void fetch(int64 left_at, int64 right_at, int k_left, unsigned buffer) const {
       if (left_copy.has(0)) {
         left_copy.start(buffer, 0, left + left_at, left_stride, rows_of<LEFT_K_CONTIGUOUS>(left_copy, left_inside, k_left));
@@ -181,7 +181,7 @@ struct SddPipeline {
       }
     }
 
-    // What start() of a copy wants to know.
+    // The `rows` argument of a copy's start().
     template <bool K_CONTIGUOUS, typename Copy>
     static __device__ __forceinline__ int rows_of(const Copy& copy, int inside, int k_left) {
       if (K_CONTIGUOUS) return copy.column < k_left ? inside : 0;

@@ -1,13 +1,13 @@
 // The stages of a dense x dense product at the blocks of a pattern on Hopper: what they hold, and the warps that fill them.
 //
-// A tile is a panel of 64 or 128 rows and some of the block columns that any row of the panel stores, gathered side by side:
-// each is copied on its own, and in shared memory they are one wide operand. Two panels of 64 rows that store the same columns may
-// have a tile of both. Halves of block columns of 128 count as block columns here, so that tiles can be dealt out evenly. The list of
-// tiles is part of the index. A stage is a slab of k of the panels and of all that is gathered.
+// A tile is a panel of 64 or 128 rows and some of the block columns that any row of the panel stores, gathered side by side: each is copied
+// separately, and in shared memory they form one wide operand. Two panels of 64 rows that store the same columns may share a tile. Halves
+// of block columns of 128 count as block columns here, so that tiles can be distributed evenly. The list of tiles is part of the index. A
+// stage is a slab of k of the panels and of everything gathered.
 //
-// With GATHER_ROWS it is the other way round, and the product is computed transposed: a panel of columns, and block rows
-// gathered. TMA takes as long for a row of 32 bytes as for one of 128, so blocks of 16 and 32 want the operand that
-// is gathered to lie along k. Where neither does, as in the gradient of a weight, transpose.cuh can copy one before.
+// With GATHER_ROWS the roles are swapped, and the product is computed transposed: a panel of columns, and gathered block rows. TMA takes as
+// long for a row of 32 bytes as for one of 128, so for blocks of 16 and 32 the gathered operand should be k-major. If neither operand is,
+// as in the gradient of a weight, transpose.cuh can copy one first.
 #pragma once
 
 #include "../../abi.h"
@@ -22,7 +22,7 @@
 
 namespace jitsparse {
 
-// SPLIT: where there are more CTAs than tiles, several have a part of the sums of each; sdd_sum.cuh adds them.
+// SPLIT: where there are more CTAs than tiles, tiles are split along k; sdd_sum.cuh adds the parts.
 template <typename Element, int BLOCK_ROWS, int BLOCK_COLS, bool LEFT_K_CONTIGUOUS, bool RIGHT_K_CONTIGUOUS, bool GATHER_ROWS,
           bool SPLIT>
 struct SddStages {
@@ -32,39 +32,39 @@ struct SddStages {
   using Tile = SddTile<SddStages>;
   using Tiles = SddTiles<SddStages>;
   static constexpr bool kGatherRows = GATHER_ROWS, kSplit = SPLIT;
-  // Along the panel and across it.
+  // Block extents along the panel and across it.
   static constexpr int kBlockP = GATHER_ROWS ? BLOCK_COLS : BLOCK_ROWS;
   using Shape = GatherShape<kBlockP, GATHER_ROWS ? BLOCK_ROWS : BLOCK_COLS>;
   static constexpr int kBlockG = Shape::kPiece;
   static constexpr bool kPanelAlongK = GATHER_ROWS ? RIGHT_K_CONTIGUOUS : LEFT_K_CONTIGUOUS;
   static constexpr bool kGatheredAlongK = GATHER_ROWS ? LEFT_K_CONTIGUOUS : RIGHT_K_CONTIGUOUS;
-  static constexpr int kElementBytes = sizeof(Storage), kSwizzleElements = 128 / kElementBytes;  // of the widest rows that a swizzle knows
+  static constexpr int kElementBytes = sizeof(Storage), kSwizzleElements = 128 / kElementBytes;  // elements in a 128-byte swizzle row
   static constexpr int kTileM = Shape::kPanel, kSlab = kSwizzleElements;
   static constexpr int kColumns = Shape::kMax;
 
-  // Two warpgroups, of 64 rows and up to 256 columns each: one below the other if they have the same columns, else side by side.
+  // Two warpgroups, of 64 rows and up to 256 columns each: stacked if they have the same columns, else side by side.
   static constexpr int kConsumers = 2, kGroupsM = kTileM / 64, kGroupsN = kConsumers / kGroupsM;
   static constexpr int kProducers = 4;  // warps, each with its share of the block columns
   static_assert(kColumns <= kProducers * 32, "one lane copies one block column");
   static constexpr int kThreads = 128 * (kConsumers + 1);
 
   static constexpr int kPanelBytes = kTileM * 128, kColumnBytes = kBlockG * 128;
-  // A block column that runs along n is copied in pieces of at most kSwizzleElements columns, the width of the swizzle.
+  // An N-major block column is copied in pieces of at most kSwizzleElements columns, the width of the swizzle.
   static constexpr int kSpan = kBlockG < kSwizzleElements ? kBlockG : kSwizzleElements;
   static constexpr int kGatheredRowBytes = kGatheredAlongK ? 128 : kSpan * kElementBytes;
   static constexpr int kSpanBytes = kSpan * 128;
 
-  // The widest tile of the pattern decides how many stages there are.
+  // The widest tile of the pattern determines the number of stages.
   static constexpr int kRingBytes = (kGroupsM > 1 ? 4 : 3) * (kPanelBytes + Shape::kMax * kColumnBytes), kMaxStages = 8;
 
   struct Params {
     SddArgs args;
     CUtensorMap panel, gathered, out;
     Lists lists;
-    int slabs_of_batch;  // slabs of k of one matrix of a batch
+    int slabs_of_batch;  // slabs of k per matrix of a batch
   };
 
-  // A CTA of a kernel with these stages, whose barriers lie at Kernel::kBarriersAt; calls Kernel::consume in kConsumers warpgroups.
+  // A CTA of a kernel with these stages and its barriers at Kernel::kBarriersAt; calls Kernel::consume in kConsumers warpgroups.
   template <typename Kernel>
   static __device__ __forceinline__ void run(const Params& params) {
     unsigned char* shared = aligned_shared();
@@ -91,7 +91,7 @@ struct SddStages {
                                                  const StageBarriers& barriers, int warp, int lane) {
     const int mine = lane * kProducers + warp;  // block column of the tile
     RingPosition ring;
-    // What is needed of a tile is read while the one before it is copied.
+    // A tile's entries of the index are read while the previous tile is copied.
     int item = int(tile_of_round(0));
     const int items = tiles.count * tiles.parts;
     Tile tile = tiles.first;
@@ -102,14 +102,14 @@ struct SddStages {
       const int2 slabs = tiles.slabs_of(item % tiles.parts);
       const int columns = tile.columns(), panels = tile.two_panels() ? 2 : 1, columns_at = panels * kPanelBytes;
       const int bytes = (warp == 0 ? panels * kPanelBytes : 0) + (columns - warp + kProducers - 1) / kProducers * kColumnBytes;
-      const int panel = tile.of(lane).x * kTileM;  // that the lane copies, if it does
+      const int panel = tile.of(lane).x * kTileM;  // first row of the panel that the lane copies, if any
       int batch = slabs.x / tiles.slabs_of_batch, in_batch = slabs.x % tiles.slabs_of_batch;
       for (int slab = slabs.x; slab < slabs.y; ++slab) {
         const unsigned stage = base + ring.stage * tiles.stage_bytes, full_barrier = barriers.full_barrier(ring.stage);
         const int k = in_batch * kSlab, first = column * kBlockG;
         if (slab + 1 == slabs.y) column = tiles.column(next, mine);
         barriers.wait_empty(ring.stage, ring.round);
-        // Every warp arrives, even with nothing to copy: so none falls behind by two rounds.
+        // Every warp arrives, even with nothing to copy, so that none falls two rounds behind.
         if (lane == 0) ptx::mbarrier_arrive_expect_tx(full_barrier, bytes);
         __syncwarp();
         if (warp == 0 && lane < panels) {

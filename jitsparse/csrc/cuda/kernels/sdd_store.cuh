@@ -1,8 +1,8 @@
-// The epilogue of sdd_wgmma.cuh: from a warp's accumulators to the blocks that they are parts of.
+// The epilogue of sdd_wgmma.cuh: stores a warp's accumulators to the blocks that they belong to.
 //
-// A warp has 16 rows of every gathered column, which are rows of one block of each; with GATHER_ROWS they are 16 columns of it. Large
-// blocks are rounded into registers and leave subtile by subtile while the next tile is multiplied: by way of shared memory, from where
-// TMA takes them. Small ones are stored at once, 16 x 16 at a time, float32 as it is.
+// A warp has 16 rows of every gathered column, which belong to one block of each; with GATHER_ROWS they are 16 columns of it. Large blocks
+// are rounded into registers and stored subtile by subtile while the next tile is multiplied, through shared memory and by TMA. Small ones
+// are stored at once, 16 x 16 at a time, float32 directly from registers.
 #pragma once
 
 #include "../../abi.h"
@@ -15,37 +15,37 @@
 
 namespace jitsparse {
 
-// Order: which elements of the panel the accumulators' rows are.
+// Order: maps the accumulators' rows to elements of the panel.
 template <typename Element, int BLOCK_ROWS, int BLOCK_COLS, bool GATHER_ROWS, typename Order>
 struct SddStore {
   using Storage = typename Element::Storage;
-  // Along the panel and across it, there a piece of a block.
+  // Block extent along the panel; across it, that of a piece of a block.
   static constexpr int kBlockP = GATHER_ROWS ? BLOCK_COLS : BLOCK_ROWS;
   using Shape = GatherShape<kBlockP, GATHER_ROWS ? BLOCK_ROWS : BLOCK_COLS>;
   static constexpr int kBlockG = Shape::kPiece, kPieces = Shape::kPieces;
-  static constexpr int kGroupN = 256;  // columns of a warpgroup
+  static constexpr int kGroupN = 256;  // columns per warpgroup
   using Accumulators = float[kGroupN / 8][4];
 
   static constexpr bool kFloats = sizeof(Storage) == 4;
   static constexpr bool kBulk = !kFloats && BLOCK_ROWS >= 64 && BLOCK_COLS >= 64;
   static_assert(!kBulk || !GATHER_ROWS, "TMA takes rows of blocks as the accumulators have them");
-  // Subtiles have 16 rows and kSubtileN columns; 64 where there is room, which is where panels have 128 rows.
+  // Subtiles have 16 rows and kSubtileN columns: 64 where there is room, in panels of 128 rows.
   static constexpr int kSubtileN = kBlockP > 64 ? 64 : 32, kSubtileBuffers = kBlockP > 64 ? 2 : 1, kSubtileBytes = 16 * kSubtileN * 2;
   using Staged = StagedTile<Element, 16, 16, GATHER_ROWS>;
-  static constexpr int kBytes = kFloats ? 0 : kBulk ? kSubtileBuffers * kSubtileBytes : Staged::kBytes;  // of a warp
+  static constexpr int kBytes = kFloats ? 0 : kBulk ? kSubtileBuffers * kSubtileBytes : Staged::kBytes;  // per warp
 
   // A tile whose large blocks are still to be stored.
   static constexpr int kSubtiles = kGroupN / kSubtileN, kSubtilesPerPiece = kBlockG / kSubtileN;
   static constexpr unsigned kStored = 1u << kSubtiles;
   struct Unstored {
     unsigned packed[kSubtiles][kSubtileN / 8 * 2];
-    unsigned next = kStored;  // 1 << subtile, the one that is stored next (by a number the compiler would index local memory)
+    unsigned next = kStored;  // 1 << the next subtile to store (its number would index local memory)
     int subtile, subtiles;
     int position;  // of the lane's piece
   };
 
   const SddArgs& args;
-  const CUtensorMap* out;  // of what TMA takes
+  const CUtensorMap* out;  // the output's map, for TMA
   unsigned char* staged;   // the warp's shared memory, of kBytes
   int row, lane;           // the warp's first row of the panel
   int buffer = 0;
@@ -56,8 +56,8 @@ struct SddStore {
     return encode_map<Storage>(out, args.out, blocks, {kSubtileN, 16});
   }
 
-  // Makes zero what lies past the edges of the matrix: infinity times the zeros that are copied there is NaN. `first_row`: of the
-  // panel; `column`: the lane's of the warpgroup's gathered columns, of which an edge can cut one, and the half behind it.
+  // Zeroes elements past the edges of the matrix: infinity times the zeros that are copied there is NaN. `first_row` is the panel's;
+  // `column` is the lane's of the warpgroup's gathered columns, one of which an edge can cut, and the half behind it.
   __device__ __forceinline__ void keep_inside(Accumulators& c, int first_row, int columns, int column) const {
     const int warp = row / 16 % 4;
     const int64 rows = (GATHER_ROWS ? args.cols : args.rows) - (first_row + row / 64 * 64);
@@ -76,13 +76,13 @@ struct SddStore {
     }
   }
 
-  // The n-th piece of values, of which a block has kPieces.
+  // The n-th piece of the values; a block has kPieces.
   template <typename T>
   static __device__ __forceinline__ T* piece(T* blocks, int64 n) {
     return blocks + n / kPieces * (BLOCK_ROWS * BLOCK_COLS) + n % kPieces * (kBlockG * (GATHER_ROWS ? BLOCK_COLS : 1));
   }
 
-  // Lane n knows where the piece of the n-th gathered column lies in values, or that none is stored: a negative number.
+  // Lane n holds the position in values of the n-th gathered column's piece, negative if it is not stored.
   __device__ __forceinline__ void store(Accumulators& c, int columns, int position) {
     if constexpr (kFloats) {
       store_floats(static_cast<float*>(args.out), c, columns, position);
@@ -91,7 +91,7 @@ struct SddStore {
     }
   }
 
-  // Float32, see store_fragments.cuh: the result, or a part of the sums that it will be.
+  // Stores float32, see store_fragments.cuh: the result, or the sums of a split-K part.
   __device__ __forceinline__ void store_floats(float* blocks, const Accumulators& c, int columns, int position) const {
 #pragma unroll
     for (int u = 0; u < kGroupN / kBlockG; ++u) {
@@ -123,7 +123,7 @@ struct SddStore {
     }
   }
 
-  // Large blocks: a panel of 64 or 128 rows is one, so every gathered column has one.
+  // For large blocks: a panel of 64 or 128 rows is one block row, so every gathered column has a block.
   static __device__ __forceinline__ void finish_tile(const Accumulators& c, int columns, int position, Unstored& unstored) {
 #pragma unroll
     for (int i = 0; i < kSubtiles; ++i) {

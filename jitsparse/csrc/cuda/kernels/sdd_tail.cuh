@@ -1,5 +1,5 @@
-// The tail of an sdd: of tiles that come one a CTA, the last ones, which would leave a part of the GPU idle, are divided along k. Each
-// part leaves its sum in a slot of the workspace, and sdd_tail_sum.cuh adds them.
+// The tail of an sdd with one tile per CTA: the last tiles, which would leave some of the GPU idle, are split along k. Each split-K part
+// stores its sum in a slot of the workspace, and sdd_tail_sum.cuh adds them.
 #pragma once
 
 #include "../../abi.h"
@@ -8,31 +8,31 @@
 
 namespace jitsparse {
 
-// GROUP: panels whose tiles are dealt out column by column, as in tile/order.cuh.
+// GROUP: panels whose tiles are rasterized column by column, as in tile/order.cuh.
 template <typename Pipeline, int GROUP>
 struct SddTail {
-  static constexpr int kMaxPanels = 512;   // this and kMaxRounds as in kernels/split.py
-  static constexpr int kMaxRounds = 3;     // of CTAs that a GPU has at a time
-  static constexpr int kStagesToStart = 2;  // as long as these take to begin and to leave a part
+  static constexpr int kMaxPanels = 512;   // this and kMaxRounds must match kernels/split.py
+  static constexpr int kMaxRounds = 3;     // waves of CTAs
+  static constexpr int kStagesToStart = 2;  // in stages, the time to start and store a part
 
   struct Coordinates {
     int row, column;  // panel; tile of it
   };
-  // The stages from `begin` to `end` of a tile; nothing if that is 0. All of the tile, if slot is negative.
+  // Stages `begin` to `end` of a tile, none if `end` is 0; the whole tile if `slot` is negative.
   struct Piece {
     Coordinates tile;
     int begin, end, slot;
   };
   struct Known {
-    int panels, stages, ctas;     // panels; stages of a tile; CTAs at a time
+    int panels, stages, ctas;     // panels; stages per tile; CTAs resident at a time
     Piece piece;                  // the CTA's
-    int before[kMaxPanels + 1];  // exclusive prefix sum of the panels' tiles; last: all
+    int before[kMaxPanels + 1];  // exclusive prefix sum of the panels' tiles; last: the total
   };
   static constexpr int kBytes = sizeof(Known);
 
   Known& known;  // in shared memory
 
-  // By all threads of a CTA, the cta-th of the grid, in `room` of kBytes.
+  // Call from all threads of a CTA, the cta-th of the grid, with `room` for kBytes.
   __device__ __forceinline__ SddTail(const SddArgs& args, unsigned char* room, int cta) : known(*reinterpret_cast<Known*>(room)) {
     const int thread = ptx::thread_index(), panels = int(Pipeline::panels(args));
     if (thread == 0) known.panels = panels, known.stages = Pipeline::stage_count(args), known.ctas = int(args.parts);
@@ -43,17 +43,16 @@ struct SddTail {
     __syncthreads();
   }
 
-  __device__ __forceinline__ int whole() const { return known.before[known.panels] / known.ctas * known.ctas; }  // tiles
-  __device__ __forceinline__ int divided() const { return known.before[known.panels] % known.ctas; }             // the others
+  __device__ __forceinline__ int whole() const { return known.before[known.panels] / known.ctas * known.ctas; }  // tiles computed whole
+  __device__ __forceinline__ int divided() const { return known.before[known.panels] % known.ctas; }             // tiles split along k
 
-  // Into how many parts each of the others is divided: as many as make one round of CTAs, or two or three of shorter parts if these take
-  // less time.
+  // Parts per split tile: as many as make one wave of CTAs, or two or three waves of shorter parts if these take less time.
   __device__ __forceinline__ int parts() const {
     int best = 1, least = known.stages + kStagesToStart;
 #pragma unroll
     for (int rounds = 1; rounds <= kMaxRounds; ++rounds) {
       const int fitting = divided() ? rounds * known.ctas / divided() : 1, parts = fitting < known.stages ? fitting : known.stages;
-      // In stages: of the longest part in each round, and what starting costs.
+      // In stages: the longest part of each wave, and the cost of starting it.
       const int time = parts ? rounds * ((known.stages + parts - 1) / parts + kStagesToStart) : least;
       if (time < least) best = parts, least = time;
     }
@@ -71,14 +70,14 @@ struct SddTail {
     for (int row = first + 1; row < first + height; ++row) least = tiles_of(row) < least ? tiles_of(row) : least;
     int in_group = tile - known.before[first];
     if (in_group < height * least) return {first + in_group % height, in_group / height};
-    // Then what panels have beyond that, panel by panel.
+    // Then the panels' remaining tiles, panel by panel.
     in_group -= height * least;
     int row = first;
     for (; in_group >= tiles_of(row) - least; ++row) in_group -= tiles_of(row) - least;
     return {row, least + in_group};
   }
 
-  // With `parts` the CTAs that the GPU has at a time, or those that the workspace has slots for, if that is fewer.
+  // Sets `parts` to the CTAs that are resident at a time, or to those that the workspace has slots for, if fewer.
   static SddArgs clamp_parts(SddArgs args, int ctas_of_sm) {
     const int64 at_once = int64(ctas_of_sm) * sm_count();
     if (at_once < args.parts) args.parts = at_once;
@@ -86,7 +85,7 @@ struct SddTail {
   }
 
   static int64 grid(const SddArgs& args) {
-    // No pattern has more tiles: every panel at most one that is not full.
+    // An upper bound for any pattern: every panel has at most one tile that is not full.
     const int64 most = Pipeline::grid(args), tiles = args.nnz / Pipeline::kColumns + Pipeline::panels(args);
     return (tiles < most ? tiles : most) + kMaxRounds * args.parts;
   }
@@ -103,7 +102,7 @@ struct SddTail {
     return {coordinates(whole() + n / count), int(stages * part / count), int(stages * (part + 1) / count), count > 1 ? n : -1};
   }
 
-  // By a warp, of which each lane has panels that lie side by side.
+  // Call from one warp; each lane has consecutive panels.
   static __device__ __forceinline__ void count_tiles(int* before, const int* pointers, int panels, int lane) {
     constexpr int kEach = kMaxPanels / 32;
     const auto tiles_of = [&](int panel) {

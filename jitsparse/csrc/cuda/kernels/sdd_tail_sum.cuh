@@ -1,4 +1,4 @@
-// The second half of an sdd whose last tiles were divided: adds the parts of a tile, always in the same order.
+// The second kernel of an sdd whose last tiles are split along k: adds the parts of a tile, always in the same order.
 #pragma once
 
 #include "../../abi.h"
@@ -8,7 +8,7 @@
 
 namespace jitsparse {
 
-// Of a kernel whose tiles lie in their slots row by row, in float32.
+// For a kernel whose slots hold tiles row by row, in float32.
 template <typename Kernel>
 struct SddTailSum {
   using Pipeline = typename Kernel::Pipeline;
@@ -17,16 +17,16 @@ struct SddTailSum {
   static constexpr int kTileM = Kernel::kTileM, kTileN = Kernel::kTileN;
   static constexpr int kBlockRows = kTileM / Pipeline::kGroup, kBlockCols = Pipeline::kBlockCols;
   static constexpr int kThreads = 256, kMinCtas = 1, kSharedBytes = Tail::kBytes;
-  static constexpr int kRows = kThreads * kSumsAtOnce / kTileN, kStrips = kTileM / kRows;  // that a CTA adds at a time
+  static constexpr int kRows = kThreads * kSumsAtOnce / kTileN, kStrips = kTileM / kRows;  // rows added at a time; strips per tile
   static_assert(kThreads * kSumsAtOnce % kTileN == 0 && kTileM % kRows == 0, "a tile is a whole number of strips");
 
-  using Params = SddArgs;  // those of the first half
+  using Params = SddArgs;  // those of the first kernel
 
   static __device__ __forceinline__ void run(const SddArgs& args) {
     extern __shared__ __align__(128) unsigned char shared[];
     const Tail tail(args, shared, /*cta=*/0);
     const int parts = tail.parts();
-    if (parts == 1) return;  // they lie in `out` already
+    if (parts == 1) return;  // the results are in `out` already
     const int e = ptx::thread_index() * kSumsAtOnce, n = e % kTileN;
     for (int strip = ptx::block_index(); strip < tail.divided() * kStrips; strip += gridDim.x) {
       const int number = strip / kStrips, m = strip % kStrips * kRows + e / kTileN, g = m / kBlockRows;

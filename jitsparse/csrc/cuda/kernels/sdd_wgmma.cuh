@@ -1,12 +1,11 @@
 // Dense x dense at the blocks of a pattern on Hopper (sm_90a): bulk copies feed wgmma through a ring of stages; persistent
 // CTAs.
 //
-// Each warpgroup multiplies 64 rows of a panel, wgmma's rows (M), by columns that are gathered side by side (N); what a tile is, see
-// sdd_stages.cuh. With SPLIT the sums of a tile may be divided among CTAs where there are more of these than tiles; sdd_sum.cuh adds
-// the parts.
+// Each warpgroup multiplies 64 rows of a panel, wgmma's M, by columns that are gathered side by side, its N; sdd_stages.cuh says what a
+// tile is. With SPLIT tiles may be split along k where there are more CTAs than tiles; sdd_sum.cuh adds the parts.
 //
-// float32 is multiplied as TF32, in blocks of 32 and more. wgmma reads such an operand from shared memory only where its rows run
-// along k: that is the gathered one. The panel comes from registers, whichever way it lies.
+// float32 is multiplied as TF32, in blocks of 32 and more. wgmma reads 32-bit operands from shared memory only if they are k-major, so the
+// gathered one must be. The panel comes from registers, in either major order.
 #pragma once
 
 #include "../../abi.h"
@@ -35,7 +34,7 @@ struct SddWgmma {
   static constexpr int kThreads = Stages::kThreads, kMinCtas = 1;
   static constexpr bool kTf32 = Stages::kElementBytes == 4;
   static_assert(!kTf32 || (kGatheredAlongK && kBlockP >= 32 && Stages::kBlockG >= 32), "see above");
-  using Panel = RegisterOperand<1, kPanelAlongK>;  // of TF32
+  using Panel = RegisterOperand<1, kPanelAlongK>;  // for TF32
   using Order = RowOrder<1, kTf32 && !kPanelAlongK>;
   using Sum = SddSum<Element>;
   using Store = SddStore<Element, BLOCK_ROWS, BLOCK_COLS, GATHER_ROWS, Order>;
@@ -55,14 +54,14 @@ struct SddWgmma {
   static __device__ __forceinline__ void consume(const Params& params, const Tiles& tiles, unsigned char* shared, unsigned base,
                                                  const StageBarriers& barriers, int warp, int lane) {
     const int group = warp / 4;
-    const int row = group / Stages::kGroupsN * 64 + warp % 4 * 16, down = row / kBlockP;  // the warp's first
+    const int row = group / Stages::kGroupsN * 64 + warp % 4 * 16, down = row / kBlockP;  // the warp's first row, its block row
     Store epilogue = {params.args, &params.out, shared + kStagedAt + warp * Store::kBytes, row, lane};
     typename Store::Unstored unstored;
     const auto meanwhile = [&] {
       if constexpr (Store::kBulk) epilogue.store_subtile(unstored);
     };
     Ring ring = {barriers, base, tiles.stages, tiles.stage_bytes};
-    // What is needed of a tile is read while the one before it is computed.
+    // A tile's entries of the index are read while the previous tile is computed.
     const int items = tiles.count * tiles.parts;
     int next_item = int(tile_of_round(0));
     Tile next = tiles.first;
@@ -75,7 +74,7 @@ struct SddWgmma {
       const int4 mine = tile.of(group);
       const int columns = mine.z - mine.y;
       const Operands operands = {tile.panel_at(group), tile.columns_at(group), warp % 4, lane};
-      // Where the block that the warp has a part of lies in values, in each gathered column; a lane knows one.
+      // The position in values of the warp's block in each gathered column, one per lane.
       int position = -1;
       int4 column = make_int4(0, 0, 0, 0);
       if (lane < columns) {
@@ -100,7 +99,7 @@ struct SddWgmma {
         }
       }
       if constexpr (Store::kBulk) {
-        while (epilogue.store_subtile(unstored)) {}  // what a short sum has left of the tile before
+        while (epilogue.store_subtile(unstored)) {}  // what a short sum left of the previous tile
         Store::finish_tile(c, columns, position, unstored);
       } else {
         epilogue.store(c, columns, position);
@@ -112,14 +111,14 @@ struct SddWgmma {
     epilogue.drain();
   }
 
-  // The ring of stages as a consumer goes round it.
+  // A consumer's view of the ring of stages.
   struct Ring {
     const StageBarriers& barriers;
     unsigned base;
     int stages, stage_bytes;
     RingPosition at;
 
-    // The address of the next stage, which has arrived.
+    // Waits for the next stage and returns its address.
     __device__ __forceinline__ unsigned wait() const {
       barriers.wait_full(at.stage, at.round);
       return base + at.stage * stage_bytes;
@@ -127,13 +126,13 @@ struct SddWgmma {
     __device__ __forceinline__ void next() { at.next(stages); }
   };
 
-  // Offsets in a stage of what the warpgroup multiplies, and who the thread is.
+  // Offsets of the warpgroup's operands in a stage, and the thread's warp and lane.
   struct Operands {
     int panel_at, columns_at;
     int warp, lane;
   };
 
-  // The main loop: c += panel x gathered over all slabs of k, for N columns; `meanwhile` is done once a stage.
+  // The main loop: c += panel x gathered over all slabs of k, for N columns; `meanwhile` runs once per stage.
   template <int N, typename Meanwhile>
   static __device__ __forceinline__ void main_loop(Accumulators& c, Ring& ring, const Operands& operands, int slabs,
                                                    const Meanwhile& meanwhile) {
@@ -148,10 +147,10 @@ struct SddWgmma {
       ring.next();
     }
     ptx::wgmma_wait<0>();
-    ring.barriers.release(previous, operands.lane);  // a tile has a slab at least: split.py sees to it that every part has
+    ring.barriers.release(previous, operands.lane);  // there is one: split.py gives every split-K part a slab at least
   }
 
-  // The same in TF32: one warpgroup multiplies while the other loads fragments and waits.
+  // The main loop in TF32: one warpgroup multiplies while the other loads fragments and waits.
   template <int N>
   static __device__ __forceinline__ void main_loop_tf32(Accumulators& c, Ring& ring, const Operands& operands, int slabs) {
     for (int i = 0; i < slabs; ++i) {
@@ -167,8 +166,8 @@ struct SddWgmma {
     static constexpr int kN = N;
   };
 
-  // Calls `loop` with `columns`, a multiple of kWgmmaNStep and MOST at most, as a constant. A loop for each width, since a branch in it
-  // would be where ptxas ends a batch of wgmma: waiting for the batch before would then wait for this one too.
+  // Calls `loop` with `columns`, a multiple of kWgmmaNStep and at most MOST, as a constant. One loop per width, since ptxas ends a batch of
+  // wgmma at a branch: waiting for the previous batch would then wait for this one too.
   template <int MOST, typename Loop>
   static __device__ __forceinline__ void with_width(int columns, const Loop& loop) {
     if constexpr (MOST > 0) {
@@ -213,7 +212,7 @@ struct SddWgmma {
 
   static int64 grid(const SddArgs& args) { return Stages::grid(args); }
 
-  // What is left to do where sums were divided.
+  // Parameters of the kernel that adds the parts of split tiles.
   static typename Sum::Params sum(const SddArgs& args) {
     const typename Stages::Index index(args.index, args.rows, args.cols, args.nnz);
     return {static_cast<const float*>(args.workspace), static_cast<Storage*>(args.out), args.nnz * (BLOCK_ROWS * BLOCK_COLS),

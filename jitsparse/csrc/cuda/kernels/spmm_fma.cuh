@@ -1,8 +1,8 @@
 // Block-sparse x dense in IEEE float32: CUDA cores, fed by cp.async (sm_80 and later).
 //
-// Role form as in spmm_pipeline.cuh. A tile is as high as a block, so that every block of its row is work for every warp: the
-// cores are slow enough that the dense operand can be loaded once a block, and panels would leave warps without work. With SPLIT
-// several CTAs have a part of the blocks of each tile, and spmm_sum.cuh adds what they leave in the workspace.
+// Role form as in spmm_pipeline.cuh. A tile is as tall as a block, so that every block of its row is work for every warp: the cores are
+// slow enough that the dense operand can be loaded once per block, and panels would leave warps without work. With SPLIT the blocks of each
+// tile are split among several CTAs (split-K), and spmm_sum.cuh adds their sums from the workspace.
 #pragma once
 
 #include "../../abi.h"
@@ -21,9 +21,9 @@ template <int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CONTIGUOUS,
 struct SpmmFma {
   static constexpr int kThreads = 32 * WARPS_M * WARPS_N, kMinCtas = MIN_CTAS;
   static constexpr int WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
-  // The right operand of a thread's products should not lie along k in shared memory, see fma_tile.cuh. If the dense operand does, it is
-  // the left one: then the output's columns are the product's rows. If both do, the one that is less of a stage is transposed as it comes.
-  // Low blocks are so little of it that they always are, though as the left operand they could stay (1.01 to 1.03 times as fast).
+  // The right operand should not be k-major in shared memory, see fma_tile.cuh. A k-major dense operand becomes the left one: then the
+  // output's columns are the product's rows. If both are k-major, the one that is less of a stage is transposed as it is copied. Short
+  // blocks always are, being so little of it, though as the left operand they could stay (1.01 to 1.03 times as fast).
   static constexpr bool kTransposesDense = DENSE_K_CONTIGUOUS && !FLIPPED && TILE_N < TILE_M;
   static constexpr bool kTransposed = DENSE_K_CONTIGUOUS && !kTransposesDense;
   static constexpr bool kTransposesBlocks = !FLIPPED && (kTransposed || TILE_M <= 32);
@@ -40,10 +40,10 @@ struct SpmmFma {
   using Sum = SpmmSum<F32>;
   using Sums = SpmmSums<OUT_TRANSPOSED>;
 
-  // Which part of the output a thread has.
+  // A thread's place in the output.
   struct WarpTile {
     TileCoordinates tile;
-    int split;  // the CTA's share of the tile's steps
+    int split;  // the CTA's split-K part
     int thread, lane_left, lane_right, warp_m, warp_n;
 
     __device__ __forceinline__ explicit WarpTile(const SpmmArgs& args)
@@ -52,8 +52,8 @@ struct SpmmFma {
           warp_m(thread / 32 / WARPS_N * WARP_M), warp_n(thread / 32 % WARPS_N * WARP_N) {}
   };
 
-  // Tiles of rows with most blocks first: a CTA starts where another ends, so what runs at the end alone should be short. And all tiles
-  // of a row side by side, not those of sixteen rows: they share its blocks, and what they load is little beside what they compute.
+  // Tiles of rows with most blocks first: a CTA starts where another ends, so those that run last should be short. All tiles of a row are
+  // adjacent, not those of sixteen rows: they share its blocks, and load little compared with what they compute.
   static __device__ __forceinline__ TileCoordinates tile_of(const SpmmArgs& args, int number) {
     const int columns = int(Pipeline::column_tiles(args)), rows = int(Pipeline::panels(args));
     const int row = number / columns, batch = row / rows;
@@ -113,10 +113,10 @@ struct SpmmFma {
 
   static __device__ __forceinline__ int64 start_of(int64 ld, int64 m, int64 n) { return OUT_TRANSPOSED ? n * ld + m : m * ld + n; }
 
-  // `ld` by reference, since with a copy of it dds nt spills in blocks of 128.
+  // `ld` by reference: with a copy of it dds nt spills in blocks of 128.
   static __device__ __forceinline__ void store_at(float* out, const int64& ld, const WarpTile& mine,
                                                   const typename Product::Accumulators& c, int m_left, int n_left) {
-    // Operands are aligned, so an extent of the output is a multiple of a run along it: a run is inside whole.
+    // Operands are aligned, so an extent of the output is a multiple of a run along it: a run is entirely inside or outside.
     Product::template for_each_run<OUT_TRANSPOSED != kTransposed>(c, mine.lane_left, mine.lane_right, [&](int i, int j, const auto& run) {
       const int m = kTransposed ? j : i, n = kTransposed ? i : j;
       if (m < m_left && n < n_left) store_run(out + start_of(ld, m, n), run);
@@ -125,7 +125,7 @@ struct SpmmFma {
 
   static int64 grid(const SpmmArgs& args) { return Pipeline::grid(args) * parts(args); }
 
-  // What is left to do where steps were divided.
+  // Parameters of the kernel that adds the parts of split tiles.
   static typename Sum::Params sum(const SpmmArgs& args) { return Sum::template of<Sums>(args, Pipeline::m(args), parts(args)); }
 };
 

@@ -1,6 +1,6 @@
-// Block-sparse x dense on mma.sync tensor cores (sm_80 and later). spmm_pipeline.cuh brings the operands; every
-// warp multiplies the blocks that are there. With SPLIT several CTAs have a part of the steps of each tile, and spmm_sum.cuh adds what
-// they leave in the workspace.
+// Block-sparse x dense on mma.sync tensor cores (sm_80 and later). spmm_pipeline.cuh loads the operands; each warp multiplies the blocks
+// that are stored. With SPLIT the steps of each tile are split among several CTAs (split-K), and spmm_sum.cuh adds their sums from the
+// workspace.
 #pragma once
 
 #include "../../abi.h"
@@ -27,7 +27,7 @@ struct SpmmMma {
   static_assert(WARP_M % kBlockM == 0 || kBlockM % WARP_M == 0, "a warp holds whole blocks or a part of one");
   static_assert(WARP_N % 16 == 0 && kBlockM % 16 == 0 && kSlotK % Element::kMmaK == 0, "mma tile sizes");
 
-  static constexpr int kStagedBytes = StagedTile<Element, WARP_M, WARP_N, OUT_TRANSPOSED>::kBytes;  // of one warp
+  static constexpr int kStagedBytes = StagedTile<Element, WARP_M, WARP_N, OUT_TRANSPOSED>::kBytes;  // per warp
   static constexpr int kSharedBytes =
       Pipeline::kBytes > kThreads / 32 * kStagedBytes ? Pipeline::kBytes : kThreads / 32 * kStagedBytes;
   static constexpr int kGroupedPanels = 16;
@@ -41,8 +41,8 @@ struct SpmmMma {
   using Sums = SpmmSums<OUT_TRANSPOSED>;
   static JITSPARSE_HD int parts(const SpmmArgs& args) { return SPLIT ? int(args.parts) : 1; }
 
-  // One warp's share of a stage: for each depth of the mma its columns of the dense tile once, then the blocks
-  // that are there. Bit slot * kGroup + g of `present` says that the warp's block g of that slot is.
+  // Multiplies a warp's share of a stage: for each k of the mma it loads its columns of the dense tile once, then the blocks that are
+  // stored. Bit slot * kGroup + g of `present` is set if the warp's block g of that slot is stored.
   static __device__ __forceinline__ void multiply(Accumulators& c, unsigned present, unsigned blocks, unsigned dense) {
     constexpr int kBlocksInWarp = WARP_M > kBlockM ? WARP_M / kBlockM : 1;
     constexpr int kRowsOfBlock = WARP_M > kBlockM ? kBlockM : WARP_M;
@@ -74,7 +74,7 @@ struct SpmmMma {
 
   static __device__ __forceinline__ void run(const SpmmArgs& args) {
     extern __shared__ __align__(128) unsigned char shared[];
-    // The shuffle tells the compiler that the warp index is the same in all lanes.
+    // The shuffle tells the compiler that the warp index is warp-uniform.
     const int thread = threadIdx.x, lane = thread % 32, warp = __shfl_sync(~0u, thread / 32, 0);
     const int warp_m = warp / WARPS_N, warp_n = warp % WARPS_N;
     const int part = SPLIT ? blockIdx.x % parts(args) : 0;
@@ -85,7 +85,7 @@ struct SpmmMma {
     typename Pipeline::Stream stream(args, tile.row, first_n, tile.batch, shared, thread, part, parts(args));
     stream.start();
 
-    // Where this warp's part of the panel begins: a block of a slot, and rows of that block.
+    // Where the warp tile begins in the panel: a block of a slot, and a row of that block.
     const int first_block = warp_m * WARP_M / kBlockM, first_row = warp_m * WARP_M % kBlockM;
     const unsigned block_offset = first_block * BlockTile::kBytes +
                                   BlockTile::advance(BlockFragments::lane_offset(lane), FLIPPED ? 0 : first_row,
@@ -118,7 +118,7 @@ struct SpmmMma {
 
   static int64 grid(const SpmmArgs& args) { return Pipeline::grid(args) * parts(args); }
 
-  // What is left to do where steps were divided.
+  // Parameters of the kernel that adds the parts of split tiles.
   static typename Sum::Params sum(const SpmmArgs& args) { return Sum::template of<Sums>(args, Pipeline::m(args), parts(args)); }
 };
 

@@ -1,7 +1,7 @@
-// How the output of a block-sparse x dense product in 16 bits leaves on Hopper: each warpgroup has staging buffers behind the ring of stages.
+// The 16-bit output of a block-sparse x dense product on Hopper: each warpgroup has staging buffers behind the ring of stages.
 //
-// Stages: what the ring holds (SpmmStages). OUT_TRANSPOSED: the output is n x m. ACCUMULATOR_ROWS: rows of the accumulators are rows of
-// the output, or else its columns.
+// Stages: what the ring holds (SpmmStages). OUT_TRANSPOSED: the output is n x m. ACCUMULATOR_ROWS: rows of the accumulators are rows of the
+// output, otherwise its columns.
 #pragma once
 
 #include "../../abi.h"
@@ -13,7 +13,7 @@ namespace jitsparse {
 template <typename Stages, bool OUT_TRANSPOSED, bool ACCUMULATOR_ROWS>
 struct SpmmOutput {
   using Out = EpilogueStaging<ACCUMULATOR_ROWS>;
-  static constexpr int kOutAt = Stages::kRingBytes, kOutBytes = Out::kBuffers * Out::kBytes;  // of a warpgroup
+  static constexpr int kOutAt = Stages::kRingBytes, kOutBytes = Out::kBuffers * Out::kBytes;  // per warpgroup
   static constexpr int kBarriersAt = kOutAt + Stages::kConsumers * kOutBytes;
   static constexpr int kSharedBytes = kBarriersAt + Stages::kStages * 16 + kSharedAlignment;
   static_assert(kSharedBytes <= kMaxSharedBytes, "fits an SM");
@@ -26,7 +26,7 @@ struct SpmmOutput {
     return {base + kOutAt + group * kOutBytes, group, thread};
   }
 
-  // Sends off what has been staged: 64 x 64 of the output from (at_m, at_n) on.
+  // Starts the store of a staged subtile, 64 x 64 of the output from (at_m, at_n) on.
   static __device__ __forceinline__ void store(const Params& params, const Out& staging, unsigned at, int at_m, int at_n, int batch) {
     staging.store(at, &params.out, OUT_TRANSPOSED ? at_m : at_n, OUT_TRANSPOSED ? at_n : at_m, batch);
   }

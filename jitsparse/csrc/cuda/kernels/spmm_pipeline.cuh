@@ -3,9 +3,8 @@
 // Role form: out[m][n] = op(S)[m][k] x dense[k][n]. dds is the same product transposed, so it comes here with the
 // sparse operand flipped and its output transposed.
 //
-// A CTA computes TILE_M x TILE_N of the output. Its TILE_M rows are a panel of kGroup block rows; it walks the
-// union of their block columns (a step each, with a mask of the rows that store the block), so the dense
-// operand is loaded once a step and not once a block.
+// A CTA computes TILE_M x TILE_N of the output. Its TILE_M rows are a panel of kGroup block rows; it walks the union of their block columns
+// (one step each, with a mask of the rows that store the block), so the dense operand is loaded once per step and not once per block.
 #pragma once
 
 #include <type_traits>
@@ -16,14 +15,14 @@
 
 namespace jitsparse {
 
-// TRANSPOSES_BLOCKS, TRANSPOSES_DENSE: what lies along k comes to lie across it, in float32.
+// TRANSPOSES_BLOCKS, TRANSPOSES_DENSE: the copy makes a k-major operand MN-major, in float32.
 template <typename Element_, int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CONTIGUOUS, int TILE_M,
           int TILE_N, int TILE_K, int THREADS, int STAGES, bool TRANSPOSES_BLOCKS = false,
           bool TRANSPOSES_DENSE = false>
 struct SpmmPipeline {
   using Element = Element_;
   using Storage = typename Element::Storage;
-  static constexpr int kAhead = STAGES - 1;  // that are on their way while one is multiplied
+  static constexpr int kAhead = STAGES - 1;  // stages in flight while one is multiplied
 
   // The block as op(S) uses it.
   static constexpr int kBlockM = FLIPPED ? BLOCK_COLS : BLOCK_ROWS;
@@ -32,7 +31,7 @@ struct SpmmPipeline {
   static_assert(TILE_M % kBlockM == 0, "a panel holds whole blocks");
   static_assert(kGroup == 1 || (TILE_M == 128 && kBlockM != 64), "the index has panels of 128 rows; of blocks of 64 any two");
 
-  // A stage is TILE_K deep: several steps of a small block, or a part of a large one.
+  // A stage is TILE_K deep: several steps of a small block, or a piece of a large one.
   static constexpr int kSlots = TILE_K > kBlockK ? TILE_K / kBlockK : 1;
   static constexpr int kStagesPerStep = kBlockK > TILE_K ? kBlockK / TILE_K : 1;
   static constexpr int kSlotK = TILE_K / kSlots;
@@ -41,16 +40,15 @@ struct SpmmPipeline {
   static constexpr bool kScalar = sizeof(Storage) == 4;  // operands that ldmatrix cannot transpose
   static_assert(!TRANSPOSES_BLOCKS || (kScalar && !FLIPPED && kSlots * kGroup == 1), "one block that lies along k");
   static_assert(!TRANSPOSES_DENSE || (kScalar && DENSE_K_CONTIGUOUS && kSlots == 1), "one slab that does");
-  static constexpr bool kBlocksAcross = FLIPPED || TRANSPOSES_BLOCKS;  // rows of a block in shared memory run along m
+  static constexpr bool kBlocksAcross = FLIPPED || TRANSPOSES_BLOCKS;  // blocks are M-major in shared memory
   using BlockTile = SharedTile<Element, kBlocksAcross ? kSlotK : kBlockM, kBlocksAcross ? kBlockM : kSlotK, kScalar && FLIPPED>;
-  static constexpr bool kDenseAcross = !DENSE_K_CONTIGUOUS || TRANSPOSES_DENSE;  // rows of the slab there run along n
+  static constexpr bool kDenseAcross = !DENSE_K_CONTIGUOUS || TRANSPOSES_DENSE;  // the slab is N-major there
   using DenseTile =
       SharedTile<Element, kDenseAcross ? kSlotK : TILE_N, kDenseAcross ? TILE_N : kSlotK, kScalar && !DENSE_K_CONTIGUOUS>;
 
   static constexpr int kBlockBytes = kSlots * kGroup * BlockTile::kBytes;
   static constexpr int kStageBytes = kBlockBytes + kSlots * DenseTile::kBytes;
-  // Steps are fetched two depths of the pipeline before their data and read until it is consumed; block positions
-  // one depth before.
+  // Steps are fetched two pipeline depths ahead of their data and read until it is consumed; block positions one depth ahead.
   static_assert(2 * kAhead + STAGES <= 16, "the rings hold what is in flight");
   static constexpr int kStepRing = 16, kPositionRing = 16;
   static constexpr int kRingBytes = (kStepRing * kSlots * 16 + kPositionRing * kSlots * kGroup * 4 + 15) / 16 * 16;
@@ -63,10 +61,10 @@ struct SpmmPipeline {
   static JITSPARSE_HD int64 column_tiles(const SpmmArgs& args) { return div_up(args.n, TILE_N); }
   static int64 grid(const SpmmArgs& args) { return panels(args) * column_tiles(args) * args.batch; }
 
-  // The steps of one panel, or a part of them. A panel of a single block row reads the row's own index: every mask is 1.
+  // The steps of one panel, or of a split-K part of it. A panel of a single block row reads the row's own index: every mask is 1.
   struct Steps {
     const int* minor;      // kGroup == 1: block column of each step
-    const int* positions;  // where each block lies in values; null: in this very order
+    const int* positions;  // position of each block in values; null: in the order of the steps
     const int4* merged;    // kGroup > 1: (block column, mask, first position, position of the first block)
     int begin, end;
 
@@ -121,8 +119,8 @@ struct SpmmPipeline {
     }
   }
 
-  // Fetches where the blocks of `stage` lie; -1 where there is none. If a panel holds several block rows, its steps
-  // must have arrived.
+  // Fetches the positions of the blocks of `stage`, -1 where there is none. If a panel holds several block rows, its steps must have
+  // arrived.
   static __device__ __forceinline__ void fetch_positions(const Steps& steps, Rings& rings, int stage, int thread) {
     if (thread >= kSlots * kGroup) return;
     const int slot = unsigned(thread) / kGroup, g = unsigned(thread) % kGroup;
@@ -149,7 +147,7 @@ struct SpmmPipeline {
   using BlockCopy =
       std::conditional_t<TRANSPOSES_BLOCKS, TransposingCopy<BlockTile, THREADS>, TileCopy<BlockTile, kSlots * kGroup, THREADS>>;
   using DenseCopy = std::conditional_t<TRANSPOSES_DENSE, TransposingCopy<DenseTile, THREADS>, TileCopy<DenseTile, kSlots, THREADS>>;
-  // A thread that copies one row of a slab asks one question, not two (blocks of 16: 1.01 to 1.02 times as fast).
+  // A thread that copies one row of a slab tests one bound, not two (blocks of 16: 1.01 to 1.02 times as fast).
   static constexpr bool kOneRow = DenseCopy::kPasses == 1;
   static constexpr int kSize = sizeof(Storage);
   static constexpr int kBlockPitch = (FLIPPED ? kBlockM : kBlockK) * kSize;
@@ -161,8 +159,8 @@ struct SpmmPipeline {
     const char* blocks;    // the thread's first chunk of block 0
     const char* dense;     // the thread's first chunk of block column 0, in the tile's columns
     int64 dense_stride;    // bytes from row to row
-    int rows;              // of a slab, from the thread's first on, that are inside if its k are; none if not positive
-    int depth;             // of the dense operand, from the thread's first element on; of kOneRow none if that row is outside
+    int rows;              // rows of a slab, from the thread's first on, that are inside if its k are; none if not positive
+    int depth;             // extent along k, from the thread's first element on; with kOneRow 0 if that row is outside
 
     __device__ __forceinline__ Sources(const SpmmArgs& args, int64 first_n, int64 batch, int thread)
         : block_copy(thread), dense_copy(thread) {
@@ -178,7 +176,7 @@ struct SpmmPipeline {
       if (kOneRow && rows <= 0) depth = 0;
     }
 
-    // Of a slab that begins at `first` along k: rows that are inside.
+    // How many rows are inside, of a slab that begins at `first` along k.
     __device__ __forceinline__ int rows_inside(int first) const {
       const int left = depth - first;
       if (kOneRow) return left;
@@ -211,7 +209,7 @@ struct SpmmPipeline {
 #pragma unroll
     for (int i = 0; i < DenseCopy::kTiles; ++i) {
       if (!dense_copy.has(i)) continue;
-      // A slot past the last step has block column 0 and is copied for nothing, which costs less than asking.
+      // A slot past the last step has block column 0 and is copied needlessly, which costs less than a test.
       const unsigned first = steps[i] * kBlockK + stage_in_step * kSlotK;
       const char* dense = from.dense + first * (DENSE_K_CONTIGUOUS ? uint64(kSize) : uint64(from.dense_stride));
       dense_copy.start(buffer + kBlockBytes, i, dense, from.dense_stride, from.rows_inside(int(first)));
@@ -233,7 +231,7 @@ struct SpmmPipeline {
           stage_count((steps.end - steps.begin + kSlots - 1) / kSlots * kStagesPerStep),
           buffers(unsigned(__cvta_generic_to_shared(shared))), thread(thread_) {}
 
-    // Starts the copies of the first stages, kAhead of them.
+    // Starts the copies of the first kAhead stages.
     __device__ __forceinline__ void start() {
       for (int stage = 0; stage < 2 * kAhead; ++stage) fetch_steps(steps, rings, stage, thread);
       if constexpr (kGroup > 1) {
@@ -248,8 +246,8 @@ struct SpmmPipeline {
       for (int stage = 0; stage < kAhead; ++stage) advance(stage, buffers + stage * kStageBytes);
     }
 
-    // Starts the copies of `stage` into a free buffer, and fetches what later stages will need to know. One group
-    // of copies a call: stage s has arrived when at most kAhead - 1 younger ones are pending.
+    // Starts the copies of `stage` into a free buffer, and fetches the steps and positions of later stages. One group of copies per call:
+    // stage s has arrived when at most kAhead - 1 younger ones are pending.
     __device__ __forceinline__ void advance(int stage, unsigned buffer) {
       if (stage < stage_count) {
         fetch(sources, rings, stage, buffer);

@@ -1,4 +1,4 @@
-// Block-sparse x dense on the CUDA cores: any dtype, any alignment, any strides. The fallback that is always right.
+// Block-sparse x dense on the CUDA cores: any dtype, any alignment, any strides. The fallback that is always correct.
 //
 // Role form as in spmm_pipeline.cuh. A CTA computes TILE_M rows of one block row times TILE_N columns.
 #pragma once
@@ -22,7 +22,7 @@ struct SpmmSimt {
   static_assert(kBlockM % TILE_M == 0, "a tile lies inside one block row");
   static constexpr int kDepth = kBlockK < 16 ? kBlockK : 16;
   using Tile = SimtTile<Accumulator, TILE_M, TILE_N, kDepth>;
-  static constexpr int kThreads = Tile::kThreads, kMinCtas = TILE_M == 8 ? 5 : 1;  // of 8 rows, four are up to 1.15 times as slow
+  static constexpr int kThreads = Tile::kThreads, kMinCtas = TILE_M == 8 ? 5 : 1;  // with 8 rows, four are up to 1.15 times as slow
   static constexpr int kSharedBytes = 0;
   static constexpr int kGroupedPanels = 16;
 

@@ -3,8 +3,8 @@
 // Role form: out[m][n] = op(S)[m][k] x dense[k][n]; dds is the same product transposed, so it comes here with the sparse
 // operand flipped and its output transposed.
 //
-// A CTA has a panel of 128 or 192 rows of the output and up to 256 columns. A stage is a slab of the dense operand that any block row
-// of the panel needs, with all the stored blocks that meet it. Up to four warps copy, two or three warpgroups multiply.
+// A CTA has a panel of 128 or 192 rows of the output and up to 256 columns. A stage is a slab of the dense operand that any block row of
+// the panel needs, with all the stored blocks that it is multiplied by. Up to four warps copy, two or three warpgroups multiply.
 #pragma once
 
 #include "../../abi.h"
@@ -21,9 +21,9 @@
 
 namespace jitsparse {
 
-// PANEL, TILE_N: rows and columns of a tile. SLAB: depth of a stage. CONDENSED: of so many k, the next that the panel needs, wherever they
-// are. VALUES_TRANSPOSED: each stored block has been transposed. SPLIT: where there are more CTAs than tiles, several have a part of the
-// steps of each; spmm_sum.cuh adds what they leave in the workspace.
+// PANEL, TILE_N: rows and columns of a tile. SLAB: depth of a stage. CONDENSED: a stage has the next k that the panel needs, adjacent or
+// not. VALUES_TRANSPOSED: each stored block has been transposed. SPLIT: where there are more CTAs than tiles, the steps of a tile are split
+// among several (split-K); spmm_sum.cuh adds their sums from the workspace.
 template <typename Element, int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CONTIGUOUS, int PANEL, int TILE_N, int SLAB,
           bool CONDENSED, bool VALUES_TRANSPOSED, bool SPLIT>
 struct SpmmStages {
@@ -31,7 +31,7 @@ struct SpmmStages {
   using Index = IndexView<BLOCK_ROWS, BLOCK_COLS>;
   using Walk = SpmmWalk<SpmmStages>;
   static constexpr bool kFlipped = FLIPPED, kCondensed = CONDENSED, kSplit = SPLIT;
-  static constexpr int kElementBytes = sizeof(Storage), kSwizzleElements = 128 / kElementBytes;  // of the widest rows that a swizzle knows
+  static constexpr int kElementBytes = sizeof(Storage), kSwizzleElements = 128 / kElementBytes;  // elements in a 128-byte swizzle row
   static constexpr int kPanel = PANEL, kTileN = TILE_N;
   static constexpr bool kTall = PANEL == 192;  // three warpgroups, which leaves room for three stages
   static_assert(PANEL == 128 || (kTall && SLAB == 64), "the index has panels of 128, and of 192 with slabs of 64");
@@ -39,19 +39,19 @@ struct SpmmStages {
   // The block as op(S) uses it.
   static constexpr int kBlockM = FLIPPED ? BLOCK_COLS : BLOCK_ROWS;
   static constexpr int kBlockK = FLIPPED ? BLOCK_ROWS : BLOCK_COLS;
-  static constexpr int kStagesPerStep = kBlockK > SLAB ? kBlockK / SLAB : 1;   // stages that a step takes
-  static constexpr int kAcross = kBlockK < SLAB ? SLAB / kBlockK : 1;  // block columns that a step covers
+  static constexpr int kStagesPerStep = kBlockK > SLAB ? kBlockK / SLAB : 1;   // stages per step
+  static constexpr int kAcross = kBlockK < SLAB ? SLAB / kBlockK : 1;  // block columns per step
   static constexpr int kStepK = kStagesPerStep * SLAB, kSlotK = SLAB / kAcross;
-  static constexpr int kDown = kPanel / kBlockM;   // block rows of a panel
+  static constexpr int kDown = kPanel / kBlockM;   // block rows per panel
   static constexpr int kSlots = kDown * kAcross;   // blocks of a stage, at most; one lane copies each
   static_assert(kSlots <= 32, "a step's mask has 32 bits");
   static_assert(kAcross == 1 || SLAB == 64, "the index has slabs of 64");
-  // Along k a box would have rows of one block's depth, for which TMA takes as long as for those of a slab.
+  // A k-major box would have rows of one block's depth, for which TMA takes as long as for those of a slab.
   static_assert(!CONDENSED || (kBlockK == 16 && PANEL == 128 && !DENSE_K_CONTIGUOUS), "the index has no others");
-  static constexpr int kPieces = CONDENSED ? kAcross : 1;  // of the slab, each copied by itself
+  static constexpr int kPieces = CONDENSED ? kAcross : 1;  // of the slab, each copied separately
 
-  // As many as fit: L2 throughput follows the bytes in flight (tiles of 128 columns, six for four: 1.15 times as fast in blocks of 64,
-  // 1.05 in others, 1.00 in slabs of 32). Four for TF32 in blocks of 128: stages must be a multiple of four warps.
+  // As many as fit: L2 throughput follows the bytes in flight (tiles of 128 columns, six stages instead of four: 1.15 times as fast in
+  // blocks of 64, 1.05 in others, 1.00 in slabs of 32). Four for TF32 in blocks of 128: stages must be a multiple of four warps.
   static constexpr int kFitting = kTileN == 256 ? 4 : kTileN == 128 ? (kStagesPerStep > 2 ? 4 : 6) : 8;
   static constexpr int kStages = kTall ? 3 : kFitting * (kSwizzleElements / SLAB);  // slabs of half a line are half as large
 
@@ -59,22 +59,22 @@ struct SpmmStages {
   static constexpr int kManyRounds = 8;
   static constexpr int64 kHalfOfL2 = 25 << 20;  // of an H100
   static constexpr bool kHigh = kBlockM >= 64;
-  // Producer warps fill stages round-robin, each stage always by the same warp: one warp's waits overlap the others' copies, and none
-  // gets two rounds of the ring ahead of another. A warp has its part of every kStride-th step.
+  // Producer warps fill stages round-robin, each stage always by the same warp: one warp's waits overlap the others' copies, and none gets
+  // two rounds of the ring ahead of another. A warp fills one stage of every kStride-th step.
   static constexpr int kProducers = kStages % 4 == 0 ? 4 : kStagesPerStep == 1 ? 3 : 2, kStride = kProducers / kStagesPerStep;
   static_assert(kStages % kProducers == 0 && kProducers % kStagesPerStep == 0);
-  static constexpr int kThreads = 128 * (kConsumers + 1);  // registers are given back by a whole warpgroup
-  static constexpr bool kFloats = kElementBytes == 4;  // whose consumers hold fragments besides
+  static constexpr int kThreads = 128 * (kConsumers + 1);  // a whole warpgroup releases registers
+  static constexpr bool kFloats = kElementBytes == 4;  // consumers also hold fragments
   static constexpr int kConsumerRegisters = kTall ? 160 : kFloats ? 224 : 216, kProducerRegisters = kTall ? 32 : kFloats ? 56 : 72;
-  // A CTA starts with 65536 / kThreads registers a thread, a multiple of 8; setmaxnreg.inc beyond their sum waits for ever.
+  // A CTA starts with 65536 / kThreads registers per thread, a multiple of 8; setmaxnreg.inc beyond their sum deadlocks.
   static constexpr int kStartRegisters = 65536 / kThreads / 8 * 8;
   static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= (kConsumers + 1) * kStartRegisters, "what a CTA has");
 
-  // A block as it lies in memory.
+  // A block as it is stored in memory.
   static constexpr int kLyingRows = VALUES_TRANSPOSED ? BLOCK_COLS : BLOCK_ROWS, kLyingCols = VALUES_TRANSPOSED ? BLOCK_ROWS : BLOCK_COLS;
   static constexpr bool kLiesFlipped = FLIPPED != VALUES_TRANSPOSED;
 
-  // Shared memory. A slot is one block's part of a slab, its rows as they lie, in boxes of at most kSwizzleElements columns.
+  // Shared memory. A slot is one block's slice of a slab, its rows as stored, in boxes of at most kSwizzleElements columns.
   static constexpr int kSlotColumns = kLiesFlipped ? kBlockM : kSlotK;
   static constexpr int kSlotRows = kLiesFlipped ? kSlotK : kBlockM;
   static constexpr int kSlotSpan = kSlotColumns < kSwizzleElements ? kSlotColumns : kSwizzleElements;
@@ -90,12 +90,12 @@ struct SpmmStages {
     CUtensorMap dense, values;
     SpmmSteps<SpmmStages> index;
     SpmmOrder order;
-    bool dense_once, blocks_once;  // are read, or nearly
+    bool dense_once, blocks_once;  // the operand is read about once
   };
 
   static JITSPARSE_HD int64 m(const SpmmArgs& args) { return FLIPPED ? args.cols : args.rows; }
 
-  // A CTA of a kernel with these stages, whose barriers lie at Kernel::kBarriersAt; calls Kernel::consume in kConsumers warpgroups.
+  // A CTA of a kernel with these stages and its barriers at Kernel::kBarriersAt; calls Kernel::consume in kConsumers warpgroups.
   template <typename Kernel>
   static __device__ __forceinline__ void run(const typename Kernel::Params& params) {
     unsigned char* shared = aligned_shared();
@@ -108,8 +108,8 @@ struct SpmmStages {
     }
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), producer = warp - kConsumers * 4;
     const bool produces = producer >= 0 && (kProducers == 4 || producer < kProducers);
-    // The index is read while the barriers are made: 36.8 -> 35.8 us (4096, blocks of 64, density 0.1). All wait in one place: where
-    // producers and consumers have a barrier in their own branch, synccheck finds divergent threads.
+    // The index is read while the barriers are initialized: 36.8 -> 35.8 us (4096, blocks of 64, density 0.1). All threads wait in one
+    // place: with a barrier in each branch, of producers and of consumers, synccheck reports divergent threads.
     Walked walked(params);
     if (produces) walked.begin(params, producer / kStagesPerStep, threadIdx.x % 32);
     __syncthreads();
@@ -122,7 +122,7 @@ struct SpmmStages {
     }
   }
 
-  // A producer's next step, what of it a lane copies, and how.
+  // A producer's next step, what a lane copies of it, and the L2 policies.
   struct Walked {
     Walk walk;
     typename Walk::Step step;
@@ -131,10 +131,10 @@ struct SpmmStages {
 
     __device__ __forceinline__ explicit Walked(const Params& params) : walk(params) {}
     __device__ __forceinline__ void begin(const Params& params, int first, int lane) {
-      // Other CTAs want the same slabs soon, and nobody the output: products of 8192 at density 0.1 gain 4 %. But not where each is one
-      // panel's, as are an expert's weights (1.04 times as fast).
+      // Other CTAs read the same slabs soon, and nothing reads the output: products of 8192 at density 0.1 gain 4 %. Not so if each slab is
+      // one panel's, as with an expert's weights (1.04 times as fast).
       policy = params.dense_once ? ptx::l2_evict_first() : ptx::l2_evict_last();
-      // Every column of tiles wants the blocks again: where they are few beside the output, 1.09 times as fast.
+      // Every column of tiles reads the blocks again: 1.09 times as fast where they are few compared with the output.
       policy_of_blocks = params.blocks_once ? ptx::l2_evict_normal() : ptx::l2_evict_last();
       walk.begin(first);
       advance(lane);
@@ -167,7 +167,7 @@ struct SpmmStages {
       if (position >= 0) {
         load_block(params, stage + kDenseBytes + lane * kSlotBytes, full_barrier, position, stage_in_step, walked.policy_of_blocks);
       }
-      // Not before the copies: where a tile ends, this takes its time. (37.8 -> 36.7 us: 4096, blocks of 64, density 0.1.)
+      // After the copies, since it takes a while where a tile ends. (37.8 -> 36.7 us: 4096, blocks of 64, density 0.1.)
       walked.advance(lane);
     }
   }
@@ -189,7 +189,7 @@ struct SpmmStages {
   static int64 column_tiles(const SpmmArgs& args) { return div_up(args.n, kTileN); }
   static int64 tiles(const SpmmArgs& args) { return panels(args) * column_tiles(args) * args.batch; }
 
-  // Of the steps of a tile.
+  // Split-K parts per tile.
   static int64 parts(const SpmmArgs& args) {
     return SPLIT ? parts_of_sums<int64>(tiles(args), sm_count(), args.parts) : 1;
   }
@@ -197,39 +197,37 @@ struct SpmmStages {
   static int64 grid(const SpmmArgs& args) {
     const int64 count = tiles(args) * parts(args), sms = sm_count();
     if (count < sms) return count;
-    // CTAs of a set share columns, and L2 answers those that ask at the same time with one read: the grid is whole sets, unless a
-    // CTA then gets one tile more. With many rounds it may, if few SMs stay idle.
-    // (128 CTAs on 132 SMs are 1 to 12 % faster.)
+    // CTAs of a set share columns, which L2 serves with one read, so the grid is whole sets (128 CTAs on 132 SMs are 1 to 12 % faster),
+    // unless a CTA then gets one tile more. With many rounds it may, if few SMs stay idle. For this and what follows docs/performance.md,
+    // Tile order and L2, has the rest.
     const int64 sets = sms / SpmmOrder::kSet * SpmmOrder::kSet;
     if (!sets) return sms;
     const bool many_rounds = div_up(count, sets) > kManyRounds, few_left_out = (sms - sets) * 16 <= sms;
     return (many_rounds && few_left_out) || div_up(count, sets) == div_up(count, sms) ? sets : sms;
   }
 
-  // Whether the two CTAs of a TPC have one panel and two columns: then they share its blocks, a quarter to a third of a stage, and no
-  // slab. (High blocks at density 0.25 and 0.5: 1.00 to 1.04 times as fast; at 0.1 0.98 to 1.01. Low ones, which share more of a
-  // slab, 0.87 to 0.98.)
+  // Whether the two CTAs of a TPC have one panel and two columns: then they share its blocks, a quarter to a third of a stage, and no slab.
+  // Only tall blocks at higher densities gain (1.00 to 1.04 times as fast at 0.25 and 0.5); short ones share more of a slab (0.87 to 0.98).
   static bool two_columns(const SpmmArgs& args) {
     const int64 stored = args.nnz * BLOCK_ROWS * BLOCK_COLS;
     return kHigh && kTileN == 256 && stored * 7 > m(args) * k(args);
   }
 
-  // Panels of a group, see SpmmOrder. The more sets have one column, the fewer columns of the dense operand have to come from DRAM at
-  // the same time, and each for fewer groups; but the blocks of all of the group's panels are wanted again in every round. So there are
-  // four sets if that fits a half of L2, of which each keeps its own copies. H100, random patterns, 64 panels and more, densities of
-  // 0.05, 0.1 and 0.25: against two sets blocks of 64 are 1.10, 1.02 and 1.02 times as fast, blocks of 128 1.06, 1.06 and 1.00; where
-  // it does not fit (16384, 0.1) 0.70 to 0.97. Against one set panels of 192 rows 1.12 and 1.05 (two: 0.93 to 1.04).
+  // Panels per group, see SpmmOrder. The more sets share a column, the fewer columns of the dense operand must come from DRAM at the same
+  // time; but every round reads the blocks of all of the group's panels again. So tall blocks have four sets if these blocks and two
+  // columns fit half of L2, each half of which keeps its own copies (against two sets 1.10 times as fast in blocks of 64 at density 0.05;
+  // where they do not fit 0.70 to 0.97), and two otherwise, or one in panels of 192 rows (two: 0.93 to 1.04).
   //
-  // Slabs of half a line along k, of which L2 has forgotten one half when the other is asked for, gain whatever fits (against one set,
-  // 1.28, 1.12, 1.03 and, at 0.5, 1.01). Other low blocks have one set (two: 0.87 to 1.05). Narrow tiles of high blocks load more of
-  // these than of the dense operand, and two columns side by side share them: 1.00 to 1.15 times as fast.
+  // k-major slabs of half a line have four sets whether they fit or not, since L2 has evicted one half when the other is requested (1.28
+  // times as fast as one set at density 0.05). Other short blocks have one set (two: 0.87 to 1.05). Narrow tiles of tall blocks load more
+  // of these than of the dense operand, and half a set lets two adjacent columns share them: 1.00 to 1.15 times as fast.
   static unsigned group(const SpmmArgs& args) {
     constexpr unsigned kSet = SpmmOrder::kSet, kFourSets = SpmmOrder::kFourSets;
     constexpr bool kWide = kTileN == 256, kHalfLines = kWide && DENSE_K_CONTIGUOUS && kDenseRowBytes < 128;
     if (!kHalfLines && !(kHigh && kWide)) return kHigh ? kSet / 2 : kSet;
     const int64 blocks = kFourSets * args.nnz / panels(args) * BLOCK_ROWS * BLOCK_COLS, dense = 2 * kTileN * k(args);
     const bool fits = (blocks + dense) * kElementBytes <= kHalfOfL2;
-    // Of 112 CTAs two rounds would not end with a column.
+    // With 112 CTAs two rounds would not end with a column.
     const bool whole = panels(args) >= kFourSets && 2 * grid(args) % kFourSets == 0;
     if (whole && (fits || kHalfLines)) return kFourSets;
     return kTall ? kSet : 2 * kSet;

@@ -1,5 +1,4 @@
-// The second half of a block-sparse x dense product whose sums over k were divided: adds the parts, always in the same order, then bias
-// and activation.
+// The second kernel of a split-K block-sparse x dense product: adds the parts, always in the same order, then bias and activation.
 #pragma once
 
 #include "../../abi.h"
@@ -9,7 +8,7 @@
 
 namespace jitsparse {
 
-// Where the parts of sums lie in the workspace: each like the output, of m x n or, OUT_TRANSPOSED, n x m.
+// Split-K sums in the workspace: each part is laid out like the output, m x n or, OUT_TRANSPOSED, n x m.
 template <bool OUT_TRANSPOSED>
 struct SpmmSums {
   static __device__ __forceinline__ float* at(const SpmmArgs& args, int64 m, int part, int64 batch) {
@@ -54,7 +53,7 @@ struct SpmmSum {
     store_sums_at<Element>(params.out + i, sum);
   }
 
-  // None where sums were not divided: then they lie in `out` already.
+  // Empty without split-K: the results are in `out` already.
   static int64 grid(const Params& params) { return params.parts > 1 ? div_up(params.count, kThreads * kSumsAtOnce) : 0; }
 };
 

@@ -1,8 +1,8 @@
-// Block-sparse x dense where the dense operand has few columns: what counts is how fast the stored values are read.
+// Block-sparse x dense where the dense operand has few columns: bound by how fast the stored values are read.
 //
-// Role form as in spmm_pipeline.cuh; the blocks lie along k as stored, and so does the dense operand. A CTA computes TILE_M rows of
-// one block row. Its warps share the row's values, 32 of k at a time, and load them from global memory straight into fragments of
-// mma.sync; their sums meet in shared memory, always in the same order.
+// Role form as in spmm_pipeline.cuh; the stored blocks are k-major, and so is the dense operand. A CTA computes TILE_M rows of one block
+// row. Its warps share the row's values, 32 of k at a time, and load them from global memory straight into fragments of mma.sync; their
+// sums are added in shared memory, always in the same order.
 #pragma once
 
 #include "../../abi.h"
@@ -20,13 +20,13 @@ struct SpmmThin {
   static constexpr int kStrips = BLOCK_ROWS / TILE_M;
   static_assert(BLOCK_ROWS % TILE_M == 0, "a tile lies inside one block row");
 
-  // A chunk: what a warp multiplies at once. Of every row a lane reads kWords neighbouring words of two elements, a quarter of the
-  // chunk. Which k an element of a fragment stands for does not matter as long as both operands agree; so the words that a
-  // lane has read are its fragments, without a permutation.
+  // A chunk is what a warp multiplies at once. A lane reads a quarter of each row of the chunk, kWords consecutive words of two elements.
+  // Which k an element of a fragment stands for does not matter as long as both operands agree, so the words that a lane has read are its
+  // fragments, without a permutation.
   static constexpr int kChunk = BLOCK_COLS < 32 ? BLOCK_COLS : 32, kWords = kChunk / 8;
-  static constexpr int kChunks = BLOCK_COLS / kChunk;  // of a block
+  static constexpr int kChunks = BLOCK_COLS / kChunk;  // per block
   static constexpr int kMmas = kWords / 2;             // along k
-  static constexpr int kAhead = TILE_M > 16 ? 2 : 4;   // chunks whose values are on their way
+  static constexpr int kAhead = TILE_M > 16 ? 2 : 4;   // chunks whose values are in flight
   using Words = unsigned[kWords];
 
   using Sums = float[TILE_M / 16][TILE_N / 8][4];
@@ -79,7 +79,7 @@ struct SpmmThin {
         const Storage* from = values + int64(block) * (BLOCK_ROWS * BLOCK_COLS) + part;
 #pragma unroll
         for (int row = 0; row < TILE_M / 8; ++row) ptx::load_once(a[u][row], from + row * 8 * BLOCK_COLS, valid);
-        // What is past the row's last chunk multiplies zeros: without a branch all loads can be on their way together.
+        // Past the row's last chunk zeros are multiplied: without a branch all loads can be in flight together.
         at_k[u] = valid ? __ldg(columns + block) * BLOCK_COLS + part : int(args.cols);
       }
 #pragma unroll
@@ -87,7 +87,7 @@ struct SpmmThin {
 #pragma unroll
         for (int j = 0; j < TILE_N / 8; ++j) {
           const int64 n = first_n + j * 8 + lane / 4;
-          // Extents are multiples of 16 bytes here, so a lane's part of a row is inside the operand or outside of it.
+          // Extents are multiples of 16 bytes here, so a lane's words of a row are entirely inside the operand or outside.
           const bool inside = n < args.n && at_k[u] + lane % 4 * (2 * kWords) < args.cols;
           Words b;
           ptx::load(b, dense + n * args.dense_ld + at_k[u], inside);

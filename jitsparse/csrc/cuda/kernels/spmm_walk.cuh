@@ -1,6 +1,6 @@
-// What a persistent CTA of a block-sparse x dense product computes, tile after tile, and the steps of each.
+// The tiles that a persistent CTA of a block-sparse x dense product computes, in order, and the steps of each.
 //
-// Stages: how the product divides the work, with its Params and its Index (SpmmStages).
+// Stages: how the product partitions the work, with its Params and its Index (SpmmStages).
 #pragma once
 
 #include "../../abi.h"
@@ -8,14 +8,14 @@
 
 namespace jitsparse {
 
-// The pattern as the kernel walks it. To work out where its lists begin would take a CTA some hundred instructions before its first
-// copy, so the host says it.
+// The pattern as the kernel walks it. Computing where its lists begin would take a CTA some hundred instructions before its first copy, so
+// the host does.
 template <typename Stages>
 struct SpmmSteps {
   static constexpr int kFirstSteps = 4;
-  const int4* panels;    // the longest first: (first step, end, -, -), where each 64 of its rows begin, its first steps
+  const int4* panels;    // longest first: (first step, end, -, -), where each of its groups of 64 rows begins, its first steps
   const int4* steps;     // (slab or block column, mask of the blocks, first in positions, position of the first block)
-  const int* positions;  // where a step's blocks lie in values
+  const int* positions;  // positions of a step's blocks in values
   const int* condensed;     // the block columns of a step, if they are condensed
 
   static SpmmSteps of(const SpmmArgs& args) {
@@ -47,18 +47,18 @@ struct SpmmSteps {
   __device__ __forceinline__ int4 rows(int rank) const { return __ldg(panels + rank * kPanelInt4s + 1); }
   __device__ __forceinline__ int4 first_step(int rank, int n) const { return __ldg(panels + rank * kPanelInt4s + 2 + n); }
 
-  // Where the n-th 64 rows of a panel begin, which may lie past the end.
+  // The first row of the n-th 64 rows of a panel, which may be past the end.
   static __device__ __forceinline__ int first_row(const int4& rows, int n) { return 64 * (n == 0 ? rows.x : n == 1 ? rows.y : rows.z); }
 };
 
-// The tiles of a CTA, one after another. A tile's panel is read while the one before it is computed; STORES: its rows too.
+// The tiles of a CTA, in order. A tile's panel is read while the previous tile is computed; STORES: its rows too.
 template <typename Stages, bool STORES>
 struct SpmmTiles {
   const SpmmOrder& order;
   const SpmmSteps<Stages>& index;
   int round = 0;        // of `next`
-  SpmmTile next, tile;  // and the one that is computed
-  int part;             // of its steps, if they are divided; then there is one round
+  SpmmTile next, tile;  // and the current one
+  int part;             // split-K part; if there are several, there is one round
   int4 next_panel = {}, panel = {}, next_rows = {}, rows = {};
 
   __device__ __forceinline__ explicit SpmmTiles(const typename Stages::Params& params) : order(params.order), index(params.index) {}
@@ -70,7 +70,7 @@ struct SpmmTiles {
     prefetch_panel();
   }
 
-  // Of the tile in the round that is next.
+  // The number of the next round's tile.
   __device__ __forceinline__ int64 number() const {
     if (Stages::kSplit && order.parts.value > 1) return round == 0 ? order.parts.quotient(blockIdx.x) : order.tiles;
     return tile_of_round(round);
@@ -102,7 +102,7 @@ struct SpmmTiles {
   __device__ __forceinline__ int steps() const { return panel.y - panel.x; }
 };
 
-// The steps of a CTA's tiles one after another, of which a producer warp takes every kStride-th.
+// The steps of a CTA's tiles, in order; a producer warp takes every kStride-th.
 template <typename Stages>
 struct SpmmWalk {
   SpmmTiles<Stages, /*STORES=*/false> tiles;
@@ -112,12 +112,12 @@ struct SpmmWalk {
 
   __device__ __forceinline__ explicit SpmmWalk(const typename Stages::Params& params) : tiles(params) {}
 
-  // Goes to the first step of a warp.
+  // Goes to the warp's first step.
   __device__ __forceinline__ void begin(int first) {
     tiles.begin();
     at = number = first;
     end = 0;
-    // The kernel's first copies wait for one read from memory, since this and the panel's do not wait for each other.
+    // The kernel's first copies wait for one read from memory, since this one and the panel's do not depend on each other.
     static_assert(Stages::kStride <= SpmmSteps<Stages>::kFirstSteps, "each warp's first step stands beside the panel");
     if (!Stages::kSplit) words = tiles.index.first_step(tiles.next.rank, first);
     next_tile();
@@ -127,12 +127,12 @@ struct SpmmWalk {
   // Goes on to the next tile, if there is one.
   __device__ __forceinline__ bool next_tile() {
     if (!tiles.advance()) return false;
-    at = tiles.panel.x + (at - end);  // carries the stride past the end of the tile before
+    at = tiles.panel.x + (at - end);  // carries the stride past the end of the previous tile
     end = tiles.panel.y;
     return true;
   }
 
-  // Goes on to the tile that has the warp's next step, and asks for that.
+  // Goes on to the tile that has the warp's next step, and loads that step.
   __device__ __forceinline__ void seek() {
     while (at >= end && next_tile()) {}
     if (at < end) words = __ldg(tiles.index.steps + at);
@@ -144,7 +144,7 @@ struct SpmmWalk {
     bool valid;
   };
 
-  // The warp's next step; the words of the one after it are on their way.
+  // The warp's next step; the words of the one after it are in flight.
   __device__ __forceinline__ Step take() {
     const Step step = {words, number, tiles.tile.column * Stages::kTileN, tiles.tile.batch, at < end};
     at += Stages::kStride;
@@ -153,7 +153,7 @@ struct SpmmWalk {
     return step;
   }
 
-  // Where the block that a lane copies lies in values; negative if it copies none.
+  // Position in values of the block that a lane copies; negative if it copies none.
   __device__ __forceinline__ int position(const Step& step, int lane) const {
     const unsigned mask = step.words.y;
     if (!step.valid || !(mask >> lane & 1)) return -1;
@@ -161,7 +161,7 @@ struct SpmmWalk {
     return before == 0 ? step.words.w : __ldg(tiles.index.positions + step.words.z + before);
   }
 
-  // Where the piece of the dense operand that a lane copies begins along k; negative if it copies none.
+  // First k of the piece of the dense operand that a lane copies; negative if it copies none.
   __device__ __forceinline__ int first_k(const Step& step, int lane) const {
     if constexpr (!Stages::kCondensed) return lane == 0 ? step.words.x * Stages::kStepK : -1;
     if (!step.valid || lane >= Stages::kPieces) return -1;

@@ -1,7 +1,7 @@
 // Block-sparse x dense on Hopper (sm_90a) in blocks of 64 and 128 rows: bulk copies feed wgmma through a ring of stages; persistent
 // CTAs. 16-bit elements.
 //
-// Each warpgroup multiplies 64 rows of the panel, which are wgmma's rows (M); the slab is its columns (N).
+// Each warpgroup multiplies 64 rows of the panel, wgmma's M; columns of the slab are its N.
 #pragma once
 
 #include "../../abi.h"
@@ -37,7 +37,7 @@ struct SpmmWgmma {
   static constexpr int kSlotBoxBytes = Stages::kSlotBoxBytes;
   static constexpr int kDenseRowBytes = Stages::kDenseRowBytes, kSubtileBytes = Stages::kSubtileBytes;
 
-  static constexpr int kGroupM = 64;  // rows of a warpgroup
+  static constexpr int kGroupM = 64;  // rows per warpgroup
   static_assert(kGroupM * kConsumers == kPanel, "each has its part of a panel");
   static_assert(kBlockM >= kGroupM, "lower blocks are multiplied otherwise, see spmm_wgmma_small.cuh");
 
@@ -45,25 +45,25 @@ struct SpmmWgmma {
 
   // ---- consumers
 
-  // Of a warpgroup: parts of 64 x 64 of the output, each [eight columns][mma fragment].
+  // A warpgroup's 64 x 64 subtiles of the output, each [eight columns][mma fragment].
   static constexpr int kSubtiles = kTileN / 64;
   using Accumulators = float[kSubtiles][8 * 4];
 
-  // With one block a group and stage, a tile is stored while the next one is multiplied. With more the warps are as busy as the
+  // With one block per warpgroup and stage, a tile is stored while the next one is multiplied. With more, the warps are as busy as the
   // tensor cores, and waiting costs 4 to 7 %; three warpgroups have no registers for it.
   static constexpr bool kDeferred = kAcross == 1 && !Stages::kTall;
-  // Columns of a wgmma: all, but ptxas wants more registers for 256 than three warpgroups have.
+  // Columns of a wgmma: all, except that ptxas needs more registers for 256 than three warpgroups have.
   static constexpr int kWide = Stages::kTall ? 128 : kTileN;
 
-  // A finished tile, rounded and packed, of which parts are still to be stored.
+  // A finished tile, rounded and packed, with subtiles still to be stored.
   static constexpr unsigned kStored = 1u << kSubtiles;
   struct Unstored {
     unsigned packed[kSubtiles][8 * 2];
-    unsigned next = kStored;  // 1 << the subtile that is stored next (by a number the compiler would index local memory)
+    unsigned next = kStored;  // 1 << the next subtile to store (its number would index local memory)
     int first_m, next_n, batch;
   };
 
-  // What a warpgroup carries from tile to tile.
+  // A warpgroup's state across tiles.
   struct Consumer {
     const Params& params;
     unsigned base;
@@ -108,7 +108,7 @@ struct SpmmWgmma {
         prefetch_bias();
       }
       if constexpr (kDeferred) {
-        // What a short tile has left to store of the one before it.
+        // What a short tile left unstored of the previous one.
         while (my.unstored.next != kStored) store_subtile(params, my.unstored, my.staging);
         finish(params, c, first_m, tiles.tile, my.unstored);
       } else {
@@ -152,10 +152,10 @@ struct SpmmWgmma {
       multiply(c, stage, my.first_slot(), my.group, mask);
       ptx::wgmma_wait<1>();
       if (pending >= 0) my.release(pending);
-      store_subtile(my.params, my.unstored, my.staging);  // in both branches: behind them 256 columns would spill
+      store_subtile(my.params, my.unstored, my.staging);  // in both branches: after them 256 columns would spill
       return my.ring.stage;
     }
-    // The pending stage must not be held over a run of steps that are the other warpgroup's: the ring would stop.
+    // The pending stage must not be held over a run of steps of the other warpgroup: the ring would stall.
     ptx::wgmma_wait<0>();
     if (pending >= 0) my.release(pending);
     my.release(my.ring.stage);
@@ -163,18 +163,18 @@ struct SpmmWgmma {
     return -1;
   }
 
-  // Starts c += blocks x slab, for the blocks in the mask. With one block a group there is no branch: ptxas ends a batch of
-  // wgmma at every branch, and then waiting for the batch before would wait for this one too.
+  // Starts c += blocks x slab, for the blocks in the mask. With one block per warpgroup there is no branch: ptxas ends a batch of wgmma at
+  // every branch, and waiting for the previous batch would then wait for this one too.
   static __device__ __forceinline__ void multiply(Accumulators& c, unsigned stage, int first_slot, int group, unsigned mask) {
     const uint64 dense = ptx::wgmma_descriptor<kDenseRowBytes>(stage, kSubtileBytes, 8 * kDenseRowBytes);
-    // The lower half of a block of 128 rows.
+    // Offset of the warpgroup's half of a block of 128 rows.
     const int half = kBlockM > kGroupM ? group * (FLIPPED ? kSlotBoxBytes : kGroupM * kSlotRowBytes) : 0;
     const uint64 blocks = ptx::wgmma_descriptor<kSlotRowBytes>(stage + Stages::kDenseBytes + first_slot * kSlotBytes + half, kSlotBoxBytes,
                                                                8 * kSlotRowBytes);
 #pragma unroll
     for (int across = 0; across < kAcross; ++across) {
       if (kAcross > 1 && !(mask >> across & 1)) continue;
-      ptx::wgmma_fence();  // in the branch, where ptxas would put another
+      ptx::wgmma_fence();  // in the branch, since ptxas would insert another there
 #pragma unroll
       for (int k = 0; k < kSlotK; k += 16) {
         const uint64 block = ptx::advance(blocks, across * kSlotBytes + k * (FLIPPED ? kSlotRowBytes : 2));
@@ -191,7 +191,7 @@ struct SpmmWgmma {
 
   // ---- epilogue
 
-  // What the CTA's part of the steps adds up to.
+  // Stores the sums of the CTA's split-K part.
   static __device__ __forceinline__ void store_sums(const SpmmArgs& args, const Accumulators& c, int first_m, const SpmmTile& tile,
                                                     int part, int thread) {
     const int64 m = Stages::m(args);
@@ -221,7 +221,7 @@ struct SpmmWgmma {
     unstored.batch = tile.batch;
   }
 
-  // Starts to store the next part of a finished tile, if there is one.
+  // Starts to store the next subtile of a finished tile, if there is one.
   static __device__ __forceinline__ void store_subtile(const Params& params, Unstored& unstored, Out& staging) {
     if (unstored.next == kStored) return;
     const unsigned at = staging.acquire();

@@ -1,14 +1,14 @@
 // Block-sparse x dense on Hopper (sm_90a) in blocks of 16 and 32 rows: bulk copies feed wgmma through a ring of stages; persistent
 // CTAs. 16-bit elements.
 //
-// The product is computed transposed: columns of the dense operand are wgmma's rows (M), a block's rows its columns (N), so that
-// nothing is multiplied in vain. wgmma reads its left operand, the dense one, from shared memory or from registers:
-//   - from shared memory every block reads the slab anew, and 64 columns of it x 16 x a block's 16 rows take an SM 20 clocks, x 32
-//     rows 24. Each warpgroup has half of the panel's rows;
-//   - from registers, which a stage fills once, that takes 13 and 16. There is room for half of the columns, so a warpgroup has those
-//     and all rows, and tests twice as many bits. Blocks of 32 are 2 to 9 % faster so in tiles of 256 columns, and 1 to 7 % slower
-//     in narrower ones. Blocks of 16 are 5 % faster where half of them are stored, but a fifth slower at a quarter.
-// What a step takes beside wgmma is a chain of instructions that wait for one another, and every one of them shows.
+// The product is computed transposed: columns of the dense operand are wgmma's M, a block's rows its N, so that no product is
+// wasted. wgmma reads its left operand, the dense one, from shared memory or from registers:
+//   - from shared memory every block reads the slab again, and an SM takes 20 clocks for m64n16k16, a block of 16 rows, and 24 for
+//     m64n32k16. Each warpgroup has half of the panel's rows;
+//   - from registers, which are loaded once per stage, these take 13 and 16. There is room for half of the columns, so a warpgroup
+//     has those and all rows, and tests twice as many bits. Blocks of 32 are 2 to 9 % faster this way in tiles of 256 columns, and
+//     1 to 7 % slower in narrower ones. Blocks of 16 are 5 % faster where half of them are stored, but a fifth slower at a quarter.
+// The rest of a step is a chain of dependent instructions, each of which costs time.
 #pragma once
 
 #include "../../abi.h"
@@ -41,32 +41,32 @@ struct SpmmWgmmaSmall {
   static constexpr int kAcross = Stages::kAcross, kSlotK = Stages::kSlotK, kBlockM = Stages::kBlockM;
   static_assert(PANEL == 128 && (kBlockM == 16 || kBlockM == 32), "the panels and blocks that this is for");
 
-  // Whence the dense operand is read, see above; the cost model has a kind for it (jitsparse/kernels/cost.py).
+  // Whether the dense operand is read from registers, see above; the cost model has a kind for it (jitsparse/kernels/cost.py).
   static constexpr bool kRegisters = kBlockM == 32 && TILE_N == 256;
-  // Asks for the next stage before it waits for the products of this one: 1.02 times as fast in blocks of 16 in 256 columns, elsewhere
-  // 0.95 to 1.02.
+  // Tests the next stage's barrier before waiting for the products of this one: 1.02 times as fast in blocks of 16 in 256 columns,
+  // elsewhere 0.95 to 1.02.
   static constexpr bool kAsksAhead = kBlockM == 16 && TILE_N == 256;
-  // A warpgroup has so many times 64 columns and 64 rows.
+  // A warpgroup has kTiles times 64 columns and kHalves times 64 rows.
   static constexpr int kTiles = TILE_N / (kRegisters ? 128 : 64), kHalves = kRegisters ? 2 : 1;
   static constexpr int kDown = kHalves * 64 / kBlockM, kGroupSlots = kDown * kAcross;
   using Left = RegisterOperand16<kTiles, SLAB, DENSE_K_CONTIGUOUS>;
 
-  // Parts of 64 x 64 of the output, each [eight rows of the panel][mma fragment].
+  // 64 x 64 subtiles of the output, each [eight rows of the panel][mma fragment].
   using Accumulators = float[kTiles][kHalves][8 * 4];
 
-  // Where a warpgroup's operands lie in a stage; carried from stage to stage, since the compiler computes anew for every block what can
-  // be computed.
+  // Where a warpgroup's operands are in a stage; carried from stage to stage, since the compiler would otherwise recompute it for every
+  // block.
   struct Operands {
-    unsigned fragments;  // what the lane reads first of the slab, if from registers; else
-    uint64 slab;         // its descriptor
-    uint64 blocks;       // theirs
+    unsigned fragments;  // of the slab if from registers: the address that the lane reads first
+    uint64 slab;         // of the slab otherwise: its descriptor
+    uint64 blocks;       // descriptor of the blocks
 
     __device__ __forceinline__ Operands(unsigned slab, unsigned blocks, int warp, int lane)
         : fragments(Left::first(slab, warp, lane)),
           slab(ptx::wgmma_descriptor<Stages::kDenseRowBytes>(slab, Stages::kSubtileBytes, 8 * Stages::kDenseRowBytes)),
           blocks(ptx::wgmma_descriptor<Stages::kSlotRowBytes>(blocks, Stages::kSlotBoxBytes, 8 * Stages::kSlotRowBytes)) {}
 
-    // Of the next stage, which follows on this one.
+    // Operands of the next stage, which is adjacent to this one.
     __device__ __forceinline__ Operands next() const {
       Operands moved = *this;
       moved.fragments += Stages::kStageBytes;
@@ -90,7 +90,7 @@ struct SpmmWgmmaSmall {
     tiles.begin();
     StepMasks masks(tiles.index.steps, lane);
     RingPosition ring;
-    bool full = false;  // as far as is known
+    bool full = false;  // the next stage, as far as is known
     Out staging = Output::staging_of(base, group, thread);
     masks.start(tiles.next_panel);
     while (tiles.advance()) {
@@ -122,20 +122,20 @@ struct SpmmWgmmaSmall {
     staging.drain();
   }
 
-  // c += blocks x slab of a stage, for the blocks in the mask; `meanwhile` makes ready what the next stage needs.
+  // c += blocks x slab of a stage, for the blocks in the mask; `meanwhile` prepares the next stage.
   template <typename Meanwhile>
   static __device__ __forceinline__ void multiply(Accumulators& c, Operands operands, unsigned mask, const Meanwhile& meanwhile) {
     typename Left::Fragments a;
     if constexpr (kRegisters) Left::load(a, operands.fragments);
 #pragma unroll
     for (int down = 0; down < kDown; ++down) {
-      // Most rows of a sparse pattern are passed over with one test.
+      // One test skips a row; most are empty in a sparse pattern.
       const unsigned row = mask >> down * kAcross & ((1u << kAcross) - 1);
       if (!row) continue;
 #pragma unroll
       for (int across = 0; across < kAcross; ++across) {
         if (kAcross > 1 && !(row >> across & 1)) continue;
-        ptx::wgmma_fence();  // in the branch, where ptxas would put another
+        ptx::wgmma_fence();  // in the branch, since ptxas would insert another there
 #pragma unroll
         for (int k = 0; k < kSlotK; k += 16) {
           const int in_block = k * (FLIPPED ? Stages::kSlotRowBytes : 2), in_slab = across * kSlotK + k;
@@ -158,7 +158,7 @@ struct SpmmWgmmaSmall {
     ptx::wgmma_wait<0>();
   }
 
-  // What the CTA's part of the steps adds up to.
+  // Stores the sums of the CTA's split-K part.
   static __device__ __forceinline__ void store_sums(const SpmmArgs& args, const Accumulators& c, const SpmmTiles<Stages, true>& tiles,
                                                     int first_tile, int first_half, int thread) {
     const int64 m = Stages::m(args);
@@ -174,7 +174,7 @@ struct SpmmWgmmaSmall {
     }
   }
 
-  // Bias, activation, rounding, and out.
+  // Applies bias and activation, rounds, and stores.
   static __device__ __forceinline__ void store(const Params& params, Accumulators& c, const int4& rows, const SpmmTile& tile,
                                                int first_tile, int first_half, Out& staging) {
     const int64 m = Stages::m(params.args);

@@ -1,13 +1,13 @@
 // Block-sparse x dense on Hopper (sm_90a) for float32 multiplied as TF32: bulk copies feed wgmma through a ring of stages;
 // persistent CTAs. Blocks of 32, 64 and 128.
 //
-// wgmma reads a 32-bit operand from shared memory only where its rows run along k; its left operand (M) may come from registers
-// instead, and so from rows that run either way. So the right operand (N) is
-//   - the stored block where its rows run along k: the product is computed transposed, columns of the dense operand are M. Each
-//     warpgroup has half of the tile's columns and all rows of the panel, so that no column is read twice;
-//   - else the dense operand, where that runs along k. Each warpgroup has 64 rows of the panel, so blocks have at least as many:
-//     one of 32 that is not stored would be multiplied as zeros, and infinity times zero is NaN.
-// Where neither does, transpose.cuh copies the dense operand before; or the blocks, which are right operands then, of 32 rows too.
+// wgmma reads a 32-bit operand from shared memory only if it is k-major; its left operand (M) may come from registers instead, and
+// so be in either major order. So the right operand (N) is
+//   - the stored block if it is k-major: the product is computed transposed, columns of the dense operand are M. Each warpgroup has
+//     half of the tile's columns and all rows of the panel, so that no column is read twice;
+//   - else the dense operand, if that is k-major. Each warpgroup has 64 rows of the panel, so blocks have at least as many: one of
+//     32 that is not stored would be multiplied as zeros, and infinity times zero is NaN.
+// If neither is, transpose.cuh first copies the dense operand, or the blocks, which are then right operands, those of 32 rows too.
 #pragma once
 
 #include "../../abi.h"
@@ -37,11 +37,11 @@ struct SpmmWgmmaTf32 {
   static_assert(kSharedBytes <= kMaxSharedBytes, "fits an SM");
   using Params = typename Stages::Params;
 
-  // The left operand, of which a warpgroup has kTiles times 64 elements; a stored block if the right one is the dense operand.
+  // The left operand: a warpgroup has kTiles times 64 elements along M; a stored block if the right one is the dense operand.
   static constexpr bool kBlocksLeft = Stages::kLiesFlipped;
   static constexpr int kTiles = kBlocksLeft ? 1 : TILE_N / 128, kLeft = kTiles * 64;
   using Left = RegisterOperand<kTiles, !kBlocksLeft && DENSE_K_CONTIGUOUS>;
-  // The right one: rows of the panel, or columns of the tile.
+  // The right operand: rows of the panel, or columns of the tile.
   static constexpr int kRight = kBlocksLeft ? TILE_N : Stages::kPanel;
   using Accumulators = float[kTiles][kRight / 8][4];  // [.. mma fragment]
 
@@ -103,11 +103,11 @@ struct SpmmWgmmaTf32 {
     ptx::wgmma_wait<0>();
   }
 
-  // By a right operand whose rows begin at `right` and count from `first` on in c.
+  // Multiplies by rows of the right operand at `right`, the first of which is number `first` in c.
   static __device__ __forceinline__ void multiply_rows(Accumulators& c, const typename Left::Fragments& a, unsigned right,
                                                        int first) {
     constexpr int kRows = kBlocksLeft ? TILE_N : kBlockM;
-    ptx::wgmma_fence();  // in the branch, where ptxas would put another
+    ptx::wgmma_fence();  // in the branch, since ptxas would insert another there
     const uint64 rows = ptx::wgmma_descriptor<kRowBytes>(right, 0, 8 * kRowBytes);
 #pragma unroll
     for (int k = 0; k < kSlab; k += 8) {
@@ -118,7 +118,7 @@ struct SpmmWgmmaTf32 {
     }
   }
 
-  // Blocks are the left operand, of which the warpgroup has 64 rows.
+  // Where blocks are the left operand: the warpgroup's 64 rows of the panel.
   static __device__ __forceinline__ void store_rows(const SpmmArgs& args, Accumulators& c, int first_m, int first_n, int batch, int warp,
                                                     int lane) {
     const int64 m = Stages::m(args);
@@ -127,7 +127,7 @@ struct SpmmWgmmaTf32 {
     store_fragments<typename Left::Order, OUT_TRANSPOSED>(c, out_of(args, batch), args.out_ld, first_m, m, first_n, args.n, warp, lane);
   }
 
-  // They are the right one: half of the panel's rows, in the warpgroup's columns.
+  // Where blocks are the right operand: half of the panel's rows, in the warpgroup's columns.
   static __device__ __forceinline__ void store_half(const SpmmArgs& args, const Accumulators& c, int half, int first_m, int first_n,
                                                     int batch, int warp, int lane) {
     const int64 m = Stages::m(args);

@@ -1,8 +1,8 @@
-// Transposed copies in the workspace, for kernels that need an operand along k which lies across it, or across which lies along it: of a
-// dense operand, or of each stored block.
+// Transposed copies in the workspace, for kernels that need an operand in the other major order: of a dense operand, or of each stored
+// block.
 //
-// A thread transposes a square of 16 bytes a side in its registers. A warp reads rows of 128 bytes and writes rows of 64, both whole
-// sectors of memory, so shared memory has nothing to add.
+// A thread transposes a square of 16 bytes per side in its registers. A warp reads rows of 128 bytes and writes rows of 64, both whole
+// sectors of memory, so shared memory would gain nothing.
 #pragma once
 
 #include "../../abi.h"
@@ -23,11 +23,11 @@ template <typename Storage>
 struct Transpose {
   static constexpr int kThreads = 256, kMinCtas = 1, kSharedBytes = 0;
   static constexpr int kSide = 16 / sizeof(Storage);                // of a thread's square
-  static constexpr int kAcross = 8 * kSide, kDeep = 32 * kSide;     // of a CTA's part: eight warps, one below the other
+  static constexpr int kAcross = 8 * kSide, kDeep = 32 * kSide;     // of a CTA's piece: eight warps, stacked
   static_assert(sizeof(Storage) == 2 || sizeof(Storage) == 4, "16-bit elements, and float");
 
   struct Params {
-    const Storage* from;  // batch x k x width, where width is a multiple of kSide (k and n changed over in transpose_dense_across)
+    const Storage* from;  // batch x k x width, where width is a multiple of kSide (k and n swapped in transpose_dense_across)
     Storage* to;          // batch x width x transposed_ld(k), zero beyond k
     int64 width, k, ld, batch_stride;
     int64 batch;
@@ -66,8 +66,8 @@ struct Transpose {
   }
 };
 
-// Puts a transposed copy in the place of an operand, `batch` matrices of `width` rows or columns, and the workspace's beginning after it.
-// One matrix that serves a whole batch is transposed once.
+// Replaces an operand, `batch` matrices of `width` rows or columns, by a transposed copy, and moves the workspace's beginning past it. One
+// matrix that serves a whole batch is transposed once.
 template <typename Storage, typename Args>
 int transpose_operand(Args& args, const void*& operand, int64& ld, int64& batch_stride, int64 k, int64 width, int64 batch) {
   auto* to = static_cast<Storage*>(args.workspace);
@@ -107,7 +107,7 @@ int transpose_dense_across(SpmmArgs& args) {
   return transpose_operand<typename Stages::Storage>(args, args.dense, args.dense_ld, args.dense_batch_stride, args.n, Stages::k(args),
                                                      args.batch);
 }
-// Each stored block, which follow on one another, and still do.
+// Transposes each stored block; the copies are contiguous like the blocks.
 template <typename Kernel>
 int transpose_values(SpmmArgs& args) {
   int64 ld = Kernel::kBlockCols, stride = int64(Kernel::kBlockRows) * Kernel::kBlockCols;
@@ -115,7 +115,7 @@ int transpose_values(SpmmArgs& args) {
                                                              args.nnz);
 }
 
-// The whole of a launcher: `copy` is one of those above, and changes the arguments that `launch` is given.
+// A complete launcher: `copy` is one of those above, and changes the arguments that `launch` is given.
 template <typename Args>
 int launch_after(const void* words, int (*copy)(Args&), int (*launch)(const Args&)) {
   Args args = *static_cast<const Args*>(words);

@@ -1,4 +1,4 @@
-// Arithmetic that C++ has no name for.
+// Arithmetic instructions that C++ has no name for.
 #pragma once
 
 namespace jitsparse::ptx {

@@ -1,9 +1,9 @@
-// bar.sync: barriers of some threads of a CTA, by number.
+// bar.sync: numbered barriers for some threads of a CTA.
 #pragma once
 
 namespace jitsparse::ptx {
 
-// Lets `threads` threads that name the same barrier wait for each other; 0 is __syncthreads.
+// Synchronizes the `threads` threads that name the same barrier; 0 is __syncthreads.
 __device__ __forceinline__ void named_barrier(int name, int threads) {
   asm volatile("bar.sync %0, %1;\n" ::"r"(name), "r"(threads) : "memory");
 }

@@ -4,7 +4,7 @@
 
 namespace jitsparse::ptx {
 
-// Two floats to two packed 16-bit floats, round to nearest even; `low` is the element at the lower address.
+// Packs two floats into two 16-bit floats, round to nearest even; `low` is the element at the lower address.
 __device__ __forceinline__ unsigned pack_bf16x2(float low, float high) {
   unsigned d;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(d) : "f"(high), "f"(low));
@@ -17,7 +17,7 @@ __device__ __forceinline__ unsigned pack_f16x2(float low, float high) {
   return d;
 }
 
-// Likewise of what relu makes of them: negative ones to 0, and NaN stays NaN.
+// Packs with relu: negative values become 0, and NaN stays NaN.
 __device__ __forceinline__ unsigned pack_relu_bf16x2(float low, float high) {
   unsigned d;
   asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;\n" : "=r"(d) : "f"(high), "f"(low));
@@ -52,7 +52,7 @@ __device__ __forceinline__ float from_f16(unsigned short x) {
   return d;
 }
 
-// Nearest, ties away from zero. The tensor cores would truncate instead, which doubles the error.
+// Rounds to nearest, ties away from zero. The tensor cores would truncate, which doubles the error.
 __device__ __forceinline__ unsigned to_tf32(unsigned float_bits) {
   unsigned d;
   asm("cvt.rna.tf32.f32 %0, %1;\n" : "=r"(d) : "f"(__uint_as_float(float_bits)));

@@ -4,7 +4,7 @@
 namespace jitsparse::ptx {
 
 // Copies 16 bytes, bypassing L1; writes zeros and reads nothing unless at < extent. (src-size instead of the ignore-src predicate costs
-// five more instructions a copy, a third of the issue slots of the kernels that used it; a bool argument two more.)
+// five more instructions per copy, a third of the issue slots of the kernels that used it; a bool argument two more.)
 __device__ __forceinline__ void cp_async_16(unsigned shared, const void* global, int at, int extent) {
   asm volatile(
       "{\n"
@@ -19,7 +19,7 @@ __device__ __forceinline__ void cp_async_16(unsigned shared, const void* global)
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(shared), "l"(global));
 }
 
-// Likewise of 4 bytes, which go by way of L1.
+// Like cp_async_16 for 4 bytes, which go through L1.
 __device__ __forceinline__ void cp_async_4(unsigned shared, const void* global, int at, int extent) {
   asm volatile(
       "{\n"

@@ -1,4 +1,4 @@
-// Programmatic dependent launch: a kernel is started before those that it depends on have written everything, and waits for that.
+// Programmatic dependent launch: a kernel starts before those that it depends on have finished writing, and waits for them.
 #pragma once
 
 namespace jitsparse::ptx {

@@ -1,4 +1,4 @@
-// What L2 should make of the lines that an access brings in.
+// L2 eviction policies of the lines that an access brings in.
 #pragma once
 
 #include "../../abi.h"

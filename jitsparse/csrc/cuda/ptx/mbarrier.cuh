@@ -22,7 +22,7 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(unsigned barrier, int 
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// Whether the phase of this parity has completed; suspends the thread for a while before it says no.
+// Whether the phase of this parity has completed; suspends the thread for a while before returning false.
 __device__ __forceinline__ bool mbarrier_try_wait(unsigned barrier, unsigned parity) {
   unsigned done;
   asm volatile(
@@ -37,7 +37,7 @@ __device__ __forceinline__ bool mbarrier_try_wait(unsigned barrier, unsigned par
   return done;
 }
 
-// The same without waiting.
+// mbarrier_try_wait without suspending the thread.
 __device__ __forceinline__ bool mbarrier_test_wait(unsigned barrier, unsigned parity) {
   unsigned done;
   asm volatile(

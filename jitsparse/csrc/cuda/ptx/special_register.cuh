@@ -1,4 +1,4 @@
-// Special registers, read anew by each call: what is computed from them again after a loop takes no registers during it.
+// Special registers, reread by each call: values recomputed from them after a loop take no registers during it.
 #pragma once
 
 namespace jitsparse::ptx {

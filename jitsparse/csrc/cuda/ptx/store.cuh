@@ -1,4 +1,4 @@
-// A global store of 16 bytes a thread. (A uint4 assigned through a pointer may come out as four stores of 4 bytes: transpose.cuh took
+// A global store of 16 bytes per thread. (A uint4 assigned through a pointer may compile to four stores of 4 bytes: transpose.cuh took
 // twice as long.)
 #pragma once
 

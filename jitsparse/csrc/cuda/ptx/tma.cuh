@@ -1,5 +1,5 @@
-// Bulk tensor copies between global and shared memory (sm_90). Coordinates run from the contiguous axis outwards;
-// what lies outside the tensor is read as zero and not written.
+// Bulk tensor copies between global and shared memory (sm_90). Coordinates run from the contiguous axis outwards; elements outside the
+// tensor are read as zero and not written.
 #pragma once
 
 #include <cuda.h>

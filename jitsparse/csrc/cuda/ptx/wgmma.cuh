@@ -17,7 +17,7 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(PENDING) : "memory");
 }
 
-// wgmma writes accumulators asynchronously, unseen by the compiler: keeps reads of them after the wgmma_wait<0>.
+// wgmma writes accumulators asynchronously, which the compiler cannot see: keeps reads of them after the wgmma_wait<0>.
 template <int ROWS, int COLUMNS>
 __device__ __forceinline__ void fence_accumulators(float (&c)[ROWS][COLUMNS]) {
 #pragma unroll
@@ -28,7 +28,7 @@ __device__ __forceinline__ void fence_accumulators(float (&c)[ROWS][COLUMNS]) {
 }
 
 // c[4 j + e] is element e of the mma fragment of columns 8 j .. 8 j + 7; warp w of the warpgroup has rows 16 w .. 16 w + 15.
-// TRANSPOSE_A: the rows of a run along m. TRANSPOSE_B: those of b run along n.
+// TRANSPOSE_A: a is M-major. TRANSPOSE_B: b is N-major.
 // The instruction names each accumulator register, so its text differs with N; the two element types share it.
 #define JITSPARSE_NAMES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define JITSPARSE_NAMES_16 JITSPARSE_NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
@@ -82,7 +82,7 @@ JITSPARSE_WGMMA(f16, 128, 64, 65, 66, 67)
 JITSPARSE_WGMMA(f16, 192, 96, 97, 98, 99)
 JITSPARSE_WGMMA(f16, 256, 128, 129, 130, 131)
 
-// The same with a in registers, the mma fragment of each warp's 16 rows, which stays untouched until the wgmma is waited for.
+// a in registers: the mma fragment of each warp's 16 rows, which must not change until the wgmma has completed.
 #define JITSPARSE_WGMMA_LEFT(TYPE, N, REGISTERS, A0, A1, A2, A3, B, T)                                                          \
   template <int TRANSPOSE_B>                                                                                                    \
   __device__ __forceinline__ void wgmma_##TYPE(float (&c)[REGISTERS], const unsigned (&a)[4], uint64 b) {                       \
@@ -95,7 +95,7 @@ JITSPARSE_WGMMA(f16, 256, 128, 129, 130, 131)
 JITSPARSE_WGMMA_LEFT(bf16, 32, 16, 16, 17, 18, 19, 20, 21)
 JITSPARSE_WGMMA_LEFT(f16, 32, 16, 16, 17, 18, 19, 20, 21)
 
-// m64nNk8 on 32-bit elements, of which the tensor cores read the 19 bits of TF32. Rows of b run along k; a is in registers.
+// m64nNk8 on 32-bit elements, of which the tensor cores read the 19 bits of TF32. b is k-major; a is in registers.
 #define JITSPARSE_WGMMA_TF32(N, REGISTERS, A0, A1, A2, A3, B)                                                          \
   __device__ __forceinline__ void wgmma_tf32(float (&c)[REGISTERS], const unsigned (&a)[4], uint64 b) {               \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k8.f32.tf32.tf32 {" JITSPARSE_NAMES_##REGISTERS "}, {%" #A0  \

@@ -1,13 +1,13 @@
-// How wgmma is told where an operand lies in shared memory.
+// wgmma's descriptors of operands in shared memory.
 #pragma once
 
 #include "../../abi.h"
 
 namespace jitsparse::ptx {
 
-// Descriptor of an operand in shared memory in rows of ROW_BYTES, whose 16-byte chunks are permuted by the swizzle of that
-// width. `stride` is the distance in bytes between groups of eight rows, `leading` that between neighbouring tiles of
-// ROW_BYTES (used where rows run along m or n). The address must be a multiple of 8 ROW_BYTES but for an advance along k.
+// Descriptor of an operand in shared memory in rows of ROW_BYTES, whose 16-byte chunks are permuted by the swizzle of that width. `stride`
+// is the distance in bytes between groups of eight rows, `leading` that between neighbouring tiles of ROW_BYTES (used by MN-major
+// operands). The address must be a multiple of 8 ROW_BYTES, except for an advance along k.
 template <int ROW_BYTES>
 __device__ __forceinline__ uint64 wgmma_descriptor(unsigned address, int leading, int stride) {
   static_assert(ROW_BYTES == 128 || ROW_BYTES == 64 || ROW_BYTES == 32, "the swizzles that exist");

@@ -1,12 +1,12 @@
-// Division by a number that the host knows before the kernel starts: a multiplication and a shift, where the compiler makes some
-// twenty instructions of a division, each waiting for the one before.
+// Division by a number that the host knows at launch: a multiplication and a shift, where the compiler emits a chain of some twenty
+// dependent instructions.
 #pragma once
 
 #include "../../abi.h"
 
 namespace jitsparse {
 
-// Of numerators below 2^31 (Granlund and Montgomery, "Division by Invariant Integers using Multiplication", 1994).
+// For numerators below 2^31 (Granlund and Montgomery, "Division by Invariant Integers using Multiplication", 1994).
 struct Divisor {
   unsigned value;  // 1 to 2^31
   unsigned factor, shift;

@@ -1,4 +1,4 @@
-// Element types: how each is stored, accumulated and, where it can be, multiplied by the tensor cores.
+// Element types: how each is stored, accumulated and, where possible, multiplied on tensor cores.
 #pragma once
 
 #include "../ptx/convert.cuh"
@@ -19,7 +19,7 @@ struct Bf16 {
   static __device__ __forceinline__ void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     ptx::mma_m16n8k16_bf16(c, a, b0, b1);
   }
-  // m64nNk16, where c has N / 2 registers a thread; a in shared memory, or in registers.
+  // m64nNk16; c has N / 2 registers per thread, a is in shared memory or in registers.
   template <int TRANSPOSE_A, int TRANSPOSE_B, int REGISTERS>
   static __device__ __forceinline__ void wgmma(float (&c)[REGISTERS], uint64 a, uint64 b) {
     ptx::wgmma_bf16<TRANSPOSE_A, TRANSPOSE_B>(c, a, b);
@@ -42,7 +42,7 @@ struct F16 {
   static __device__ __forceinline__ void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     ptx::mma_m16n8k16_f16(c, a, b0, b1);
   }
-  // m64nNk16, where c has N / 2 registers a thread; a in shared memory, or in registers.
+  // m64nNk16; c has N / 2 registers per thread, a is in shared memory or in registers.
   template <int TRANSPOSE_A, int TRANSPOSE_B, int REGISTERS>
   static __device__ __forceinline__ void wgmma(float (&c)[REGISTERS], uint64 a, uint64 b) {
     ptx::wgmma_f16<TRANSPOSE_A, TRANSPOSE_B>(c, a, b);

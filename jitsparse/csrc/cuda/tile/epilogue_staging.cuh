@@ -1,4 +1,4 @@
-// How parts of 64 x 64 of the output leave a warpgroup: by way of buffers in shared memory, with TMA.
+// How a warpgroup stores 64 x 64 subtiles of the output: through buffers in shared memory, by TMA.
 #pragma once
 
 #include "../ptx/barrier.cuh"
@@ -9,15 +9,15 @@
 
 namespace jitsparse {
 
-// ROWS: the accumulator's rows are rows of the output, which run along the box's second axis, or else its columns.
+// ROWS: the accumulator's rows are rows of the output, the box's second axis; otherwise they are its columns.
 template <bool ROWS>
 struct EpilogueStaging {
-  static constexpr int kBytes = 64 * 128, kBuffers = 2;  // which take turns
+  static constexpr int kBytes = 64 * 128, kBuffers = 2;  // used in turn
 
   unsigned staged;
-  int group, thread, buffer = 0;  // of the warpgroup, and in it
+  int group, thread, buffer = 0;  // the warpgroup, the thread in it, the next buffer
 
-  // The address for the next part, once what was there has been read.
+  // Returns the buffer for the next subtile, once TMA has read what it held.
   __device__ __forceinline__ unsigned acquire() {
     const unsigned at = staged + buffer * kBytes;
     buffer = (buffer + 1) % kBuffers;
@@ -30,7 +30,7 @@ struct EpilogueStaging {
     stage_subtile<ROWS>(packed, at, thread / 32, thread % 32);
   }
 
-  // Stores what all have put there to (x, y, batch) of the output; evict-first, as nobody reads it soon.
+  // Stores the staged subtile at (x, y, batch) of the output; evict-first, since nothing reads it soon.
   __device__ __forceinline__ void store(unsigned at, const CUtensorMap* out, int x, int y, int batch) const {
     ptx::fence_proxy_async();
     ptx::named_barrier(1 + group, 128);
@@ -40,7 +40,7 @@ struct EpilogueStaging {
     }
   }
 
-  // Waits for the last part to be read.
+  // Waits until TMA has read the last subtile.
   __device__ __forceinline__ void drain() const {
     if (thread == 0) ptx::bulk_wait_read<0>();
   }

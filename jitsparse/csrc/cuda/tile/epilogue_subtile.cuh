@@ -1,6 +1,5 @@
-// The epilogue of Hopper's products: 64 x 64 of the output, of which a warp of the warpgroup has 16 rows of an accumulator, as
-// part[column / 8][mma fragment]. Rows of the accumulator are rows of the output, or its columns if the product was computed
-// transposed.
+// The epilogue of the Hopper kernels, by 64 x 64 subtiles of the output. A warp of the warpgroup holds 16 accumulator rows, as
+// subtile[column / 8][mma fragment]. Accumulator rows are rows of the output, or its columns if the product is computed transposed.
 #pragma once
 
 #include "../../abi.h"
@@ -10,13 +9,12 @@
 
 namespace jitsparse {
 
-// The elements of a bias that belong to the sixteen columns of a thread's fragments, as they are stored: all are asked for before the
-// first is waited for.
+// The bias of the sixteen columns of a thread's fragments, in the storage type: all loads are issued before the first is waited for.
 template <typename Element>
 struct BiasOfColumns {
   typename Element::Storage of[8][2];
 
-  // `first` is the part's first column.
+  // `first` is the subtile's first column.
   __device__ __forceinline__ void prefetch(const void* values, int first, int64 extent, int lane) {
     const auto* bias = static_cast<const typename Element::Storage*>(values);
 #pragma unroll
@@ -43,7 +41,7 @@ __device__ __forceinline__ void add_bias_along(float (&subtile)[8][4], const Bia
   }
 }
 
-// The elements of a bias that belong to the two rows of a thread's fragments, as they are stored: to convert one would be to wait for it.
+// The bias of the two rows of a thread's fragments, in the storage type: converting it would wait for the load.
 template <typename Element>
 struct BiasOfRows {
   typename Element::Storage upper = 0, lower = 0;
@@ -69,7 +67,7 @@ __device__ __forceinline__ void add_bias_down(float (&subtile)[EIGHTS][4], BiasO
   }
 }
 
-// Rounded: for stmatrix, four registers for every 16 columns.
+// Rounds and packs for stmatrix: four registers per 16 columns.
 template <typename Element, bool RELU, int EIGHTS>
 __device__ __forceinline__ void pack_subtile(const float (&subtile)[EIGHTS][4], unsigned (&packed)[EIGHTS * 2]) {
 #pragma unroll
@@ -82,7 +80,7 @@ __device__ __forceinline__ void pack_subtile(const float (&subtile)[EIGHTS][4], 
   }
 }
 
-// Activation and rounding of all parts. One branch for all: one a part is 1 % of a product, and so is relu outside the cvt.
+// Activation and rounding of all subtiles. One branch for all: one per subtile costs 1 % of a product, as does relu outside the cvt.
 template <typename Element, int SUBTILES>
 __device__ __forceinline__ void finish_subtiles(float (&c)[SUBTILES][8][4], int64 activation, unsigned (&packed)[SUBTILES][8 * 2]) {
   if (activation == kRelu) {
@@ -95,7 +93,7 @@ __device__ __forceinline__ void finish_subtiles(float (&c)[SUBTILES][8][4], int6
   for (int i = 0; i < SUBTILES; ++i) pack_subtile<Element, /*RELU=*/false>(c[i], packed[i]);
 }
 
-// A packed part into shared memory at `to`, with the 128-byte swizzle; rows there are the accumulator's rows, or else its columns.
+// Writes a packed subtile to shared memory, with the 128-byte swizzle; ROWS: rows there are the accumulator's rows, otherwise its columns.
 template <bool ROWS>
 __device__ __forceinline__ void stage_subtile(const unsigned (&packed)[8 * 2], unsigned to, int warp, int lane) {
 #pragma unroll
@@ -111,7 +109,7 @@ __device__ __forceinline__ void stage_subtile(const unsigned (&packed)[8 * 2], u
   }
 }
 
-// A warp's 16 packed rows of 8 EIGHTS columns (32 or 64) into shared memory at `to`, with the swizzle of that width.
+// Writes a warp's 16 packed rows of 8 EIGHTS columns (32 or 64) to shared memory at `to`, with the swizzle of that width.
 template <int EIGHTS>
 __device__ __forceinline__ void stage_rows(const unsigned (&packed)[EIGHTS * 2], unsigned to, int lane) {
   static_assert(EIGHTS == 4 || EIGHTS == 8, "the widths that are used");

@@ -1,13 +1,13 @@
-// A dense operand's part of a stage, on its way to shared memory by TMA.
+// TMA loads of a dense operand's slice of a stage.
 #pragma once
 
 #include "../ptx/tma.cuh"
 
 namespace jitsparse {
 
-// From column `first` (of m or n) and from `k` on. ALONG_K: the operand's rows run along k, and one box brings all of EXTENT.
-// Otherwise they run along the columns, and boxes of SPAN columns, the width of the swizzle, come to lie BOX_BYTES apart.
-// `policy`: none or one, see ../ptx/l2_policy.cuh.
+// Loads from column `first` (of m or n) and `k` on. ALONG_K: the operand is k-major, and one box brings all of EXTENT. Otherwise it is
+// MN-major, and boxes of SPAN columns, the width of the swizzle, are placed BOX_BYTES apart. `policy`: none or one, see
+// ../ptx/l2_policy.cuh.
 template <bool ALONG_K, int EXTENT, int SPAN, int BOX_BYTES, typename... Policy>
 __device__ __forceinline__ void load_operand(unsigned to, const CUtensorMap* map, unsigned full_barrier, int first, int k, int batch,
                                              Policy... policy) {

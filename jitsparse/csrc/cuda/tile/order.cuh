@@ -1,4 +1,4 @@
-// The order in which a grid walks a matrix of tiles.
+// Rasterization orders: how a grid walks a matrix of tiles.
 #pragma once
 
 #include "../../abi.h"
@@ -10,16 +10,16 @@ struct TileCoordinates {
   int64 row, column, batch;
 };
 
-// Which tile of a list a CTA of a persistent kernel computes in its n-th round. Every other round is dealt out backwards, so that
-// of a list that begins with the longest tiles all CTAs get about as much. Past the end of the list there is nothing more to do.
+// Which tile of a list a persistent CTA computes in its n-th round. Every other round is dealt out backwards, so that all CTAs get about
+// the same amount of a list that begins with the longest tiles. A result past the end of the list means that no tile is left.
 __device__ __forceinline__ int64 tile_of_round(int round) {
   const unsigned position = round & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
   return int64(round) * gridDim.x + position;
 }
 
-// Tiles of `group` tile rows are walked column by column, so that the tiles that run at the same time share
-// both operands through L2 (a super-tile of 16 panels and a few column tiles is about its size).
-// In 32 bits, since a grid has fewer than 2^31 CTAs: a 64-bit division takes a hundred instructions.
+// Walks the tiles of `group` tile rows column by column, so that concurrent tiles share both operands through L2 (a super-tile of 16 panels
+// and a few column tiles is about its size). In 32 bits, since a grid has fewer than 2^31 CTAs: a 64-bit division takes a hundred
+// instructions.
 __device__ __forceinline__ TileCoordinates grouped_order(unsigned tile, int64 rows, int64 columns, unsigned group) {
   const unsigned tile_rows = unsigned(rows), tile_columns = unsigned(columns), plane = tile_rows * tile_columns;
   const unsigned batch = tile / plane;
@@ -31,11 +31,11 @@ __device__ __forceinline__ TileCoordinates grouped_order(unsigned tile, int64 ro
   return {first_row + in_group % group_rows, in_group / group_rows, batch};
 }
 
-// The same order of fewer than 2^31 tiles, where the host can prepare the divisions.
+// grouped_order for fewer than 2^31 tiles, with divisors that the host prepares.
 struct GroupedTiles {
   unsigned rows;
-  Divisor plane, group;         // tiles of a batch entry, and of a group of tile rows
-  Divisor height, last_height;  // tile rows of a group, and of one that is not whole
+  Divisor plane, group;         // tiles per batch entry, and per group of tile rows
+  Divisor height, last_height;  // tile rows of a group, and of a partial last one
 
   static GroupedTiles of(int64 tile_rows, int64 tile_columns, int64 group) {
     const int64 height = tile_rows < group ? tile_rows : group, rest = tile_rows % height;

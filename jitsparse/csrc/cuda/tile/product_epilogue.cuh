@@ -1,4 +1,4 @@
-// The epilogue of a product: bias, activation, and a warp's accumulators on their way to the output.
+// The epilogue of a product: bias, activation, and the store of a warp's accumulators.
 #pragma once
 
 #include "../../abi.h"
@@ -7,8 +7,8 @@
 
 namespace jitsparse {
 
-// `c` holds M x N of out[m][n] from (first_m, first_n); TRANSPOSED says that the output is stored as out[n][m], where
-// the bias, one element a stored column, runs along m. `staged` is shared memory of this warp alone.
+// `c` holds M x N of out[m][n] from (first_m, first_n). TRANSPOSED: the output is stored as out[n][m], and the bias, one element per stored
+// column, runs along m. `staged` is shared memory of this warp alone.
 template <typename Element, bool TRANSPOSED, int M, int N>
 __device__ __forceinline__ void store_product(const SpmmArgs& args, float (&c)[M / 16][N / 8][4], int64 m_extent,
                                               int64 batch, int64 first_m, int64 first_n, unsigned char* staged, int lane) {

@@ -1,4 +1,4 @@
-// The left operand of wgmma in registers, fetched from shared memory whichever way its rows run there.
+// wgmma's left operand in registers, loaded from shared memory in either major order.
 #pragma once
 
 #include "../ptx/ldmatrix.cuh"
@@ -7,10 +7,10 @@
 
 namespace jitsparse {
 
-// A warpgroup's TILES times 64 elements of 32 bits along m, 32 deep, as mma fragments of 8 k.
+// A warpgroup's 64 TILES elements of 32 bits along m, 32 deep, as mma fragments of 8 k.
 //
-// ALONG_K: rows of 128 bytes run along k, one for each m, and ldmatrix has just the fragment's order. Else they run along m, in boxes
-// of 32, one row for each k; a thread then takes neighbours, all of one k in one load.
+// ALONG_K: k-major, one row of 128 bytes per m, and ldmatrix delivers exactly the fragment's order. Otherwise M-major, in boxes of 32, one
+// row per k; a thread then takes neighbours, all of one k in one load.
 template <int TILES, bool ALONG_K>
 struct RegisterOperand {
   using Order = RowOrder<TILES, /*NEIGHBOURS=*/!ALONG_K>;
@@ -28,9 +28,9 @@ struct RegisterOperand {
     } else {
       const int first = Order::element(warp, lane, 0, 0);
       const unsigned box = shared + first / 32 * (32 * 128) + first % 4 * 4, chunk = first % 32 / 4;
-      // Against bank conflicts half of the lanes that load together begin with the deeper of their two k.
+      // To avoid bank conflicts, half of the lanes that load together begin with the deeper of their two k.
       const int swap = TILES == 1 ? lane / 8 % 2 : 0;
-      unsigned at[2];  // for each of the two, of the first 8 k
+      unsigned at[2];  // of the two, among the first 8 k
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int deep = lane % 4 + (i ^ swap) * 4;
@@ -55,16 +55,16 @@ struct RegisterOperand {
   }
 };
 
-// The same of 16-bit elements, DEPTH deep, as mma fragments of 16 k; of each tile of 64 a warp has 16. ALONG_K: rows of DEPTH elements,
-// one for each m, follow on one another. Else they run along m in boxes of 64, one row for each k.
+// Like RegisterOperand for 16-bit elements, DEPTH deep, as mma fragments of 16 k; a warp has 16 rows of each tile of 64. ALONG_K: k-major,
+// consecutive rows of DEPTH elements, one per m. Otherwise M-major, in boxes of 64, one row per k.
 template <int TILES, int DEPTH, bool ALONG_K>
 struct RegisterOperand16 {
   using Fragments = unsigned[DEPTH / 16][TILES][4];  // [k / 16][tile][mma fragment]
   static constexpr int kRowBytes = ALONG_K ? DEPTH * 2 : 128, kTileBytes = DEPTH * 128;
   static_assert(kRowBytes == 64 || kRowBytes == 128, "the swizzles below");
 
-  // What a lane reads first of an operand that begins at `shared`, a multiple of 1024. Of the four matrices that lanes 0, 8, 16 and 24
-  // begin, the second is eight further along m, the third along k.
+  // The address that a lane reads first, of an operand that begins at `shared`, a multiple of 1024. Of the four matrices that lanes 0, 8,
+  // 16 and 24 begin, the second is eight further along m, the third along k.
   static __device__ __forceinline__ unsigned first(unsigned shared, int warp, int lane) {
     const int along_m = warp * 16 + (ALONG_K ? lane % 16 : lane / 8 % 2 * 8), along_k = lane / 16 * 8 + (ALONG_K ? 0 : lane % 8);
     const int row = ALONG_K ? along_m : along_k, chunk = (ALONG_K ? along_k : along_m) / 8;

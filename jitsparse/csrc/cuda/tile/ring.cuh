@@ -5,24 +5,24 @@
 
 namespace jitsparse {
 
-// Of an SM of Hopper, for one CTA; and what the ring begins at a multiple of, as the swizzle of 128 bytes wants.
+// Maximum dynamic shared memory per CTA on sm_90; alignment that the 128-byte swizzle requires.
 constexpr int kMaxSharedBytes = 232448, kSharedAlignment = 1024;
 
-// The first such address of the CTA's shared memory.
+// The first aligned address of the CTA's shared memory.
 __device__ __forceinline__ unsigned char* aligned_shared() {
   extern __shared__ unsigned char unaligned[];
   return unaligned + (-__cvta_generic_to_shared(unaligned) & (kSharedAlignment - 1));
 }
 
-// Two mbarriers a stage, which all threads of a CTA see at the same addresses.
+// Two mbarriers per stage, at the same addresses for all threads of a CTA.
 struct StageBarriers {
   unsigned full, empty;
 
   // `shared` has room for two barriers for each of `most` stages.
   __device__ __forceinline__ StageBarriers(unsigned shared, int most) : full(shared), empty(shared + most * 8) {}
 
-  // By one thread, before all others come. `producers` arrive when they have asked for their bytes of a stage. Every consuming
-  // warp releases it on its own: the warps of a warpgroup are in step only where they multiply.
+  // Call from one thread, before any other uses the barriers. A producer arrives with the bytes that it expects of a stage. Each consumer
+  // warp releases a stage on its own: the warps of a warpgroup are in step only where they multiply.
   __device__ __forceinline__ void init(int most, int producers, int consumers) const {
     for (int i = 0; i < most; ++i) {
       ptx::mbarrier_init(full + i * 8, producers);
@@ -44,7 +44,7 @@ struct StageBarriers {
   }
 };
 
-// Where a thread is in the ring.
+// A thread's position in the ring.
 struct RingPosition {
   int stage = 0;
   unsigned round = 0;

@@ -11,10 +11,9 @@ namespace jitsparse {
 
 constexpr int kChunkBytes = 16;
 
-// A ROWS x COLUMNS tile, rows contiguous, 16-byte chunks permuted within a row so that the eight addresses
-// of one ldmatrix matrix (the same chunk of eight consecutive rows) fall into eight different bank groups.
-// SCALAR tiles are read by 4-byte loads of four consecutive rows instead (the tf32 operands that ldmatrix
-// cannot transpose), which asks for a different permutation.
+// A ROWS x COLUMNS tile, rows contiguous, 16-byte chunks permuted within a row so that the eight addresses of one ldmatrix matrix (the same
+// chunk of eight consecutive rows) fall into eight different bank groups. SCALAR tiles are read by 4-byte loads of four consecutive rows
+// instead (the tf32 operands that ldmatrix cannot transpose), which needs a different permutation.
 template <typename Element, int ROWS, int COLUMNS, bool SCALAR>
 struct SharedTile {
   using Storage = typename Element::Storage;
@@ -37,16 +36,15 @@ struct SharedTile {
     return unsigned(row * kRowBytes + (chunk ^ (twist & kMask)) * kChunkBytes);
   }
 
-  // The address `rows` further down and `chunks` to the right of one made with offset(), if no bit of a row or chunk
-  // number is set in both: offset() is linear in their bits. With constant arguments it costs one XOR, which
-  // addresses that differ by a multiple of 128 bytes share.
+  // Moves an address made with offset() `rows` down and `chunks` to the right, if no bit of a row or chunk number is set in both: offset()
+  // is linear in their bits. With constant arguments it costs one XOR, which addresses that differ by a multiple of 128 bytes share.
   static __device__ __forceinline__ unsigned advance(unsigned address, int rows, int chunks) {
     const unsigned by = offset(rows, chunks);
     return (address ^ (by & 0x70)) + (by & ~0x7fu);
   }
 };
 
-// Fragments of the left operand, 16 rows (m) by kMmaK (k). K_CONTIGUOUS: the tile's rows run along k, else along m.
+// Fragments of the left operand, 16 rows (m) by kMmaK (k). K_CONTIGUOUS: the tile is k-major, else M-major.
 template <typename Element, bool K_CONTIGUOUS, typename Tile>
 struct LeftFragments {
   static __device__ __forceinline__ unsigned lane_offset(int lane) {
@@ -97,17 +95,17 @@ struct RightFragments {
   }
 };
 
-// `extent - first` as far as a tile of at most `tile` elements can tell; keeps 64-bit sizes out of the loops.
+// `extent - first`, clamped to [0, tile]; keeps 64-bit sizes out of the loops.
 __device__ __forceinline__ int inside(int64 extent, int64 first, int tile) {
   const int64 left = extent - first;
   return left > tile ? tile : left < 0 ? 0 : int(left);
 }
 
-// How THREADS threads share the copies that fill TILES tiles lying one after another in shared memory. A thread
-// keeps one column of chunks and goes down the rows of kTiles tiles, so that a tile costs it one address.
+// How THREADS threads share the copies that fill TILES consecutive tiles in shared memory. A thread keeps one column of chunks and goes
+// down the rows of kTiles tiles, so that a tile costs it one address.
 //
-// Whatever is read from shared memory to make addresses has to be read before the first copy of a stage is
-// issued: the compiler must assume that a copy overwrites it, and separates each pair by several idle slots.
+// Shared memory that addresses depend on must be read before a stage's first copy is issued: the compiler must assume that a copy
+// overwrites it, and separates each pair by several idle slots.
 template <typename Tile, int TILES, int THREADS>
 struct TileCopy {
   static constexpr int kRowStep = THREADS / Tile::kRowChunks;
@@ -155,8 +153,8 @@ struct TileCopy {
   }
 };
 
-// Likewise of one tile that lies transposed where it comes from: an element of 4 bytes at a time. A warp takes eight rows and four
-// columns of the tile at once, which are four sectors there and all banks here.
+// Like TileCopy, for one tile that is transposed in global memory: copies one 4-byte element at a time. A warp takes eight rows and four
+// columns of the tile at once, which are four sectors of global memory and all banks of shared memory.
 template <typename Tile, int THREADS>
 struct TransposingCopy {
   static constexpr int kTiles = 1, kWarpsDown = Tile::kRows / 8, kWarpsAcross = THREADS / 32 / kWarpsDown;
@@ -164,7 +162,7 @@ struct TransposingCopy {
   static_assert(Tile::kPerChunk == 4 && kWarpsDown * kWarpsAcross * 32 == THREADS && kPasses * kWarpsAcross == Tile::kRowChunks,
                 "each warp has rows of its own");
 
-  int column, first_row;  // of the thread's first element where it comes from, whose rows are the tile's columns
+  int column, first_row;  // of the thread's first element in global memory, whose rows are the tile's columns
   unsigned offset;        // of that element in shared memory
 
   __device__ __forceinline__ explicit TransposingCopy(int thread) {
@@ -177,7 +175,7 @@ struct TransposingCopy {
   static constexpr __device__ __forceinline__ int tile(int) { return 0; }
   static constexpr __device__ __forceinline__ bool has(int) { return true; }
 
-  // As of TileCopy; rows are those where it comes from.
+  // As in TileCopy; rows are those in global memory.
   __device__ __forceinline__ void start(unsigned shared, int, const char* from, int64 stride, int rows) const {
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {

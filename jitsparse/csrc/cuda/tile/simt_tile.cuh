@@ -55,7 +55,7 @@ struct SimtTile {
     return reinterpret_cast<Accumulator(&)[kRows * kColumns]>(c);
   }
 
-  // use(i, j, value) for each of them.
+  // Calls use(i, j, value) for each of them.
   template <typename Use>
   __device__ __forceinline__ void for_each(const Use& use) {
     const int thread_m = threadIdx.x / kThreadsN, thread_n = threadIdx.x % kThreadsN;

@@ -1,4 +1,4 @@
-// Sums over k that are divided among CTAs: into how many parts, and how these are added, always in the same order.
+// Split-K: the number of parts of a sum over k, and their reduction, always in the same order.
 #pragma once
 
 #include "../../abi.h"
@@ -6,8 +6,8 @@
 
 namespace jitsparse {
 
-// Into how many parts the sums of so many tiles are divided, so that every one of `ctas` has something to do. Int: 32 bits on a device,
-// where a 64-bit division takes a hundred instructions.
+// Split-K parts per tile, at most `most`, so that each of `ctas` has work. Int: 32 bits on a device, where a 64-bit division takes a
+// hundred instructions.
 template <typename Int>
 JITSPARSE_HD Int parts_of_sums(Int tiles, Int ctas, Int most) {
   const Int wanted = tiles ? ctas / tiles : 1;
@@ -16,7 +16,7 @@ JITSPARSE_HD Int parts_of_sums(Int tiles, Int ctas, Int most) {
 
 constexpr int kSumsAtOnce = 4;
 
-// Adds up elements i to i + 3 of (parts, count) sums; i and `count` are multiples of four.
+// Adds elements i to i + 3 of (parts, count) sums; i and `count` are multiples of four.
 __device__ __forceinline__ void add_parts(float (&sum)[kSumsAtOnce], const float* sums, int64 parts, int64 count, int64 i) {
   for (int64 part = 0; part < parts; ++part) {
     const float4 x = *reinterpret_cast<const float4*>(sums + part * count + i);

@@ -1,11 +1,11 @@
-// Which blocks of a panel a step has, for those who multiply them.
+// Which blocks of its panel each step has, for the warps that multiply them.
 #pragma once
 
 #include "../../abi.h"
 
 namespace jitsparse {
 
-// The masks of a tile's steps: read 32 at a time, and those ahead while these are used.
+// The masks of a tile's steps, read 32 at a time; the next 32 are prefetched while these are used.
 struct StepMasks {
   const int4* steps;
   int lane, next, end;
@@ -22,7 +22,7 @@ struct StepMasks {
 
   __device__ __forceinline__ void prefetch() { ahead = next + lane < end ? __ldg(&steps[next + lane].y) : 0; }
 
-  // Of the tile's n-th step; to be called for each in turn. Past the last it is of no use, and does no harm.
+  // Mask of the tile's n-th step; call for n = 0, 1, ...; harmless past the end.
   __device__ __forceinline__ unsigned take(int n) {
     if (n % 32 == 0) {
       these = ahead;

@@ -1,6 +1,6 @@
-// From the accumulators of wgmma, or a warp's of mma, straight to float32 in global memory. `Order` says which elements the
-// accumulator's rows are (see row_order.cuh). A warp's stores fill whole sectors of 32 bytes where the output's rows begin with one, so
-// as many bytes go to L2 as by way of shared memory.
+// Stores accumulators of wgmma, or a warp's of mma, directly to global memory in float32. `Order` maps the accumulator's rows to elements
+// (see row_order.cuh). A warp's stores fill whole sectors of 32 bytes where the output's rows are sector-aligned, so as many bytes go to L2
+// as through shared memory.
 #pragma once
 
 #include "../../abi.h"
@@ -8,7 +8,7 @@
 
 namespace jitsparse {
 
-// A bias whose elements belong to the left operand's, of which the warpgroup's first is number `first`.
+// Adds a bias along the left operand, of which the warpgroup's first element is number `first`.
 template <typename Order, int TILES, int COLUMNS>
 __device__ __forceinline__ void add_bias_left(float (&c)[TILES][COLUMNS][4], const float* bias, int first, int64 extent, int warp,
                                               int lane) {
@@ -27,7 +27,7 @@ __device__ __forceinline__ void add_bias_left(float (&c)[TILES][COLUMNS][4], con
   }
 }
 
-// To the right operand's.
+// Adds a bias along the right operand.
 template <int TILES, int COLUMNS>
 __device__ __forceinline__ void add_bias_right(float (&c)[TILES][COLUMNS][4], const float* bias, int first, int64 extent, int lane) {
 #pragma unroll
@@ -45,9 +45,8 @@ __device__ __forceinline__ void add_bias_right(float (&c)[TILES][COLUMNS][4], co
   }
 }
 
-// Elements of the left operand run along the output's rows if LEFT_CONTIGUOUS, else across them, `ld` apart. The extent along the
-// output's rows and `ld` are multiples of 4 elements, so what is stored at once is inside or outside as a whole; the other extent may
-// be anything.
+// Elements of the left operand are contiguous in the output if LEFT_CONTIGUOUS, else `ld` apart. The extent along the output's rows and
+// `ld` are multiples of 4 elements, so a vector store is entirely inside or outside; the other extent is arbitrary.
 template <typename Order, bool LEFT_CONTIGUOUS, int TILES, int COLUMNS>
 __device__ __forceinline__ void store_fragments(const float (&c)[TILES][COLUMNS][4], float* out, int64 ld, int first_left,
                                                 int64 left_extent, int first_right, int64 right_extent, int warp, int lane) {

@@ -6,15 +6,15 @@
 
 namespace jitsparse {
 
-// A warp's M x N part of the output, held as mma accumulators c[M / 16][N / 8][4], staged in `shared`.
-// TRANSPOSED stages it as N rows of M elements.
+// A warp's M x N tile of the output, held as mma accumulators c[M / 16][N / 8][4], staged in `shared`. TRANSPOSED stages it as N rows of M
+// elements.
 template <typename Element, int M, int N, bool TRANSPOSED>
 struct StagedTile {
   using Storage = typename Element::Storage;
   static constexpr int kRows = TRANSPOSED ? N : M;
   static constexpr int kColumns = TRANSPOSED ? M : N;
   static constexpr int kPerChunk = kChunkBytes / int(sizeof(Storage));
-  // One chunk of padding turns the eight rows a warp writes at once into eight bank groups.
+  // One chunk of padding spreads the eight rows that a warp writes at once over eight bank groups.
   static constexpr int kPitch = kColumns + kPerChunk;
   static constexpr int kBytes = kRows * kPitch * int(sizeof(Storage));
 
