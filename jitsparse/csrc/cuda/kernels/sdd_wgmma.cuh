@@ -45,7 +45,7 @@ struct SddWgmma {
   static constexpr int kStagedAt = Stages::kRingBytes;
   static constexpr int kBarriersAt = kStagedAt + Stages::kConsumers * 4 * Store::kBytes;
   static constexpr int kSharedBytes = kBarriersAt + Stages::kMaxStages * 16 + kSharedAlignment;
-  static_assert(kSharedBytes <= kMaxSharedBytes, "fits an SM");
+  static_assert(kSharedBytes <= kMaxSharedBytes, "more shared memory than an SM has");
 
   static __device__ __forceinline__ void run(const Params& params) { Stages::template run<SddWgmma>(params); }
 

@@ -16,7 +16,7 @@ struct SpmmOutput {
   static constexpr int kOutAt = Stages::kRingBytes, kOutBytes = Out::kBuffers * Out::kBytes;  // per warpgroup
   static constexpr int kBarriersAt = kOutAt + Stages::kConsumers * kOutBytes;
   static constexpr int kSharedBytes = kBarriersAt + Stages::kStages * 16 + kSharedAlignment;
-  static_assert(kSharedBytes <= kMaxSharedBytes, "fits an SM");
+  static_assert(kSharedBytes <= kMaxSharedBytes, "more shared memory than an SM has");
 
   struct Params : Stages::Params {
     CUtensorMap out;

@@ -38,8 +38,8 @@ struct SpmmPipeline {
   static_assert(kSlots * kGroup <= 32, "one warp fetches a stage's block positions");
 
   static constexpr bool kScalar = sizeof(Storage) == 4;  // operands that ldmatrix cannot transpose
-  static_assert(!TRANSPOSES_BLOCKS || (kScalar && !FLIPPED && kSlots * kGroup == 1), "one block that lies along k");
-  static_assert(!TRANSPOSES_DENSE || (kScalar && DENSE_K_CONTIGUOUS && kSlots == 1), "one slab that does");
+  static_assert(!TRANSPOSES_BLOCKS || (kScalar && !FLIPPED && kSlots * kGroup == 1), "only a single k-major block is transposed");
+  static_assert(!TRANSPOSES_DENSE || (kScalar && DENSE_K_CONTIGUOUS && kSlots == 1), "only a single k-major slab is transposed");
   static constexpr bool kBlocksAcross = FLIPPED || TRANSPOSES_BLOCKS;  // blocks are M-major in shared memory
   using BlockTile = SharedTile<Element, kBlocksAcross ? kSlotK : kBlockM, kBlocksAcross ? kBlockM : kSlotK, kScalar && FLIPPED>;
   static constexpr bool kDenseAcross = !DENSE_K_CONTIGUOUS || TRANSPOSES_DENSE;  // the slab is N-major there

@@ -47,7 +47,7 @@ struct SpmmStages {
   static_assert(kSlots <= 32, "a step's mask has 32 bits");
   static_assert(kAcross == 1 || SLAB == 64, "the index has slabs of 64");
   // A k-major box would have rows of one block's depth, for which TMA takes as long as for those of a slab.
-  static_assert(!CONDENSED || (kBlockK == 16 && PANEL == 128 && !DENSE_K_CONTIGUOUS), "the index has no others");
+  static_assert(!CONDENSED || (kBlockK == 16 && PANEL == 128 && !DENSE_K_CONTIGUOUS), "the index has no other condensed panels");
   static constexpr int kPieces = CONDENSED ? kAcross : 1;  // of the slab, each copied separately
 
   // As many as fit: L2 throughput follows the bytes in flight (tiles of 128 columns, six stages instead of four: 1.15 times as fast in
@@ -68,7 +68,7 @@ struct SpmmStages {
   static constexpr int kConsumerRegisters = kTall ? 160 : kFloats ? 224 : 216, kProducerRegisters = kTall ? 32 : kFloats ? 56 : 72;
   // A CTA starts with 65536 / kThreads registers per thread, a multiple of 8; setmaxnreg.inc beyond their sum deadlocks.
   static constexpr int kStartRegisters = 65536 / kThreads / 8 * 8;
-  static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= (kConsumers + 1) * kStartRegisters, "what a CTA has");
+  static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= (kConsumers + 1) * kStartRegisters, "too many registers");
 
   // A block as it is stored in memory.
   static constexpr int kLyingRows = VALUES_TRANSPOSED ? BLOCK_COLS : BLOCK_ROWS, kLyingCols = VALUES_TRANSPOSED ? BLOCK_ROWS : BLOCK_COLS;

@@ -38,8 +38,8 @@ struct SpmmWgmma {
   static constexpr int kDenseRowBytes = Stages::kDenseRowBytes, kSubtileBytes = Stages::kSubtileBytes;
 
   static constexpr int kGroupM = 64;  // rows per warpgroup
-  static_assert(kGroupM * kConsumers == kPanel, "each has its part of a panel");
-  static_assert(kBlockM >= kGroupM, "lower blocks are multiplied otherwise, see spmm_wgmma_small.cuh");
+  static_assert(kGroupM * kConsumers == kPanel, "each warpgroup has 64 rows of the panel");
+  static_assert(kBlockM >= kGroupM, "spmm_wgmma_small.cuh multiplies shorter blocks");
 
   static __device__ __forceinline__ void run(const Params& params) { Stages::template run<SpmmWgmma>(params); }
 

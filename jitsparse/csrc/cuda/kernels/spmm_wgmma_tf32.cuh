@@ -29,12 +29,12 @@ struct SpmmWgmmaTf32 {
                             VALUES_TRANSPOSED, /*SPLIT=*/false>;
   using Steps = SpmmSteps<Stages>;
   static constexpr int kThreads = Stages::kThreads, kMinCtas = 1, kBlockM = Stages::kBlockM, kRowBytes = 128;
-  static_assert(!Stages::kLiesFlipped || (DENSE_K_CONTIGUOUS && kBlockM >= 64), "one operand has rows along k, see above");
+  static_assert(!Stages::kLiesFlipped || (DENSE_K_CONTIGUOUS && kBlockM >= 64), "one operand must be k-major, see above");
   static_assert(kBlockM >= 32, "see above");
   static constexpr int kBlockRows = BLOCK_ROWS, kBlockCols = BLOCK_COLS;
   static constexpr int kBarriersAt = Stages::kRingBytes;
   static constexpr int kSharedBytes = kBarriersAt + Stages::kStages * 16 + kSharedAlignment;
-  static_assert(kSharedBytes <= kMaxSharedBytes, "fits an SM");
+  static_assert(kSharedBytes <= kMaxSharedBytes, "more shared memory than an SM has");
   using Params = typename Stages::Params;
 
   // The left operand: a warpgroup has kTiles times 64 elements along M; a stored block if the right one is the dense operand.
