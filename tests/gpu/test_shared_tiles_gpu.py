@@ -57,10 +57,11 @@ def test_shared_columns(
         return data if letter == "n" else data.mT
 
     left, right = dense(ROWS, EXTENT, layout[0]), dense(EXTENT, COLS, layout[1])
-    with float32_as(dtype):
+    # Panels of columns of blocks 64 high share nothing, and TF32 may choose them.
+    pin = "sdd=wgmma.gcols" if block[0] == 64 else "sdd=wgmma"
+    with float32_as(dtype), js.pin(pin):
         variant = str(js.explain("sdd", left, right, shared).variant)
         got, expected = js.sdd(left, right, shared), js.sdd(left, right, alone)
-    assert ".wgmma." in variant
     side = "col" if ".grows" in variant else "row"
     assert has_shared(shared, side)
     assert not has_shared(alone, side)
