@@ -29,6 +29,7 @@ from jitsparse import ops, reference
 from jitsparse.blocks import clear_past
 from jitsparse.errors import ArgumentError
 from jitsparse.kernels import dispatch
+from jitsparse.untraced import untraced
 
 __all__ = ["dds", "dsd", "sdd"]
 
@@ -358,14 +359,16 @@ def _save_for_both(ctx: Any, *tensors: Tensor | None) -> None:
 class _TransformedDsd(torch.autograd.Function):
     generate_vmap_rule = True
     forward = staticmethod(_dsd_op)
-    backward = staticmethod(_Dsd.backward)
+    backward = staticmethod(untraced(_Dsd.backward))
 
     @staticmethod
+    @untraced
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         _Dsd.save_context(ctx, inputs, output)
         _save_for_both(ctx, *inputs[:3])
 
     @staticmethod
+    @untraced
     def jvp(ctx: Any, values_dot: Tensor, _: None, dense_dot: Tensor, *__: None) -> Tensor:
         values, index, dense = ctx.saved_tensors
         sizes = ctx.sizes
@@ -381,15 +384,17 @@ class _TransformedDsd(torch.autograd.Function):
 class _TransformedDds(torch.autograd.Function):
     generate_vmap_rule = True
     forward = staticmethod(_dds_op)
-    backward = staticmethod(_Dds.backward)
+    backward = staticmethod(untraced(_Dds.backward))
 
     @staticmethod
+    @untraced
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         _Dds.save_context(ctx, inputs, output)
         dense, values, index, *_, bias, activation = inputs
         _save_for_both(ctx, dense, values, index, output if activation == _RELU else None, bias)
 
     @staticmethod
+    @untraced
     def jvp(ctx: Any, dense_dot: Tensor, values_dot: Tensor, *others: Any) -> Tensor:
         dense, values, index, out, _ = ctx.saved_tensors
         rows, cols, transposed, activation = ctx.sizes
@@ -410,14 +415,16 @@ class _TransformedDds(torch.autograd.Function):
 class _TransformedSdd(torch.autograd.Function):
     generate_vmap_rule = True
     forward = staticmethod(_sdd_op)
-    backward = staticmethod(_Sdd.backward)
+    backward = staticmethod(untraced(_Sdd.backward))
 
     @staticmethod
+    @untraced
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         _Sdd.save_context(ctx, inputs, output)
         _save_for_both(ctx, *inputs[:3])
 
     @staticmethod
+    @untraced
     def jvp(ctx: Any, left_dot: Tensor, right_dot: Tensor, *_: None) -> Tensor:
         left, right, index = ctx.saved_tensors
         sizes = ctx.sizes
@@ -475,6 +482,6 @@ def _applier(function: type[torch.autograd.Function]) -> Callable[..., Tensor]:
 _dsd_with_gradient = _applier(_Dsd)
 _dds_with_gradient = _applier(_Dds)
 _sdd_with_gradient = _applier(_Sdd)
-_transformed_dsd: Callable[..., Tensor] = _TransformedDsd.apply
-_transformed_dds: Callable[..., Tensor] = _TransformedDds.apply
-_transformed_sdd: Callable[..., Tensor] = _TransformedSdd.apply
+_transformed_dsd = untraced(_TransformedDsd.apply)
+_transformed_dds = untraced(_TransformedDds.apply)
+_transformed_sdd = untraced(_TransformedSdd.apply)

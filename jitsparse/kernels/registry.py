@@ -331,9 +331,9 @@ def variant_named(name: str) -> Variant:
             offered[each.variant.name] = each.refused
     if name not in offered:
         near = difflib.get_close_matches(name, offered, 3, 0)
-        raise ArgumentError(f"no call can run the variant {name}; the nearest are {', '.join(near)}")
+        raise ArgumentError(f"no call can run variant {name}; the nearest are {', '.join(near)}")
     if offered[name] is not None:
-        raise ArgumentError(f"no call can run the variant {name}: {offered[name]}")
+        raise ArgumentError(f"no call can run variant {name}: {offered[name]}")
     return variant
 
 

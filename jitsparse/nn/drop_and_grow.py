@@ -16,6 +16,7 @@ from jitsparse.nn.patterns import assigned, layers_of, match_patterns_, move_all
 from jitsparse.nn.replacing import Where
 from jitsparse.nn.watching import Watcher
 from jitsparse.pattern import Pattern
+from jitsparse.untraced import untraced
 
 __all__ = ["DropAndGrow"]
 
@@ -33,8 +34,9 @@ class DropAndGrow:
     Every ``every`` steps the blocks of smallest norm are dropped, and as many grow elsewhere in the
     layer: those whose gradient would be largest (RigL, Evci et al., 2020,
     https://arxiv.org/abs/1911.11134), or others at random (SET, Mocanu et al., 2018,
-    https://arxiv.org/abs/1707.04780). New blocks and their optimizer state start at zero, as with
-    :meth:`BlockSparseLinear.set_pattern`, which says what else has to follow.
+    https://arxiv.org/abs/1707.04780). New blocks start at zero, and their optimizer state
+    as a new parameter's, as with :meth:`BlockSparseLinear.set_pattern`, which says what else has to
+    follow.
 
     The gradients of blocks that are not stored are computed at the steps at which blocks move, from
     what :meth:`watching` sees there: in float32, for as many block rows at a time as have about as
@@ -169,6 +171,7 @@ class DropAndGrow:
             yield
 
     @torch.no_grad()
+    @untraced
     def step(self) -> int:
         """Count a step, and move blocks if they are due.
 

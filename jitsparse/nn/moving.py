@@ -20,6 +20,7 @@ from jitsparse.nn.optimizer_state import (
 )
 from jitsparse.nn.wrapping import refuse_wrappers
 from jitsparse.pattern import Pattern
+from jitsparse.untraced import untraced
 
 __all__ = ["MovableBlocks", "advice_on"]
 
@@ -37,6 +38,7 @@ class MovableBlocks(PatternBuffers):
 
     values: nn.Parameter
 
+    @untraced
     def set_pattern(self, pattern: Pattern, *optimizers: torch.optim.Optimizer) -> None:
         """Store other blocks from now on, as in training that prunes blocks and grows others.
 
@@ -47,11 +49,12 @@ class MovableBlocks(PatternBuffers):
         Args:
             pattern: one of the same shape and block size, on the same device.
             optimizers: those that train ``values``: their state of each block, such as momentum and
-                running averages, moves along, and is zero for new blocks; step counts stay. An
-                optimizer that is not named keeps the state of the old blocks; if their number
-                changes, it refuses its next step. (Adam corrects its averages by the step count,
-                which is not that of a new block: under a constant gradient its first dozens of
-                steps are three to seven times the learning rate, with the default betas.)
+                running averages, moves along, and is a new parameter's for new blocks (mostly
+                zero); step counts stay. An optimizer that is not named keeps the state of the old
+                blocks; if their number changes, it refuses its next step. (Adam corrects its
+                averages by the step count, which is not that of a new block: under a constant
+                gradient its first dozens of steps are three to seven times the learning rate, with
+                the default betas.)
 
         Call it after a step and before the next forward pass: a backward pass of an earlier one has
         gradients for the old blocks. It raises if their number has changed, or if the layer's input
@@ -65,7 +68,8 @@ class MovableBlocks(PatternBuffers):
           :func:`require_same_patterns` checks, with as many blocks as before, since hooks on
           gradients do not survive another number;
         - a compiled layer follows, and is recompiled for each number of blocks, up to
-          ``torch._dynamo.config.recompile_limit`` times;
+          ``torch._dynamo.config.recompile_limit`` times; inside a compiled function this method
+          runs eagerly, between two graphs;
         - a Parameter that two layers share has one pattern for both: do not move it.
 
         Raises:

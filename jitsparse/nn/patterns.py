@@ -15,10 +15,12 @@ from jitsparse.nn.optimizer_state import require_movable, require_optimizer, tra
 from jitsparse.nn.replacing import Where, named, require_module
 from jitsparse.nn.wrapping import refuse_wrappers, require_unwrapped
 from jitsparse.pattern import Pattern
+from jitsparse.untraced import untraced
 
 __all__ = ["assigned", "layers_of", "match_patterns_", "move_all", "pairs_of", "prune_"]
 
 
+@untraced
 def match_patterns_(model: nn.Module, like: nn.Module, *optimizers: torch.optim.Optimizer) -> None:
     """Give a model's layers the patterns of the layers of the same names in another model.
 
@@ -57,6 +59,7 @@ def match_patterns_(model: nn.Module, like: nn.Module, *optimizers: torch.optim.
     )
 
 
+@untraced
 def prune_(
     model: nn.Module,
     density: float | Callable[[str, BlockSparseLinear], float],

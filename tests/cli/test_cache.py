@@ -273,7 +273,7 @@ def test_usage_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) 
 def test_a_kernel_that_there_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("cache", "explain-miss", "dsd.nofamily.avx2.f32.b32x32") == 2
     error = " ".join(capsys.readouterr().err.replace("\u2502", " ").split())
-    assert "no call can run the variant dsd.nofamily" in error
+    assert "no call can run variant dsd.nofamily" in error
 
 
 def test_a_cache_that_others_can_write(cache_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -324,7 +324,11 @@ def test_kernel(variant: Variant, sources: Path) -> None:
         ("dsd.wgmma.sm90a.bf16.b64x64.lnn.t128x256x64", "kernels/spmm_wgmma", "wait_full"),
         ("dsd.wgmma.sm90a.bf16.b32x32.lnn.t128x256x32", "kernels/spmm_wgmma_small", "wait_full"),
         ("dds.wgmma.sm90a.bf16.b16x16.lnt.t128x64x64", "kernels/spmm_wgmma_small", "wgmma_wait<0>"),
-        ("dds.wgmma.sm90a.bf16.b128x128.lnn.t128x256x64", "tile/epilogue_staging", "bulk_wait_read"),
+        (
+            "dds.wgmma.sm90a.bf16.b128x128.lnn.t128x256x64",
+            "tile/epilogue_staging",
+            "bulk_wait_read",
+        ),
         (
             "dsd.wgmma.sm90a.tf32.b128x128.lnn.t128x256x32",
             "kernels/spmm_wgmma_tf32",
@@ -337,7 +341,11 @@ def test_kernel(variant: Variant, sources: Path) -> None:
         ("sdd.wgmma.sm90a.bf16.b64x64.lnt.gcols", "kernels/sdd_store", "bulk_wait_read<kSubtile"),
         ("sdd.wgmma.sm90a.bf16.b64x64.lnt.gcols", "kernels/sdd_store", "fence_proxy_async"),
         ("sdd.wgmma.sm90a.bf16.b64x64.lnt.gcols", "kernels/sdd_store", "__syncwarp"),
-        ("dds.wgmma.sm90a.bf16.b128x128.lnn.t128x256x64", "tile/epilogue_staging", "fence_proxy_async"),
+        (
+            "dds.wgmma.sm90a.bf16.b128x128.lnn.t128x256x64",
+            "tile/epilogue_staging",
+            "fence_proxy_async",
+        ),
         ("dds.wgmma.sm90a.bf16.b128x128.lnn.t128x256x64", "tile/epilogue_staging", "named_barrier"),
     ],
 )
