@@ -55,6 +55,13 @@ def test_wheel_holds_the_tuned_tables(wheel: Path) -> None:
             assert Path(name).stem == tuned._slug(table["machine"])
 
 
+def test_wheel_holds_the_licence(wheel: Path) -> None:
+    text = (ROOT / "docs" / "LICENSE").read_bytes()
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (each for each in archive.namelist() if each.endswith("licenses/docs/LICENSE"))
+        assert archive.read(name) == text
+
+
 def test_wheel_is_pure(wheel: Path) -> None:
     assert wheel.name == f"jitsparse-{jitsparse.__version__}-py3-none-any.whl"
     with zipfile.ZipFile(wheel) as archive:
