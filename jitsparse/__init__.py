@@ -25,6 +25,7 @@ from jitsparse.errors import (
     BundleError,
     CacheMiss,
     CompileError,
+    CompilerNotFound,
     ConfigError,
     JitsparseError,
     LaunchError,
@@ -54,6 +55,7 @@ __all__ = [
     "BundleError",
     "CacheMiss",
     "CompileError",
+    "CompilerNotFound",
     "ConfigError",
     "JitsparseError",
     "LaunchError",
@@ -119,4 +121,5 @@ if not TYPE_CHECKING:  # or type checkers would accept every misspelt name
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})
+        special = (name for name in globals() if name.startswith("__"))
+        return sorted({*special, *__all__, "errors", "jit"})

@@ -7,6 +7,7 @@ other, on copies of its operands, and checks their results against plain torch i
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -158,15 +159,38 @@ def catch(op: str, *operands: Any, **options: Any) -> Call:
         raise ArgumentError(f"no operation {op!r}; there are {', '.join(registry.OPS)}, linear")
     operation = getattr(functional, op)
     try:
-        inspect.signature(operation).bind(*operands, **options)
+        bound = inspect.signature(operation).bind(*operands, **options)
     except TypeError as error:
         raise ArgumentError(f"{op} cannot be called so: {error}") from error
     watch = _Watch()
     with torch.no_grad(), watch:
         operation(*operands, **options)
     if watch.call is None:
-        raise ArgumentError(f"this {op} runs no kernel: its output or its pattern is empty")
+        raise _nothing_to_run(op, bound.arguments)
     return watch.call
+
+
+def _nothing_to_run(op: str, operands: Mapping[str, object]) -> ArgumentError:
+    """The error for operands of which one is empty or stores no block."""
+    described, of_no_block = [], 0
+    for name, each in operands.items():
+        if isinstance(each, Tensor):
+            described.append(f"{name} has shape {tuple(each.shape)}")
+        elif isinstance(each, (BlockSparse, Pattern)):
+            pattern = each if isinstance(each, Pattern) else each.pattern
+            blocks = math.prod(pattern.grid)
+            of_no_block = 0 if pattern.nnz_blocks else blocks
+            described.append(
+                f"{name} has shape {each.shape} and stores {pattern.nnz_blocks} of {blocks} blocks "
+                f"of {each.block_size}"
+            )
+    remedy = "; give it operands that are not empty"
+    if of_no_block:
+        remedy = (
+            f"; store a block: one is a density of {1 / of_no_block:.2g}, and less than half of "
+            "that rounds to none"
+        )
+    return ArgumentError(f"this {op} runs no kernel: {', '.join(described)}{remedy}")
 
 
 def check_alone(function: str, operands: Sequence[Any], options: Mapping[str, Any]) -> None:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from jitsparse.errors import ArgumentError, PatternError
 from jitsparse.layout import div_up
+
+if TYPE_CHECKING:
+    from jitsparse.pattern import Pattern
+    from jitsparse.sparse import BlockSparse
 
 __all__ = [
     "BLOCK_SIZES",
@@ -19,6 +24,7 @@ __all__ = [
     "as_blocks",
     "as_count",
     "as_shape",
+    "check_alike",
     "check_coordinates",
     "check_dtype",
     "check_entries",
@@ -137,6 +143,25 @@ def check_dtype(dtype: torch.dtype | None) -> None:
         raise ArgumentError(
             f"values must be float64, float32, float16 or bfloat16, got {dtype!r}{remedy}"
         )
+
+
+def check_alike(sign: str, a: Pattern | BlockSparse, b: Pattern | BlockSparse) -> None:
+    """Raise ArgumentError unless ``a + b`` (or another sign) is of operands that fit each other.
+
+    They fit if they have one shape, block size and device, as read: transposed or not.
+    """
+    if (a.shape, a.block_size, a.device) == (b.shape, b.block_size, b.device):
+        return
+    remedy = ""
+    if a.device != b.device:
+        remedy = "; move one of them with .to()"
+    elif a.shape == b.shape:
+        remedy = "; build one of them in the blocks of the other"
+    raise ArgumentError(
+        f"a {sign} b takes operands of one shape, block size and device; a is {a.shape} in blocks "
+        f"of {a.block_size} on {a.device}, b is {b.shape} in blocks of {b.block_size} on "
+        f"{b.device}{remedy}"
+    )
 
 
 def check_coordinates(row: Tensor, col: Tensor, grid: tuple[int, int]) -> None:

@@ -2,7 +2,7 @@
 
     JitsparseError
     ├── PatternError(ValueError)         an invalid pattern: indices, shape, block size, dtype
-    ├── ArgumentError(ValueError)        operands that do not fit: shape, dtype, device
+    ├── ArgumentError(ValueError)        operands that do not fit: shape, blocks, dtype, device
     ├── PinError(ValueError)             a pinned variant that does not exist or is not legal here
     ├── ConfigError(ValueError)          an illegal setting or template
     ├── UnsupportedProblem(NotImplementedError)   no kernel family covers this problem
@@ -47,7 +47,7 @@ class PatternError(JitsparseError, ValueError):
 
 
 class ArgumentError(JitsparseError, ValueError):
-    """Operands whose shapes, dtypes or devices do not fit the operation."""
+    """Operands that do not fit the operation or each other: shape, block size, dtype or device."""
 
 
 class PinError(JitsparseError, ValueError):

@@ -17,7 +17,7 @@ __all__ = ["Explanation", "explain"]
 
 @dataclass(frozen=True)
 class Explanation:
-    """What :func:`explain` found; ``print`` it.
+    """What :func:`explain` found, which is shown as text, printed or not.
 
     Attributes:
         problem: the facts of the call, sizes rounded up.
@@ -58,7 +58,8 @@ class Explanation:
     expected_seconds: Mapping[str, float] = field(default_factory=dict)
     expected_parts: Mapping[str, float] = field(default_factory=dict)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        # And so its str: a notebook shows the same as print.
         seconds = "" if self.compile_seconds is None else f" (took {self.compile_seconds:.1f} s)"
         facts, sizes = self.problem.describe().splitlines()
         lines = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -94,7 +96,10 @@ def dds(a: Tensor, b: BlockSparse) -> Tensor:
 
 
 def linear(
-    x: Tensor, weight: BlockSparse, bias: Tensor | None = None, activation: str | None = None
+    x: Tensor,
+    weight: BlockSparse,
+    bias: Tensor | None = None,
+    activation: Literal["relu", "gelu", "silu"] | None = None,
 ) -> Tensor:
     """``activation(x @ weight.T + bias)`` in one kernel.
 
@@ -284,7 +289,14 @@ def _wrong_types(asked: str, wanted: str, *got: object) -> ArgumentError:
 
 
 def _remedy(*got: object) -> str:
-    """Advice for two operands that are both sparse, both dense, or in the wrong order."""
+    """Advice on a bias, two factors or the three operands of an sdd that have the wrong types."""
+    for thing in got:
+        if isinstance(thing, Tensor) and thing.is_nested:
+            return "; pad the nested tensor, x.to_padded_tensor(0.0), or pass x.values() if jagged"
+        if isinstance(thing, Tensor) and thing.is_mkldnn:
+            return "; convert the mkldnn tensor, x.to_dense()"
+    if len(got) == 3:
+        return _remedy_of_sdd(*got)
     if len(got) != 2 or not all(isinstance(thing, (Tensor, BlockSparse)) for thing in got):
         return ""
     if not any(is_dense(thing) for thing in got):
@@ -292,6 +304,17 @@ def _remedy(*got: object) -> str:
     if not any(isinstance(thing, BlockSparse) for thing in got):
         return "; BlockSparse.from_dense and from_sparse make a BlockSparse of a Tensor"
     return "; dsd has the sparse operand first, dds second"
+
+
+def _remedy_of_sdd(a: object, b: object, pattern: object) -> str:
+    """Advice on operands of an sdd that are sparse, and on what is not yet a Pattern."""
+    if not all(is_dense(thing) for thing in (a, b) if isinstance(thing, (Tensor, BlockSparse))):
+        return "; use dsd or dds for a sparse operand, or its to_dense()"
+    if isinstance(pattern, BlockSparse):
+        return f"; pass its pattern, s.pattern{'.T' if pattern.transposed else ''}"
+    if isinstance(pattern, Tensor):
+        return "; Pattern.from_mask(mask, block_size) makes a Pattern of a bool mask of blocks"
+    return ""
 
 
 def _mismatch(asked: str, **tensors: Tensor) -> ArgumentError:

@@ -26,6 +26,7 @@ from jitsparse.checks import (
     as_blocks,
     as_count,
     as_shape,
+    check_alike,
     check_coordinates,
     check_entries,
     check_form,
@@ -195,6 +196,11 @@ class Pattern:
 
         Raises:
             PatternError: if the mask is not a bool matrix, does not fit the shape, or has no data.
+
+        Example:
+            >>> import torch, jitsparse as js
+            >>> js.Pattern.from_mask(torch.tensor([[True, False], [True, True]]), 32).shape
+            (64, 64)
         """
         block = as_block_size(block_size)
         if not is_dense(mask):
@@ -277,6 +283,11 @@ class Pattern:
         Raises:
             PatternError: if the density is not in [0, 1], or shape or block size is illegal.
             ArgumentError: if the generator is not one of torch's.
+
+        Example:
+            >>> import jitsparse as js
+            >>> js.Pattern.random((256, 128), 32, 0.25)
+            Pattern(shape=(256, 128), block_size=(32, 32), nnz_blocks=8, density=25.0%, device=cpu)
         """
         check_generator(generator)
         size, block = as_shape(shape), as_block_size(block_size)
@@ -314,6 +325,7 @@ class Pattern:
 
     @property
     def device(self) -> torch.device:
+        """Device of the indices."""
         return self.crow_indices.device
 
     def _part(self, name: str) -> Tensor:
@@ -431,12 +443,7 @@ class Pattern:
         """The pattern of the sorted positions that ``combine`` makes of two sorted lists."""
         if not isinstance(other, Pattern):
             return NotImplemented
-        facts = [(each.shape, each.block_size, each.device) for each in (self, other)]
-        if facts[0] != facts[1]:
-            raise PatternError(
-                f"a {operator} b takes operands of one shape, block size and device, got {self!r} "
-                f"and {other!r}"
-            )
+        check_alike(operator, self, other)
         self._require_data(operator)
         positions = combine(self._positions(), other._positions())
         return Pattern._trusted(self.shape, self.block_size, *compressed(positions, self.grid))

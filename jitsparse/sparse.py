@@ -20,7 +20,7 @@ from jitsparse.blocks import (
     nonzero_block_mask,
     require_like,
 )
-from jitsparse.checks import as_block_size, check_dtype, is_dense, kind_of
+from jitsparse.checks import as_block_size, check_alike, check_dtype, is_dense, kind_of
 from jitsparse.errors import ArgumentError
 from jitsparse.pattern import Pattern
 
@@ -126,6 +126,12 @@ class BlockSparse:
         Raises:
             ArgumentError: if ``dense`` is not a matrix.
             PatternError: if the mask does not fit, or the block size is not supported.
+
+        Example:
+            >>> import torch, jitsparse as js
+            >>> a = js.BlockSparse.from_dense(torch.eye(96), 32)
+            >>> a.nnz_blocks, a.density
+            (3, 0.3333333333333333)
         """
         if not is_dense(dense):
             raise ArgumentError(f"from_dense takes a Tensor, got {kind_of(dense)}")
@@ -139,7 +145,14 @@ class BlockSparse:
         return cls(extract_blocks(dense, row, col, block), pattern)
 
     def to_dense(self) -> Tensor:
-        """``(rows, cols)`` tensor with zeros where no block is stored; differentiable."""
+        """``(rows, cols)`` tensor with zeros where no block is stored; differentiable.
+
+        Example:
+            >>> import torch, jitsparse as js
+            >>> a = js.BlockSparse.from_dense(torch.eye(96), 32)
+            >>> torch.equal(a.to_dense(), torch.eye(96))
+            True
+        """
         pattern = self.pattern
         dense = reference.expand(self.values, pattern._rows, pattern.col_indices, pattern.shape)
         return dense.mT if self.transposed else dense
@@ -249,6 +262,12 @@ class BlockSparse:
         Raises:
             ArgumentError: if the tensor is not a 2-d BSR tensor.
             PatternError: if its block size is not supported or its indices are not canonical.
+
+        Example:
+            >>> import torch, jitsparse as js
+            >>> bsr = torch.eye(96).to_sparse_bsr((32, 32))
+            >>> js.BlockSparse.from_bsr(bsr).nnz_blocks
+            3
         """
         return cls(*interop.from_bsr(tensor))
 
@@ -343,14 +362,17 @@ class BlockSparse:
 
     @property
     def dtype(self) -> torch.dtype:
+        """Dtype of ``values``."""
         return self.values.dtype
 
     @property
     def device(self) -> torch.device:
+        """Device of ``values`` and ``pattern``."""
         return self.values.device
 
     @property
     def ndim(self) -> int:
+        """Number of axes, 2 as of any matrix."""
         return 2
 
     @property
@@ -453,6 +475,7 @@ class BlockSparse:
     ) -> BlockSparse:
         if not isinstance(other, BlockSparse):
             return NotImplemented
+        check_alike(operator, self, other)
         if other.transposed != self.transposed:
             other = BlockSparse(other._flipped_values(), other.pattern.T).T
         pattern, values = self.pattern, [self.values, other.values]
@@ -524,9 +547,11 @@ class BlockSparse:
     def __getattr__(self, name: str) -> Any:
         """Explain a missing attribute that a Tensor has: ``torch.nn.init`` looks for some."""
         if hasattr(Tensor, name):
+            call = "()" if callable(getattr(Tensor, name)) else ""
             raise AttributeError(
-                f"a BlockSparse is no Tensor and has no {name!r}: what leaves zeros zero can be "
-                "done to its .values, anything else to .to_dense()"
+                f"a BlockSparse is no Tensor and has no {name}{call}"
+                f"{torch_functions.instead(name)}. What leaves zeros zero can be done to a.values, "
+                "anything else to a.to_dense()"
             )
         raise AttributeError(f"'BlockSparse' object has no attribute {name!r}")
 

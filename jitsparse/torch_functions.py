@@ -15,7 +15,7 @@ from jitsparse.errors import ArgumentError
 if TYPE_CHECKING:
     from jitsparse.sparse import BlockSparse
 
-__all__ = ["call"]
+__all__ = ["call", "instead"]
 
 
 def call(
@@ -45,10 +45,16 @@ def call(
     if not all(each in plain or issubclass(each, jitsparse.BlockSparse) for each in types):
         return NotImplemented
     raise TypeError(
-        f"{torch.overrides.resolve_name(func) or func} takes no BlockSparse; torch.matmul, mm, mv "
-        "and torch.nn.functional.linear do. What leaves zeros zero can be done to the values, "
-        "a.with_values(f(a.values)); anything else to a.to_dense()"
+        f"{torch.overrides.resolve_name(func) or func} takes no BlockSparse"
+        f"{instead(getattr(func, '__name__', ''))}. torch.matmul, mm, mv and "
+        "torch.nn.functional.linear do; what leaves zeros zero can be done to the values, "
+        "a.with_values(f(a.values)), anything else to a.to_dense()"
     )
+
+
+def instead(name: str) -> str:
+    """For an error: what a matrix has in place of a Tensor's function or attribute, if anything."""
+    return f"; use {_EQUIVALENTS[name]}" if name in _EQUIVALENTS else ""
 
 
 def _matmul(input: BlockSparse | Tensor, other: BlockSparse | Tensor) -> Tensor:
@@ -98,6 +104,27 @@ _FUNCTIONS: dict[Callable[..., Any], Callable[..., Tensor]] = {
     Tensor.mm: _mm,
     Tensor.__matmul__: _matmul,
     torch.nn.functional.linear: _linear,
+}
+
+_EQUIVALENTS = {
+    "t": "a.T",
+    "mT": "a.T",
+    "transpose": "a.T",
+    "half": "a.to(torch.float16)",
+    "bfloat16": "a.to(torch.bfloat16)",
+    "float": "a.to(torch.float32)",
+    "double": "a.to(torch.float64)",
+    "size": "a.shape",
+    "dim": "a.ndim",
+    "numel": "math.prod(a.shape), or a.values.numel() for what is stored",
+    "matmul": "a @ x",
+    "mm": "a @ x",
+    "mv": "a @ x",
+    "add": "a + b, if both are block-sparse",
+    "sub": "a - b, if both are block-sparse",
+    "mul": "2 * a, if the factor is a number",
+    "div": "a / 2, if the divisor is a number",
+    "neg": "-a",
 }
 
 _KEYWORDS = {"input", "other", "mat2", "vec", "sparse", "dense", "weight", "bias"}

@@ -190,7 +190,38 @@ WRONG: dict[str, tuple[Callable[[js.BlockSparse], object], str]] = {
     "sdd inner": (lambda a: js.sdd(X, X, a.pattern), "(32, 5) and b of shape (32, 5) have no"),
     "sdd pattern": (lambda a: js.sdd(X, X.T, a.pattern), "has shape (32, 32) and the pattern (24"),
     "sdd vector": (lambda a: js.sdd(X[0], X.T, a.pattern), "have no product"),
-    "sdd matrix": (lambda a: js.sdd(X, X.T, a), "two Tensors and a Pattern, got"),
+    "sdd matrix": (
+        lambda a: js.sdd(X, X.T, a),
+        "two Tensors and a Pattern, got Tensor, Tensor, BlockSparse; pass its pattern, s.pattern",
+    ),
+    "sdd transposed matrix": (lambda a: js.sdd(X, X.T, a.T), "pass its pattern, s.pattern.T"),
+    "sdd mask": (
+        lambda a: js.sdd(X, X.T, a.pattern.to_mask()),
+        "got Tensor, Tensor, Tensor; Pattern.from_mask(mask, block_size) makes a Pattern of",
+    ),
+    "sdd sparse left": (
+        lambda a: js.sdd(a, X, a.pattern),
+        "got BlockSparse, Tensor, Pattern; use dsd or dds for a sparse operand",
+    ),
+    "sdd COO right": (
+        lambda a: js.sdd(X, X.T.to_sparse(), a.pattern),
+        "Tensor (torch.sparse_coo), Pattern; use dsd or dds for a sparse operand, or its to_dense",
+    ),
+    "linear nested": (
+        lambda a: js.linear(torch.nested.nested_tensor([X.T, X.T], layout=torch.jagged), a),
+        "(nested, torch.jagged), BlockSparse; pad the nested tensor, x.to_padded_tensor(0.0), or "
+        "pass x.values() if jagged",
+    ),
+    "layer nested": (
+        lambda a: js.nn.BlockSparseLinear(32, 24, 8, density=0.5)(
+            torch.nested.nested_tensor([X.T, X.T], layout=torch.jagged)
+        ),
+        "or pass x.values() if jagged",
+    ),
+    "linear mkldnn": (
+        lambda a: js.linear(X.T.contiguous().to_mkldnn(), a),
+        "Tensor (torch._mkldnn), BlockSparse; convert the mkldnn tensor, x.to_dense()",
+    ),
     "sdd dtype": (
         lambda a: js.sdd(X[:24], X.T.half(), a.pattern),
         "a is torch.float32 and b is torch.float16",
@@ -322,8 +353,16 @@ def test_vectors_are_named_with_their_own_shape() -> None:
 
 def test_nested_tensors_are_refused(a: js.BlockSparse) -> None:
     nested = torch.nested.nested_tensor([torch.randn(a.shape[1], 2), torch.randn(a.shape[1], 3)])
-    with pytest.raises(js.ArgumentError, match="nested"):
+    with pytest.raises(js.ArgumentError, match=r"pad the nested tensor, x\.to_padded_tensor"):
         a @ nested
+
+
+def test_what_is_advised_for_a_nested_tensor_runs(a: js.BlockSparse) -> None:
+    parts = torch.randn(3, 32), torch.randn(5, 32)
+    nested = torch.nested.nested_tensor(list(parts), layout=torch.jagged)
+    whole = js.linear(torch.cat(parts), a)
+    assert torch.equal(js.linear(nested.values(), a), whole)
+    torch.testing.assert_close(js.linear(nested.to_padded_tensor(0.0), a)[1], whole[3:])
 
 
 @pytest.mark.parametrize("shape", [(3, 16, 16), (40, 16, 16), (8, 8, 32), (0, 16, 16)])

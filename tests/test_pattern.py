@@ -353,11 +353,17 @@ def test_patterns_are_sets_of_blocks(seed: int, densities: tuple[float, float]) 
 
 
 def test_sets_are_of_one_matrix() -> None:
-    for other in (example().T, example().to("meta"), js.Pattern.random((20, 61), (8, 16), 0.5)):
-        with pytest.raises(
-            PatternError, match="takes operands of one shape, block size and device"
-        ):
+    """What is wrong is how the operands fit, not either pattern."""
+    asked = "a | b takes operands of one shape, block size and device; a is (20, 60) in blocks of"
+    for other, says in (
+        (example().T, "b is (60, 20) in blocks of (16, 8) on cpu"),
+        (example().to("meta"), "b is (20, 60) in blocks of (8, 16) on meta; move one of them"),
+        (js.Pattern.random((20, 61), (8, 16), 0.5), "b is (20, 61) in blocks of (8, 16) on cpu"),
+        (js.Pattern.random((20, 60), 8, 0.5), "in blocks of (8, 8) on cpu; build one of them"),
+    ):
+        with pytest.raises(js.ArgumentError, match=re.escape(says)) as caught:
             example() | other
+        assert str(caught.value).startswith(asked)
     with pytest.raises(TypeError):
         example() & 1  # type: ignore[operator]
 

@@ -11,11 +11,11 @@ import pytest
 import jitsparse as js
 
 PUBLIC = {
-    *("ArgumentError", "BlockSparse", "BundleError", "CacheMiss", "CompileError", "ConfigError"),
-    *("JitsparseError", "LaunchError", "Pattern", "PatternError", "PinError"),
-    *("ToolchainError", "UnsupportedProblem", "UntrustedCache", "UnwritableCache"),
-    *("cache_info", "clear_cache", "dds", "dsd", "explain", "first_use", "linear", "nn", "pin"),
-    *("random", "sdd", "tune", "warmup"),
+    *("ArgumentError", "BlockSparse", "BundleError", "CacheMiss", "CompileError"),
+    *("CompilerNotFound", "ConfigError", "JitsparseError", "LaunchError", "Pattern"),
+    *("PatternError", "PinError", "ToolchainError", "UnsupportedProblem", "UntrustedCache"),
+    *("UnwritableCache", "cache_info", "clear_cache", "dds", "dsd", "explain", "first_use"),
+    *("linear", "nn", "pin", "random", "sdd", "tune", "warmup"),
 }
 
 
@@ -23,6 +23,13 @@ def test_all_is_what_is_promised() -> None:
     assert set(js.__all__) == PUBLIC
     assert js.__all__ == sorted(js.__all__)
     assert all(hasattr(js, name) for name in PUBLIC)
+
+
+def test_completion_offers_what_is_public() -> None:
+    offered = {name for name in dir(js) if not name.startswith("__")}
+    assert offered == PUBLIC | {"errors", "jit"}
+    assert all(hasattr(js, name) for name in offered)
+    assert {"__version__", "__doc__"} <= set(dir(js))
 
 
 def test_names_stay_functions_whatever_is_imported() -> None:
@@ -37,7 +44,7 @@ def test_names_stay_functions_whatever_is_imported() -> None:
 def test_errors_have_one_root() -> None:
     errors = [value for value in vars(js).values() if inspect.isclass(value)]
     errors = [value for value in errors if issubclass(value, Exception)]
-    assert len(errors) == 13
+    assert {error.__name__ for error in errors} == set(js.errors.__all__)
     assert all(issubclass(error, js.JitsparseError) for error in errors)
     assert issubclass(js.PatternError, ValueError)
     assert issubclass(js.ArgumentError, ValueError)
@@ -50,7 +57,8 @@ def test_everything_public_is_documented() -> None:
         thing = getattr(js, name)
         assert inspect.getdoc(thing), name
         for member, value in vars(thing).items() if inspect.isclass(thing) else ():
-            if not member.startswith("_") and callable(value):
+            explained = callable(value) or isinstance(value, (classmethod, property))
+            if explained and not member.startswith("_"):
                 assert inspect.getdoc(value), f"{name}.{member}"
 
 

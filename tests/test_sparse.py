@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import math
+import operator
 import pickle
 import re
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -546,8 +548,17 @@ def test_norms_of_blocks_have_gradients() -> None:
 
 def test_sums_of_other_matrices_are_refused() -> None:
     a = js.random((64, 64), 32, 0.5)
-    with pytest.raises(PatternError, match=r"a \+ b takes operands of one shape"):
-        a + js.random((64, 64), 16, 0.5)
+    for other, says in (
+        (js.random((64, 64), 16, 0.5), "b is (64, 64) in blocks of (16, 16) on cpu; build one"),
+        (js.random((96, 64), 32, 0.5).T, "b is (64, 96) in blocks of (32, 32) on cpu"),
+        (js.random((64, 64), (16, 32), 0.5).T, "b is (64, 64) in blocks of (32, 16) on cpu"),
+        (a.to("meta"), "in blocks of (32, 32) on meta; move one of them with .to()"),
+    ):
+        for sign, combine in (("+", operator.add), ("-", operator.sub)):
+            with pytest.raises(ArgumentError, match=re.escape(says)) as caught:
+                combine(a, other)
+            asked = f"a {sign} b takes operands of one shape, block size and device; a is (64, 64)"
+            assert str(caught.value).startswith(asked)
     with pytest.raises(TypeError):
         a + 1  # type: ignore[operator]
 
@@ -563,14 +574,65 @@ def test_functions_of_torch() -> None:
     assert torch.equal(torch.mv(a, vec=x[:, 0]), a @ x[:, 0])
     assert torch.equal(torch.sparse.mm(a, x), a @ x)
     for function in (torch.add, lambda p, q: torch.einsum("ij,jk->ik", p, q)):
-        with pytest.raises(TypeError, match=r"^torch\..* takes no BlockSparse; .*a\.to_dense"):
+        with pytest.raises(TypeError, match=r"^torch\..* takes no BlockSparse.*; .*a\.to_dense"):
             function(a, x)
-    with pytest.raises(AttributeError, match=r"is no Tensor and has no 'dim': .*\.to_dense"):
+    with pytest.raises(AttributeError, match=r"is no Tensor and has no dim\(\); .*a\.to_dense"):
         torch.nn.init.xavier_uniform_(a)
     with pytest.raises(AttributeError, match="no attribute 'colour'"):
         a.colour  # noqa: B018
     with pytest.raises(TypeError, match=r"^torch\.nn\.functional\.relu takes no BlockSparse"):
         torch.nn.functional.relu(a)
+
+
+EQUIVALENTS = {
+    **dict.fromkeys(("t()", "transpose()", "mT"), "a.T"),
+    "half()": "a.to(torch.float16)",
+    "bfloat16()": "a.to(torch.bfloat16)",
+    "float()": "a.to(torch.float32)",
+    "double()": "a.to(torch.float64)",
+    "size()": "a.shape",
+    "dim()": "a.ndim",
+    "numel()": "math.prod(a.shape)",
+    **dict.fromkeys(("matmul()", "mm()", "mv()"), "a @ x"),
+    "add()": "a + b",
+    "sub()": "a - b",
+    "mul()": "2 * a",
+    "div()": "a / 2",
+    "neg()": "-a",
+}
+
+
+@pytest.mark.parametrize(("missing", "use"), EQUIVALENTS.items(), ids=EQUIVALENTS)
+def test_what_a_matrix_has_in_place_of_what_a_tensor_has(missing: str, use: str) -> None:
+    a, x = js.random((32, 16), 8, 0.5), torch.randn(16, 3)
+    says = re.escape(f"has no {missing}; use {use}")
+    with pytest.raises(AttributeError, match=rf"{says}(, .*)?\. What leaves zeros zero"):
+        getattr(a, missing.removesuffix("()"))
+    eval(use, {"a": a, "b": a, "x": x, "torch": torch, "math": math})
+
+
+def test_what_a_matrix_lacks_without_an_equivalent() -> None:
+    a = js.random((32, 16), 8, 0.5)
+    for name, said in (("relu", "relu()"), ("grad_fn", "grad_fn")):
+        with pytest.raises(AttributeError, match=re.escape(f"has no {said}. What leaves zeros")):
+            getattr(a, name)
+
+
+@pytest.mark.parametrize(
+    ("call", "use"),
+    [
+        (lambda a: torch.add(a, a), "torch.add takes no BlockSparse; use a + b, if both are"),
+        (lambda a: torch.sub(a, a), "torch.sub takes no BlockSparse; use a - b, if both are"),
+        (lambda a: torch.mul(a, 2), "torch.mul takes no BlockSparse; use 2 * a, if the factor is"),
+        (lambda a: torch.t(a), "torch.t takes no BlockSparse; use a.T."),
+        (lambda a: torch.relu(a), "torch.relu takes no BlockSparse. torch.matmul, mm, mv"),
+    ],
+)
+def test_what_a_matrix_has_in_place_of_functions_of_torch(
+    call: Callable[[js.BlockSparse], object], use: str
+) -> None:
+    with pytest.raises(TypeError, match=f"^{re.escape(use)}"):
+        call(js.random((32, 16), 8, 0.5))
 
 
 def test_functions_of_torch_take_what_they_take_of_tensors() -> None:
