@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import copyreg
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -39,9 +40,19 @@ Input = Tensor | tuple[int, ...]
 """A positional argument of a model: an example, or the shape of a floating-point tensor."""
 
 RECORD_INSTEAD = (
-    "If it needs data to run, record a real run and warm up from that: "
-    "JITSPARSE_RECORD=used.jsonl, then jitsparse warmup --from used.jsonl"
+    "record a real run, and warm up from that: JITSPARSE_RECORD=used.jsonl, then jitsparse warmup "
+    "--from used.jsonl"
 )
+
+# What torch raises where a tensor would have to have data: exceptions, by name since they are
+# private, or RuntimeErrors that say so.
+_NEEDS_DATA = {
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
+    "UnsupportedFakeTensorException",
+    "UnsupportedOperatorException",
+}
+_SAYS_SO = re.compile(r"\.numpy\(\)|data pointer|meta tensor|'meta' device|fake impl")
 
 
 def keys_of_model(
@@ -79,7 +90,9 @@ def keys_of_model(
     listener = _Listener()
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     with torch.inference_mode(False), torch.set_grad_enabled(backward), _eagerly():
-        with _explained(f"{type(model).__name__} cannot be copied"), fakes, _generators_copied():
+        kind = type(model).__name__
+        copied = _explained(f"{kind} cannot be copied", lambda _: f"Instead, {RECORD_INSTEAD}")
+        with copied, fakes, _generators_copied():
             double = copy.deepcopy(model)
         with mode:
             arguments = [
@@ -91,8 +104,8 @@ def keys_of_model(
                 for each in inputs
             ]
             shapes = ", ".join(str(tuple(each.shape)) for each in arguments)
-            asked = f"{type(model).__name__} on inputs of shape {shapes} on {device}"
-            with _explained(f"{asked} does not run"), listener:
+            asked = f"{kind} on inputs of shape {shapes} on {device}"
+            with _explained(f"{asked} does not run", _advice), listener:
                 outputs = [each for each in tree_leaves(double(*arguments)) if _has_gradient(each)]
                 if outputs:
                     # A gradient has the layout of its tensor, or is copied to have it.
@@ -276,14 +289,22 @@ def _generators_copied() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _explained(what: str) -> Iterator[None]:
+def _explained(what: str, advice: Callable[[Exception], str]) -> Iterator[None]:
     """Turn whatever the model's own code raises into an error that says what was asked of it."""
     try:
         yield
     except Exception as error:
         text = str(error).strip().splitlines()
         first = text[0] if text else "no explanation"
-        raise ArgumentError(f"{what}: {type(error).__name__}: {first}. {RECORD_INSTEAD}") from error
+        said = [f"{what}: {type(error).__name__}: {first.rstrip('.')}", advice(error)]
+        raise ArgumentError(". ".join(filter(None, said))) from error
+
+
+def _advice(error: Exception) -> str:
+    """What to do about an error, if tensors without data are its reason, and not a mistake."""
+    if type(error).__name__ in _NEEDS_DATA or _SAYS_SO.search(str(error)):
+        return f"It depends on data, and there are none here: {RECORD_INSTEAD}"
+    return ""
 
 
 def _eagerly() -> contextlib.AbstractContextManager[object]:

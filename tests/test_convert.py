@@ -217,9 +217,12 @@ def stored_sparsely(dense: nn.Sequential) -> None:
     ("change", "said"),
     [
         (tied, r"'3' is also 0\.weight \(tied\)"),
-        (hooked, "'3' has _forward_hooks, which its successor would not have"),
-        (watched, r"'3' has weight\._backward_hooks, "),
-        (accumulated, r"'3' has bias\._post_accumulate_grad_hooks, "),
+        (
+            hooked,
+            r"'3' has _forward_hooks, which .* would not have: call remove\(\) on the handles",
+        ),
+        (watched, r"'3' has weight\._backward_hooks, .* call remove\(\) on the handles"),
+        (accumulated, r"'3' has bias\._post_accumulate_grad_hooks, .* remove\(\) on the handles"),
         (other_forward, "'3' has forward, "),
         (compiled, "'3' has _compiled_call_impl, "),
         (buffered, "'3' has scale, "),
@@ -309,6 +312,10 @@ def test_wrong_arguments_are_told_before_layers_are_looked_at() -> None:
         sparsify_(model(), 7, density=0.5)
     with pytest.raises(js.PatternError, match=r"^density is a fraction between 0 and 1, got 2"):
         sparsify_(model(), 16, density=2)
+    with pytest.raises(
+        js.PatternError, match=r"^density is .* or a function of .* got \{'3': 0\.5"
+    ):
+        sparsify_(model(), 16, density={"3": 0.5})  # type: ignore[arg-type]
     with pytest.raises(js.ArgumentError, match=r"either density=\.\.\. or mask.*got neither"):
         sparsify_(model(), 16)
     with pytest.raises(js.ArgumentError, match=r"either density=\.\.\. or mask.*got both"):
@@ -351,8 +358,16 @@ def test_layers_may_have_densities_and_masks_of_their_own() -> None:
 )
 def test_a_layer_with_an_illegal_density_or_mask_is_named(wrong: dict[str, Any]) -> None:
     dense = model()
-    with pytest.raises(js.PatternError, match=r"^layer '3': "):
+    with pytest.raises(js.PatternError, match=r"^layer '3': .*\. To skip this layer use where="):
         sparsify_(dense, 16, **wrong)
+    assert kinds(dense) == kinds(model())
+
+
+@pytest.mark.parametrize("argument", ["density", "mask"])
+def test_a_function_that_returns_nothing_for_a_layer_is_named_with_it(argument: str) -> None:
+    dense = model()
+    with pytest.raises(js.ArgumentError, match=f"^layer '1.up': .* as {argument} returned None"):
+        sparsify_(dense, 16, **{argument: lambda name, layer: None})
     assert kinds(dense) == kinds(model())
 
 

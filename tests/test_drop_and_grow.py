@@ -461,6 +461,26 @@ def test_a_layer_without_inputs_is_watched() -> None:
     assert train(model, sgd, moving, 1, (3, 0)) == [1]
 
 
+@pytest.mark.parametrize("grow", ["gradient", "random"])
+def test_the_default_device_does_not_matter(grow: Any) -> None:
+    model, adam = make()
+    follower = copy.deepcopy(model)
+    moving = js.nn.DropAndGrow(
+        model, adam, every=1, until=9, fraction=0.5, grow=grow, followers=[follower]
+    )
+    with torch.device("meta"):
+        assert sum(train(model, adam, moving, 2)) > 0
+        moving.load_state_dict(moving.state_dict())
+        assert train(model, adam, moving, 1) != [0]
+    assert follower.first.pattern == model.first.pattern
+
+
+def test_its_repr_says_what_it_does() -> None:
+    model, adam = make()
+    moving = js.nn.DropAndGrow(model, adam, every=100, until=7500)
+    assert repr(moving) == "DropAndGrow(every=100, until=7500, grow='gradient', layers=2)"
+
+
 @pytest.mark.parametrize(
     "state", [{}, {"steps": 3}, {"steps": 3, "generator": torch.zeros(3, dtype=torch.uint8)}, None]
 )

@@ -80,10 +80,12 @@ def test_gradual_pruning_from_a_dense_model() -> None:
 @pytest.mark.parametrize(
     ("density", "said"),
     [
-        (1.5, "layer '0': density"),
-        (float("nan"), "layer '0': density"),
-        ("all", "layer '0': density"),
+        (1.5, "^density is a fraction between 0 and 1, got 1.5$"),
+        (float("nan"), "^density is a fraction"),
+        ("all", "^density is .*, or a function of a layer's name and the layer .* got 'all'"),
+        ({"0": 0.5}, "^density is .*, or a function of a layer's name and the layer"),
         (lambda name, layer: 0.5 if name == "0" else 1.5, "layer '2': density"),
+        (lambda name, layer: None, "layer '0': the function given as density returned None"),
         (0.01, "rounds to none"),
     ],
 )

@@ -151,6 +151,14 @@ def test_repr() -> None:
     )
 
 
+def test_methods_are_documented() -> None:
+    for name in ("forward", "extra_repr"):
+        assert getattr(BlockSparseLinear, name).__doc__ not in (
+            None,
+            getattr(nn.Module, name).__doc__,
+        )
+
+
 def test_state_dict_holds_plain_tensors() -> None:
     state = layer().state_dict()
     assert list(state) == ["values", "bias", "crow_indices", "col_indices", "shape"]
@@ -267,9 +275,13 @@ def test_values_that_are_no_tensor_are_reported_by_load_state_dict() -> None:
 @pytest.mark.parametrize(
     ("other", "difference"),
     [
-        (BlockSparseLinear(16, 32, 8, density=1.0), r"is one of shape \(32, 16\), .* \(32, 64\)"),
-        (BlockSparseLinear(60, 32, 8, density=0.5), r"is one of shape \(32, 60\), .* \(32, 64\)"),
-        (BlockSparseLinear(64, 32, (8, 16), density=0.5), r".* shape \(8, 8, 8\); .* \(8, 8, 16\)"),
+        (BlockSparseLinear(16, 32, 8, density=1.0), r"shape \(32, 16\) in blocks of \(8, 8\)"),
+        (BlockSparseLinear(60, 32, 8, density=0.5), r"shape \(32, 60\) in blocks of \(8, 8\)"),
+        (
+            BlockSparseLinear(64, 32, (8, 16), density=0.5),
+            r"shape \(32, 64\) in blocks of \(8, 16\)",
+        ),
+        (BlockSparseLinear(64, 32, 16, density=0.5), r"shape \(32, 64\) in blocks of \(16, 16\)"),
     ],
 )
 def test_a_state_dict_of_another_shape_is_reported(
@@ -280,8 +292,43 @@ def test_a_state_dict_of_another_shape_is_reported(
     state = nn.Sequential(other).state_dict()
     torch.save(state, tmp_path / "state.pt")
     for each in (dict(state), torch.load(tmp_path / "state.pt", weights_only=True)):
-        with pytest.raises(RuntimeError, match="the pattern of '0.' " + difference):
+        said = f"pattern of layer '0' is one of {difference}, and the layer's is one of shape "
+        with pytest.raises(RuntimeError, match=said + r"\(32, 64\) in blocks of \(8, 8\): make"):
             model.load_state_dict(each)
+    with pytest.raises(RuntimeError, match="pattern of this layer is one of "):
+        model[0].load_state_dict(other.state_dict())
+
+
+def test_a_state_dict_that_says_no_shape_still_has_a_block_size() -> None:
+    state = BlockSparseLinear(64, 32, 16, density=0.5).state_dict()
+    del state["shape"]
+    with pytest.raises(RuntimeError, match=r"is one in blocks of \(16, 16\), and .* of \(8, 8\)"):
+        BlockSparseLinear(64, 32, 8, density=0.5).load_state_dict(state)
+
+
+def test_a_dense_weight_for_a_sparse_layer_is_told_what_to_do() -> None:
+    model = nn.Sequential(nn.ModuleDict({"up": nn.Linear(64, 32)}), nn.Linear(32, 8))
+    state, sparse = model.state_dict(), copy.deepcopy(model)
+    js.nn.sparsify_(sparse, 8, density=0.5, where=lambda name, layer: name == "0.up")
+    said = r"0\.up\.weight \(dense, and layer '0\.up' .* before js\.nn\.sparsify_, or js\.nn\.dens"
+    with pytest.raises(RuntimeError, match=said) as caught:
+        sparse.load_state_dict(state)
+    assert str(caught.value).count("dense, and") == 1
+    with pytest.raises(RuntimeError, match=r'"weight \(dense, .* BlockSparseLinear\.from_linear'):
+        sparse[0]["up"].load_state_dict(model[0]["up"].state_dict())
+    # As the remedy says:
+    js.nn.densify_(sparse)
+    assert sparse.load_state_dict(state).unexpected_keys == []
+
+
+def test_a_dense_weight_is_an_unexpected_key_as_any_other_unless_strict() -> None:
+    sparse = layer()
+    values = sparse.values.detach().clone()
+    found = sparse.load_state_dict(nn.Linear(70, 50).state_dict(), strict=False)
+    assert found.unexpected_keys == ["weight"]
+    assert repr(found.unexpected_keys) == "['weight']"
+    assert found.missing_keys == ["values", "crow_indices", "col_indices", "shape"]
+    assert torch.equal(sparse.values, values)
 
 
 def test_entries_of_a_state_dict_may_be_renamed() -> None:
@@ -507,6 +554,24 @@ def test_a_density_that_rounds_to_no_block_is_an_error() -> None:
         BlockSparseLinear.from_linear(torch.nn.Linear(64, 64), 32, density=0.1)
     assert BlockSparseLinear(64, 64, 32, density=0.0).values.shape[0] == 0
     assert BlockSparseLinear(64, 64, 32, density=0.25).values.shape[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("features", "block", "density", "said", "least"),
+    [
+        (64, 32, 0.125, "the 4 blocks of .*: use smaller blocks or a density above 1/8$", 0.126),
+        (64, 32, 0.001, "the 4 blocks of .*: use a density above 1/8$", 0.126),
+        (64, 8, 0.007, "the 64 blocks of .*: use a density above 1/128$", 0.008),
+        (8, 32, 0.5, "the only block of .*: use a density above 1/2$", 0.51),
+    ],
+)
+def test_the_least_density_is_that_of_one_block_after_rounding(
+    features: int, block: int, density: float, said: str, least: float
+) -> None:
+    """Smaller blocks are advised only where they would leave some."""
+    with pytest.raises(PatternError, match=f"of {said}"):
+        BlockSparseLinear(features, features, block, density=density)
+    assert len(BlockSparseLinear(features, features, block, density=least).values) == 1
 
 
 def test_the_pattern_follows_memory_that_is_put_under_a_buffer() -> None:
@@ -822,7 +887,7 @@ def test_a_cast_of_everything_leaves_the_shape() -> None:
 def test_a_shape_that_is_no_tensor_is_compared() -> None:
     layer = js.nn.BlockSparseLinear(64, 96, 16, density=0.5)
     layer.load_state_dict(layer.state_dict() | {"shape": [96, 64]})
-    with pytest.raises(RuntimeError, match=r"is one of shape \(96, 60\)"):
+    with pytest.raises(RuntimeError, match=r"is one of shape \(96, 60\) in"):
         layer.load_state_dict(layer.state_dict() | {"shape": [96, 60]})
 
 

@@ -1,4 +1,10 @@
-"""Layers whose weights are block-sparse."""
+"""Layers whose weights are block-sparse.
+
+:func:`sparsify_` makes the linear layers of a model block-sparse; :func:`densify_` undoes that.
+While the model trains, :func:`prune_` keeps fewer and fewer of the blocks, or :class:`DropAndGrow`
+moves them to where they are needed and keeps their number. A model is built from scratch with
+:class:`BlockSparseLinear`, whose method ``set_pattern`` is what both of these use.
+"""
 
 from __future__ import annotations
 

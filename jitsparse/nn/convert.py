@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
-from jitsparse.checks import as_block_size, as_count
+from jitsparse.checks import as_block_size
 from jitsparse.errors import ArgumentError
 from jitsparse.nn.buffers import BUFFERS
 from jitsparse.nn.linear import BlockSparseLinear
-from jitsparse.nn.replacing import Kind, named, replace, require_model
+from jitsparse.nn.replacing import Kind, answer, named, replace, require_density, require_model
 
 __all__ = ["densify_", "sparsify_"]
 
@@ -89,13 +89,13 @@ def sparsify_(
             "mask is a function of a name and a layer, which returns the blocks to keep, got "
             f"{type(mask).__name__}"
         )
-    if mask is None and not callable(density):
-        as_count(density, 1)  # type: ignore[arg-type]
+    if mask is None:
+        require_density(density)
 
     def successor(name: str, layer: nn.Linear) -> BlockSparseLinear:
-        kept = density(name, layer) if callable(density) else density
-        chosen = None if mask is None else mask(name, layer)
         with named(name):
+            kept = answer("density", density, name, layer) if callable(density) else density
+            chosen = None if mask is None else answer("mask", mask, name, layer)
             sparse = BlockSparseLinear.from_linear(layer, block, density=kept, mask=chosen)
         _take_along(layer.weight, sparse.values)
         _take_along(layer.bias, sparse.bias)

@@ -129,6 +129,12 @@ class DropAndGrow:
         self._generator = torch.Generator().manual_seed(int(seed))
         self._steps = 0
 
+    def __repr__(self) -> str:
+        return (
+            f"DropAndGrow(every={self.every}, until={self.until}, grow={self.grow!r}, "
+            f"layers={len(self._layers)})"
+        )
+
     def _check(self) -> dict[str, list[torch.optim.Optimizer]]:
         """The optimizers of each layer; finds whatever cannot be moved before anything is."""
         for follower in self._followers:

@@ -10,7 +10,14 @@ from torch import Tensor, nn
 
 from jitsparse.autograd import traced
 from jitsparse.blocks import clear_edge, extract_blocks, frobenius_norms
-from jitsparse.checks import as_block_size, as_count, as_shape, check_dtype
+from jitsparse.checks import (
+    BLOCK_SIZES,
+    as_block_size,
+    as_count,
+    as_shape,
+    check_dtype,
+    grid_of,
+)
 from jitsparse.errors import ArgumentError, PatternError
 from jitsparse.functional import linear
 from jitsparse.layout import div_up
@@ -160,6 +167,7 @@ class BlockSparseLinear(PatternStateDict):
                 nn.init.uniform_(self.bias, -bound, bound)
 
     def forward(self, x: Tensor) -> Tensor:
+        """``x @ weight.T + bias``, of shape ``(*batch, out_features)``."""
         plain = torch.is_grad_enabled() or torch.compiler.is_compiling() or traced()
         return linear(x, self.weight if plain else self._weight_as_it_is(), self.bias)
 
@@ -260,6 +268,7 @@ class BlockSparseLinear(PatternStateDict):
         return dense.train(self.training)
 
     def extra_repr(self) -> str:
+        """Sizes, block size and density, for ``repr``."""
         pattern = self._pattern
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
@@ -270,12 +279,14 @@ class BlockSparseLinear(PatternStateDict):
 
 def require_a_block(pattern: Pattern, density: float) -> Pattern:
     """Check that a layer that was to have weights has at least one block."""
-    rows, cols = pattern.grid
-    if density > 0 and rows * cols and not pattern.nnz_blocks:
+    total = math.prod(pattern.grid)
+    if density > 0 and total and not pattern.nnz_blocks:
+        most = math.prod(grid_of(pattern.shape, (min(BLOCK_SIZES), min(BLOCK_SIZES))))
+        smaller = "smaller blocks or " if as_count(density, most) else ""
         raise PatternError(
-            f"density={density} of the {rows * cols} blocks of {pattern.block_size} in a layer of "
-            f"shape {pattern.shape} rounds to none: use smaller blocks or a density of at least "
-            f"{1 / (rows * cols):.2g}"
+            f"density={density} of the {f'{total} blocks' if total > 1 else 'only block'} of "
+            f"{pattern.block_size} in a layer of shape {pattern.shape} rounds to none: use "
+            f"{smaller}a density above 1/{2 * total}"
         )
     return pattern
 

@@ -108,10 +108,10 @@ def _refuse_old_state(optimizer: torch.optim.Optimizer, *_: Any) -> None:
                 if isinstance(kept, Tensor) and kept.dim() > 1 and len(kept) != len(values):
                     raise ArgumentError(
                         f"this {type(optimizer).__name__} has {key!r} of {len(kept)} blocks for "
-                        f"values that are {len(values)} blocks now: name it where their number "
-                        "changes, as in layer.set_pattern(pattern, optimizer), make it after a "
-                        "state dict with another number was loaded, or load the model's state "
-                        "dict together with the optimizer's"
+                        f"values that are {len(values)} blocks now: pass this optimizer to "
+                        "prune_ or set_pattern, as in layer.set_pattern(pattern, optimizer), make "
+                        "it after a state dict with another number of blocks was loaded, or load "
+                        "the model's state dict together with the optimizer's"
                     )
     _checked[optimizer] = now
 

@@ -12,7 +12,7 @@ from jitsparse.checks import as_count
 from jitsparse.errors import ArgumentError
 from jitsparse.nn.linear import BlockSparseLinear, require_a_block
 from jitsparse.nn.optimizer_state import require_movable, require_optimizer, trains
-from jitsparse.nn.replacing import Where, named, require_module
+from jitsparse.nn.replacing import Where, answer, named, require_density, require_module
 from jitsparse.nn.wrapping import refuse_wrappers, require_unwrapped
 from jitsparse.pattern import Pattern
 from jitsparse.untraced import untraced
@@ -104,6 +104,7 @@ def prune_(
         >>> model[0].pattern.density
         0.25
     """
+    require_density(density)
     layers = layers_of(model, "prune_", where)
     require_unwrapped(model, "prune_")
     trained = assigned(layers, optimizers, "prune_")
@@ -111,7 +112,7 @@ def prune_(
     for name, layer in layers.items():
         pattern = layer.pattern
         with named(name):
-            wanted = density(name, layer) if callable(density) else density
+            wanted = answer("density", density, name, layer) if callable(density) else density
             count = as_count(wanted, math.prod(pattern.grid))
             if count < pattern.nnz_blocks:
                 kept = layer.weight.detach().block_norms().topk(count).indices

@@ -5,19 +5,22 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsFloat
 
 import torch
 from torch import Tensor, nn
 
-from jitsparse.errors import ArgumentError, JitsparseError
+from jitsparse.checks import as_count
+from jitsparse.errors import ArgumentError, JitsparseError, PatternError
 from jitsparse.nn.wrapping import require_unwrapped
 
 __all__ = [
     "Kind",
     "Where",
+    "answer",
     "named",
     "replace",
+    "require_density",
     "require_model",
     "require_module",
 ]
@@ -112,13 +115,44 @@ def require_module(model: Any, where: Any, function: str) -> None:
         )
 
 
+def require_density(density: Any) -> None:
+    """Check a density of all layers, or a function that says that of each.
+
+    Raises:
+        PatternError: it is neither.
+    """
+    if callable(density):
+        return
+    if not isinstance(density, SupportsFloat):
+        raise PatternError(
+            "density is a fraction between 0 and 1, or a function of a layer's name and the layer "
+            f"that returns one, got {density!r}"
+        )
+    as_count(density, 1)  # type: ignore[arg-type]
+
+
+def answer(argument: str, function: Callable[[str, Any], Any], name: str, layer: nn.Module) -> Any:
+    """What a function that was given for an argument says of a layer.
+
+    Raises:
+        ArgumentError: nothing.
+    """
+    said = function(name, layer)
+    if said is None:
+        raise ArgumentError(
+            f"the function given as {argument} returned None, and has to return a value for each "
+            "layer"
+        )
+    return said
+
+
 @contextlib.contextmanager
 def named(layer: str) -> Iterator[None]:
     """Add the name of a layer to errors about it."""
     try:
         yield
     except JitsparseError as error:
-        raise type(error)(f"layer {layer!r}: {error}; or leave it out (where=...)") from error
+        raise type(error)(f"layer {layer!r}: {error}. To skip this layer use where=...") from error
 
 
 def _owners(model: nn.Module) -> dict[nn.Parameter, list[str]]:
@@ -173,10 +207,14 @@ def _require_plain(layer: nn.Module, name: str, kind: Kind) -> None:
         more += [f"{key}.{each}" for each in hooks if getattr(parameter, each, None)]
         more += [f"{key}.{each}" for each, value in vars(parameter).items() if callable(value)]
     if more:
+        undo = (
+            "call remove() on the handles that registering them returned"
+            if all(each.endswith("hooks") for each in more)
+            else "undo what brought them (prune.remove, remove_weight_norm, ...)"
+        )
         raise ArgumentError(
-            f"layer {name!r} has {', '.join(more)}, which its successor would not have: undo "
-            "what brought them (prune.remove, remove_weight_norm, ...) or leave the layer out "
-            "(where=...)"
+            f"layer {name!r} has {', '.join(more)}, which its successor would not have: {undo}, "
+            "or leave the layer out (where=...)"
         )
     clashing = sorted(added.keys() & kind.taken)
     if clashing:

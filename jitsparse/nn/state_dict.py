@@ -21,6 +21,27 @@ from jitsparse.transforms import outside_of_transforms
 __all__ = ["PatternStateDict"]
 
 
+class _DenseWeight(str):
+    """The key of a dense weight that came for a block-sparse layer; formatted, it says what to do.
+
+    torch formats unexpected keys into its error, or returns them if ``strict=False``. A layer is
+    not told which of these it will be, and its own messages are raised in either case.
+    """
+
+    __slots__ = ()
+
+    def __format__(self, spec: str) -> str:
+        layer = self.rpartition(".")[0]
+        remedy = (
+            f"layer {layer!r} is block-sparse: load it before js.nn.sparsify_, or "
+            "js.nn.densify_ the model first"
+            if layer
+            else "this layer is block-sparse: load it into an nn.Linear, and convert that with "
+            "BlockSparseLinear.from_linear"
+        )
+        return f"{super().__format__(spec)} (dense, and {remedy})"
+
+
 class PatternStateDict(MovableBlocks):
     """Base of a layer that can load a state dict whatever pattern it has had."""
 
@@ -45,7 +66,8 @@ class PatternStateDict(MovableBlocks):
                 if loaded:
                     error = self._load_pattern(state_dict, prefix, local_metadata)
                     if error is not None:
-                        error_msgs.append(f"the pattern of {prefix or 'the layer'!r}{error}")
+                        layer = f"layer {prefix[:-1]!r}" if prefix else "this layer"
+                        error_msgs.append(f"the pattern of {layer}{error}")
                         return
                     self._write_shape()
                 # Loads values and bias, and reports what is missing. The buffers are already equal.
@@ -55,6 +77,9 @@ class PatternStateDict(MovableBlocks):
                     if prefix + name in state_dict
                 }
                 super()._load_from_state_dict({**state_dict, **there}, prefix, *arguments)
+                dense = prefix + "weight"
+                if dense in unexpected_keys and prefix + "values" not in state_dict:
+                    unexpected_keys[unexpected_keys.index(dense)] = _DenseWeight(dense)
                 if loaded:
                     self._note(self._pattern, self.crow_indices, self.col_indices)
         finally:
@@ -72,9 +97,14 @@ class PatternStateDict(MovableBlocks):
         """Take over the pattern of a state dict and make room for its values; returns any error."""
         crow, col = (state_dict[prefix + name] for name in INDICES)
         old = self._pattern
-        theirs = shape_in(state_dict.get(prefix + "shape"))
-        if theirs not in (None, old.shape):
-            return f" is one of shape {theirs}, and the layer's of shape {old.shape}"
+        loaded = state_dict.get(prefix + "values")
+        shape, block = shape_in(state_dict.get(prefix + "shape")), _block_size_of(loaded)
+        if shape not in (None, old.shape) or block not in (None, old.block_size):
+            mine = _sizes(old.shape, old.block_size)
+            return (
+                f" is one{_sizes(shape, block)}, and the layer's is one{mine}: make the layer "
+                "with the sizes of the state dict"
+            )
         try:
             assign = local_metadata.get("assign_to_params_buffers", False)
             device = crow.device if assign else self.values.device
@@ -85,7 +115,6 @@ class PatternStateDict(MovableBlocks):
         except (ValueError, AttributeError, RuntimeError) as error:  # also of non-tensors
             return f": {error}"
         wanted = pattern.values_shape
-        loaded = state_dict.get(prefix + "values")
         loaded = self.values if loaded is None else loaded
         if not isinstance(loaded, Tensor):
             return f" comes with values that are a {type(loaded).__name__} and no tensor"
@@ -108,3 +137,13 @@ class PatternStateDict(MovableBlocks):
             self.values.grad = None
         self._take_over(pattern)
         return None
+
+
+def _block_size_of(values: object) -> tuple[int, ...] | None:
+    """The block size of values in a state dict; None if they have none."""
+    return tuple(values.shape[1:]) if isinstance(values, Tensor) and values.dim() == 3 else None
+
+
+def _sizes(shape: tuple[int, ...] | None, block: tuple[int, ...] | None) -> str:
+    """Those that are known, for an error message."""
+    return (f" of shape {shape}" if shape else "") + (f" in blocks of {block}" if block else "")

@@ -97,8 +97,8 @@ class Watcher:
         """Names of the layers through which any process has seen a backward pass."""
         names = list(self._layers)
         device = next(iter(self._layers.values())).values.device
-        flags = torch.tensor([name in self._pairs for name in names], dtype=torch.int32)
-        flags = self._added_up(flags.to(device))
+        seen = [name in self._pairs for name in names]
+        flags = self._added_up(torch.tensor(seen, dtype=torch.int32, device=device))
         return {name for name, flag in zip(names, flags.tolist(), strict=True) if flag}
 
     def norms(self, name: str, mask: Tensor) -> Tensor:
