@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
@@ -25,16 +25,13 @@ if TYPE_CHECKING:
 __all__ = ["Tuning", "legal_candidates", "tune", "tune_call"]
 
 TIE = 1.01
-"""A variant that is faster by less than this factor does not replace the families' own choice:
-repeated runs then write the same table."""
-
-DISTURBED = 2.0
-"""Timings whose median is more than so many times their minimum come from a busy machine, and are
-no reason to leave the families' choice."""
+"""A variant that is faster by less than this factor does not replace the one that the tuned table,
+or else the families, choose now: repeated runs then write the same table."""
 
 HOPELESS = 4.0
 """A variant whose first calls take longer than the fastest one's by this factor is not timed any
-further: the slowest would otherwise use up all the time."""
+further: the slowest would otherwise use up all the time. What calls use now always is, because the
+winner has to beat it, and on a busy machine its first calls may be slow by chance."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,10 @@ class Tuning:
         problem: the facts of the call, sizes rounded up.
         target: what the kernels are compiled for.
         machine: the CPU or GPU that was measured.
-        winner: name of the variant that the tuned table now holds for the problem.
+        winner: name of the variant that the tuned table now holds for the problem; None if nothing
+            was recorded, because timings were disturbed.
+        gain: how many times as fast as ``before`` the winner is, the median of the ratios within a
+            turn; None if there is no winner, or ``before`` failed.
         before: name of the variant that calls used until now.
         source: why they did: ``"context"``, ``"environment"``, ``"tuned"`` or ``"heuristic"``. The
             first two are pins, which still decide.
@@ -53,19 +53,22 @@ class Tuning:
         seconds: time of every variant that gives correct results, by name, fastest first.
         failures: name and reason of each variant that does not compile, does not run or gives
             wrong results.
-        path: file that holds the entry.
+        path: file that holds the entry, or None without a winner.
+        error: why there is no winner and what to do, or None.
     """
 
     problem: Problem
     target: str
     machine: str
-    winner: str
+    winner: str | None
+    gain: float | None
     before: str
     source: str
     heuristic: str
     seconds: Mapping[str, float]
     failures: tuple[tuple[str, str], ...]
-    path: str
+    path: str | None
+    error: str | None
 
     def __str__(self) -> str:
         facts, sizes = self.problem.describe().splitlines()
@@ -74,12 +77,14 @@ class Tuning:
             f"problem   {facts}",
             f"          {sizes}",
             f"machine   {self.machine}",
-            f"table     {self.path}",
+            f"not tuned {self.error}" if self.error else f"table     {self.path}",
             f"{'variant':{width}}  {'us':>10}  {'ratio':>6}",
         ]
         for row in self.rows():
             line = f"{row['variant']:{width}}  {row['us']:10.1f}  {row['ratio']:6.2f}"
             lines.append(f"{line}  {row['remark']}".rstrip())
+        if self.gain is not None:
+            lines.append(f"gain      {self.gain:.2f} over before, median of ratios within a turn")
         lines += [f"failed    {name}: {reason}" for name, reason in self.failures]
         if self.source in ("context", "environment"):
             lines.append(f"pinned    a pin decides here: calls go on using {self.before}")
@@ -88,7 +93,7 @@ class Tuning:
     def rows(self) -> list[dict[str, Any]]:
         """A row for each variant with correct results: microseconds, and ratio to the fastest."""
         least = next(iter(self.seconds.values()))
-        remarks = {
+        remarks: dict[str, str | None] = {
             "winner": self.winner,
             f"before ({self.source})": self.before,
             "heuristic": self.heuristic,
@@ -136,15 +141,17 @@ def tune(
     """Time every variant that is legal for a call, and have such calls use the fastest.
 
     Variants that are not compiled yet are compiled first, in parallel. Each result is checked
-    against plain torch in float64; a variant that is wrong is never timed. Those whose first calls
-    take at most 4 times as long as the fastest one's then take turns, and others keep that
-    estimate. The operands have the memory layout of the call's; on a GPU they rotate through copies
-    that together exceed its L2 cache, if 64 do. The outcome is written to the cache, for this kind
-    of machine and for all calls of nearly the same sizes, on a GPU only for patterns that are as
-    clustered and as skewed (:mod:`jitsparse.traits`). The variant that calls use without tuning
-    stays if another leads by less than 1 %, or timings were disturbed.
+    against plain torch in float64; a variant that is wrong is never timed. What calls use with and
+    without tuning, and those whose first calls take at most 4 times as long as the fastest one's,
+    then take turns; others keep that estimate. The operands have the memory layout of the call's;
+    on a GPU they rotate through copies that together exceed its L2 cache, if 64 do. The outcome is
+    written to the cache, for this kind of machine and for all calls of nearly the same sizes, on a
+    GPU only for patterns that are as clustered and as skewed (:mod:`jitsparse.traits`). The variant
+    that calls use now stays if the fastest leads by less than 1 %. If timings are disturbed by
+    other work of the machine, nothing is recorded.
 
-    Pins are neither needed nor changed: a pin outranks the tuned table.
+    Pins are neither needed nor changed: a pin outranks the tuned table, and has no say in what it
+    holds.
 
     For a model, every call of its forward and backward pass is tuned, found as
     :func:`jitsparse.warmup` finds them, one after the other, on random data and a random pattern of
@@ -164,8 +171,8 @@ def tune(
         What was found; for a model a list with an entry for each problem of its calls.
 
     Warns:
-        RuntimeWarning: some variants do not compile, do not run or give wrong results; or calls of
-            a model could not be tuned.
+        RuntimeWarning: some variants do not compile, do not run or give wrong results; or a call
+            was not tuned: timings were disturbed, or no random pattern is like that of a model.
 
     Raises:
         ArgumentError: the operation does not exist, the operands do not fit it, are on the meta
@@ -180,10 +187,8 @@ def tune(
         >>> import torch, jitsparse as js
         >>> a = js.random((72, 40), 8, 0.5)
         >>> tuning = js.tune("dsd", a, torch.randn(40, 24), seconds=0.0)
-        >>> tuning.winner in tuning.seconds
+        >>> js.explain("dsd", a, torch.randn(40, 24)).variant in tuning.seconds
         True
-        >>> js.explain("dsd", a, torch.randn(40, 24)).source
-        'tuned'
         >>> layer = js.nn.BlockSparseLinear(64, 32, 16, density=0.5)
         >>> (forward,) = js.tune(layer, (8, 64), seconds=0.0, backward=False)
         >>> forward.problem.op
@@ -232,13 +237,15 @@ def _tune_model(
 
 
 def _told(tuning: Tuning) -> Tuning:
-    """The tuning, after a warning about its failures."""
+    """The tuning, after warnings about its failures and about what kept it from a winner."""
     if tuning.failures:
         progress.warn(
             f"jitsparse: {len(tuning.failures)} variants of {tuning.problem.name} failed and were "
             f"left out: {'; '.join(': '.join(failure) for failure in tuning.failures)}",
             always=True,
         )
+    if tuning.error:
+        progress.warn(f"jitsparse: not tuned: {tuning.problem.name}: {tuning.error}", always=True)
     return tuning
 
 
@@ -256,7 +263,7 @@ def legal_candidates(problem: Problem, index: int = -1) -> list[Candidate]:
 
 @torch.no_grad()
 def tune_call(call: calls.Call, *, seconds: float = 1.0, jobs: int | None = None) -> Tuning:
-    """Like :func:`tune`, for a caught call; failures are only in the result."""
+    """Like :func:`tune`, for a caught call; what went wrong is only in the result."""
     import jitsparse
     from jitsparse.jit import targets, tuned
 
@@ -264,6 +271,8 @@ def tune_call(call: calls.Call, *, seconds: float = 1.0, jobs: int | None = None
     target = registry.target_of(problem.device, index)
     machine = registry.machine_of(problem.device, index)
     choice = choose(problem, target, index)
+    before = choice.candidate.variant.name
+    held = tuned.lookup(problem.name, machine)
     legal = legal_candidates(problem, index)
     kernels, failures = _compiled(legal, jobs)
     # Timers use the current GPU; an index of -1 changes nothing.
@@ -272,30 +281,39 @@ def tune_call(call: calls.Call, *, seconds: float = 1.0, jobs: int | None = None
         if not kernels:
             reasons = "\n".join(f"  {name}: {reason}" for name, reason in failures.items())
             raise LaunchError(f"no variant of {problem.name} can be used:\n{reasons}")
-        timings, estimates = _timed(call, kernels, seconds)
+        first = next(iter(kernels))
+        # What calls use now, if none is pinned. Pins have no say in what the table holds.
+        current = held.variant if held is not None and held.variant in kernels else first
+        timings, estimates = _timed(call, kernels, seconds, always=(first, current, before))
     taken = estimates | {name: timing.median for name, timing in timings.items()}
-    heuristic = legal[0].variant.name
-    winner = _winner(timings, heuristic)
     ordered = dict(sorted(taken.items(), key=lambda item: item[1]))
-    entry = tuned.record(
-        problem.name,
-        machine,
-        winner,
-        ordered,
-        driver=targets.cuda_driver() if problem.device == "cuda" else None,
-        version=jitsparse.__version__,
-    )
+    winner, error = _winner(timings, current)
+    gain, path = None, None
+    if winner is not None:
+        if before in timings:
+            gain = timings[winner].times_faster_than(timings[before])
+        entry = tuned.record(
+            problem.name,
+            machine,
+            winner,
+            ordered,
+            driver=targets.cuda_driver() if problem.device == "cuda" else None,
+            version=jitsparse.__version__,
+        )
+        path = str(entry.path)
     return Tuning(
         problem=problem,
         target=target,
         machine=machine,
         winner=winner,
-        before=choice.candidate.variant.name,
+        gain=gain,
+        before=before,
         source=choice.source,
-        heuristic=heuristic,
+        heuristic=legal[0].variant.name,
         seconds=ordered,
         failures=tuple(failures.items()),
-        path=str(entry.path),
+        path=path,
+        error=error,
     )
 
 
@@ -361,9 +379,9 @@ def _right(
 
 
 def _timed(
-    call: calls.Call, kernels: Mapping[str, Kernel], seconds: float
+    call: calls.Call, kernels: Mapping[str, Kernel], seconds: float, *, always: Container[str]
 ) -> tuple[dict[str, Timing], dict[str, float]]:
-    """Timings of the kernels worth it, and estimates of all."""
+    """Timings of the kernels worth it and of some always, and estimates of all."""
     from jitsparse.bench.timing import copies_beyond_l2, estimate, interleave
 
     count = copies_beyond_l2(call.bytes, call.device)
@@ -374,23 +392,25 @@ def _timed(
     }
     estimates = {name: estimate(turn, call.device) for name, turn in turns.items()}
     least = min(estimates.values())
-    close = {name: turn for name, turn in turns.items() if estimates[name] <= HOPELESS * least}
-    return interleave(close, call.device, seconds=seconds), estimates
+    finalists = {
+        name: turn
+        for name, turn in turns.items()
+        if name in always or estimates[name] <= HOPELESS * least
+    }
+    return interleave(finalists, call.device, seconds=seconds), estimates
 
 
-def _winner(timings: Mapping[str, Timing], heuristic: str) -> str:
-    """The fastest, unless the heuristic's choice is as fast except for noise."""
+def _winner(timings: Mapping[str, Timing], current: str) -> tuple[str | None, str | None]:
+    """The fastest, unless the current variant is as fast except for noise; or why there is none."""
+    from jitsparse.bench.disturbance import disturbed
+
     best = min(timings, key=lambda name: timings[name].median)
-    if heuristic not in timings or best == heuristic:
-        return best
-    if timings[best].times_faster_than(timings[heuristic]) < TIE:
-        return heuristic
-    times = timings[best].median / min(timings[best].samples)
-    if times > DISTURBED:
-        progress.say(
-            "warning",
-            f"timings of {best} are disturbed, their median is {times:.1f} times the least, so "
-            f"{heuristic} stays: tune again on a quiet machine",
+    worst_first = disturbed({name: timings[name] for name in (best, current)})
+    if worst_first:
+        name, times = next(iter(worst_first.items()))
+        return None, (
+            f"timings of {name} are disturbed, their median is {times:.1f} times the least, so "
+            "nothing was recorded: tune again on a quiet machine, or for more seconds"
         )
-        return heuristic
-    return best
+    leads = timings[best].times_faster_than(timings[current]) >= TIE
+    return (best if leads else current), None

@@ -214,7 +214,8 @@ def _measure(case: Case, seconds: float) -> Outcome:
             }
             for each in legal
             if each.name in timings
-        ]
+        ],
+        timings=timings,
     )
 
 

@@ -182,4 +182,4 @@ def measure_passes(case: LayerCase, *, seconds: float = 2.0) -> Outcome:
                 "variant": variants[name],
             }
         )
-    return Outcome(rows)
+    return Outcome(rows, timings=timings)

@@ -12,7 +12,15 @@ from torch.nn import functional as F
 
 from jitsparse.bench.cases import DTYPES, block_name, normal
 from jitsparse.bench.decoder import Decoder, DecoderShape, Linear
-from jitsparse.bench.peers import DENSE, OURS, TORCH_BSR, bsr_of, bsr_product, those_that_run
+from jitsparse.bench.peers import (
+    DENSE,
+    OURS,
+    TORCH_BSR,
+    CannotCompute,
+    bsr_of,
+    bsr_product,
+    those_that_run,
+)
 from jitsparse.bench.section import Outcome
 from jitsparse.bench.timing import WARM_UP_CALLS, Call, interleave
 from jitsparse.nn import BlockSparseLinear
@@ -80,7 +88,7 @@ def measure_model(case: ModelCase, *, seconds: float = 2.0) -> Outcome:
         theirs = timings.get(name)
         row[peer] = None if theirs is None else 1e6 * theirs.median
         row[times] = None if theirs is None else timings[OURS].times_faster_than(theirs)
-    return Outcome([row], str(case.facts["phase"]), absent)
+    return Outcome([row], str(case.facts["phase"]), absent, timings)
 
 
 def _dense(case: ModelCase) -> Linear:
@@ -126,7 +134,7 @@ class _BsrLinear(nn.Module):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x: Tensor) -> Tensor:
         if torch.is_grad_enabled():
-            raise NotImplementedError("its gradients are not implemented")
+            raise CannotCompute("its gradients are not implemented")
         tokens = x.flatten(0, -2)
         missing = -len(tokens) % _MULTIPLE
         padded = F.pad(tokens, (0, 0, 0, missing)) if missing else tokens

@@ -26,10 +26,12 @@ __all__ = [
     "STK",
     "TORCH_BSR",
     "TORCH_TUNED",
+    "CannotCompute",
     "bsr_of",
     "bsr_product",
     "contestants",
     "those_that_run",
+    "usual_peers",
     "variant_of",
 ]
 
@@ -43,7 +45,16 @@ TORCH_TUNED = "torch BSR tuned"
 STK = "stk"
 
 PEERS = (DENSE, TORCH_BSR, STK)
-"""The peers, unless a section names others."""
+"""The peers of the published tables, unless a section names others."""
+
+
+class CannotCompute(Exception):
+    """A peer has no such product; why, in words for the report."""
+
+
+def usual_peers() -> tuple[str, ...]:
+    """The peers where none is asked for: nobody misses an stk that is not installed."""
+    return PEERS if find_spec("stk") else (DENSE, TORCH_BSR)
 
 
 def contestants(
@@ -54,13 +65,18 @@ def contestants(
     Args:
         case: the product.
         operands: its data.
-        peers: contestants beside jitsparse.
+        peers: contestants beside jitsparse. On a CPU stk is left out, without a reason: it is for
+            GPUs.
 
     Returns:
         name to call, name to the reason for an absence. A call takes a number, reduces it modulo
         the copies of its inputs, and neither allocates inputs nor synchronises.
     """
-    makers = {name: partial(_MAKERS[name], case, operands) for name in peers}
+    makers = {
+        name: partial(_MAKERS[name], case, operands)
+        for name in peers
+        if name != STK or case.device.type == "cuda"
+    }
     calls, absent = those_that_run(makers, case.device)
     return {OURS: _ours(case, operands), **calls}, absent
 
@@ -76,6 +92,8 @@ def those_that_run(
             call = make()
             call(0)
             settle(device)
+        except CannotCompute as error:
+            absent[name] = str(error)
         # A peer may fail in any way, at any size; what it said becomes part of the report.
         except Exception as error:
             absent[name] = _first_line(error)
@@ -117,7 +135,7 @@ def _bmm(case: Case, operands: Operands) -> Call:
     It does exactly the useful operations of ours, on operands of the same layouts.
     """
     if case.pattern != "diagonal":
-        raise NotImplementedError("computes block-diagonal patterns only")
+        raise CannotCompute("it computes block-diagonal patterns only")
     (m, n, k), squares = case.size, round(1 / case.density)
     rows, cols, inner = {
         "dsd": (m // squares, n, k // squares),
@@ -154,16 +172,25 @@ def _torch_bsr(case: Case, operands: Operands) -> Call:
             return lambda i: _triton_ops.sampled_addmm(
                 patterns[i % n], left[i % n], right[i % n], beta=0.0
             )
-        return lambda i: torch.sparse.sampled_addmm(
-            patterns[i % n], left[i % n], right[i % n], beta=0.0
-        )
+
+        def sampled(i: int) -> object:
+            try:
+                return torch.sparse.sampled_addmm(
+                    patterns[i % n], left[i % n], right[i % n], beta=0.0
+                )
+            except RuntimeError as error:
+                if "SparseBsr" not in str(error):
+                    raise
+                raise CannotCompute("torch has no block-sparse sdd on a CPU") from error
+
+        return sampled
     return _bsr_products(*_for_bsr(case, operands))
 
 
 def _torch_tuned(case: Case, operands: Operands) -> Call:
     """The same after torch's own search, which takes up to minutes per case."""
     if case.op == "sdd" or case.device.type != "cuda":
-        raise NotImplementedError("torch tunes bsr_dense_addmm on CUDA only")
+        raise CannotCompute("torch tunes bsr_dense_addmm on CUDA only")
     from torch.sparse._triton_ops_meta import tune_bsr_dense_addmm
 
     sparse, dense = _for_bsr(case, operands)
@@ -194,9 +221,9 @@ def _bsr_products(sparse: list[Tensor], dense: list[Tensor], **options: Any) -> 
 
 def _stk(case: Case, operands: Operands) -> Call:
     if find_spec("stk") is None:
-        raise ModuleNotFoundError("not installed")
-    if case.device.type != "cuda" or case.block != (128, 128):
-        raise NotImplementedError("multiplies 128 x 128 blocks on CUDA only")
+        raise CannotCompute("it is not installed")
+    if case.block != (128, 128):
+        raise CannotCompute("it multiplies blocks of 128 x 128 only")
     stk: Any = import_module("stk")
     n = operands.copies
     matrices = [_stk_matrix(sparse) for sparse in operands.sparse]
@@ -224,7 +251,17 @@ def _stk_matrix(sparse: BlockSparse) -> object:
 def bsr_product(matrix: Tensor, **options: Any) -> Callable[[Tensor], Tensor]:
     """torch's function for its BSR matrix times a dense one, with options of its Triton kernels."""
     if matrix.device.type != "cuda":
-        return lambda dense: matrix @ dense
+
+        def product(dense: Tensor) -> Tensor:
+            try:
+                return matrix @ dense
+            except NotImplementedError as error:
+                name = str(matrix.dtype).removeprefix("torch.")
+                raise CannotCompute(
+                    f"torch has no block-sparse product of {name} on a CPU"
+                ) from error
+
+        return product
     from torch.sparse._triton_ops import bsr_dense_addmm
 
     rows = matrix.shape[0]

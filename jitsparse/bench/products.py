@@ -79,7 +79,8 @@ class Measurement:
 
     def outcome(self) -> Outcome:
         """The row, and the contestants missing from it."""
-        return Outcome([self.row()], f"{self.case.op} {self.case.dtype}", self.absent)
+        about = f"{self.case.op} {self.case.dtype}"
+        return Outcome([self.row()], about, self.absent, self.timings)
 
 
 def measure(
@@ -131,7 +132,7 @@ def measure_beside(case: Case, other: Case, name: str, *, seconds: float = 2.0) 
         "ratio to dense": measured.ratio(DENSE),
         "variant": variant,
     }
-    return Outcome([row], f"{case.op} {case.dtype}", absent)
+    return Outcome([row], f"{case.op} {case.dtype}", absent, timings)
 
 
 def rate_scale(device: torch.device) -> float:

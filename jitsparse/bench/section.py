@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from jitsparse.bench.disturbance import DISTURBED, disturbed
 from jitsparse.bench.report import Table
 from jitsparse.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from jitsparse.bench.timing import Timing
 
 __all__ = ["Outcome", "Section", "Unfinished"]
 
@@ -28,11 +32,13 @@ class Outcome:
         rows: of the table; the facts are left of ``us``, our time, the figures right of it.
         about: what the absences refer to.
         absent: contestant to the reason why it has no figures.
+        timings: contestant to the timing that its figures are made of.
     """
 
     rows: Sequence[dict[str, Any]]
     about: str = ""
     absent: Mapping[str, str] = field(default_factory=dict)
+    timings: Mapping[str, Timing] = field(default_factory=dict)
 
 
 class Unfinished(Exception):
@@ -96,6 +102,7 @@ class Section:
         rows: list[dict[str, Any]] = []
         missing: dict[tuple[str, str], set[str]] = {}
         refused: dict[str, ArgumentError] = {}
+        busy: dict[str, dict[str, float]] = {}
         self.prepare(self.cases)
         for done, case in enumerate(self.cases):
             label = " ".join(map(str, case.facts.values()))
@@ -109,19 +116,23 @@ class Section:
                 if not rows:
                     raise
                 stopped = f"{done} of {len(self.cases)} cases: {label} ended it, {error!r}."
-                raise Unfinished(self._written(rows, missing, refused, [stopped])) from error
+                table = self._written(rows, missing, refused, busy, [stopped])
+                raise Unfinished(table) from error
             rows += outcome.rows
             for name, reason in outcome.absent.items():
                 missing.setdefault((name, reason), set()).add(outcome.about)
+            if times := disturbed(outcome.timings):
+                busy[label] = times
         if not rows and refused:
             raise next(iter(refused.values()))
-        return self._written(rows, missing, refused, [])
+        return self._written(rows, missing, refused, busy, [])
 
     def _written(
         self,
         rows: Sequence[dict[str, Any]],
         missing: Mapping[tuple[str, str], Collection[str]],
         refused: Mapping[str, ArgumentError],
+        busy: Mapping[str, Mapping[str, float]],
         more: Sequence[str],
     ) -> Table:
         # A column that no row fills says less than the note below the table.
@@ -131,6 +142,12 @@ class Section:
             for (name, reason), about in missing.items()
         ]
         notes += [f"{label} was not measured: {error}" for label, error in refused.items()]
+        if busy:
+            cases = "; ".join(f"{label} ({_worst(times)})" for label, times in busy.items())
+            notes.append(
+                f"Disturbed timings (the median of a contestant's samples is more than "
+                f"{DISTURBED:.0f} times the least): {cases}. Measure again on a quiet machine."
+            )
         return Table(self.title, columns, list(rows), [*self.notes, *notes, *more])
 
     def shown(self, table: Table) -> list[Table]:
@@ -141,3 +158,9 @@ class Section:
             table.pivot(value, across) for value, across in self.views if value in table.columns
         ]
         return views
+
+
+def _worst(times: Mapping[str, float]) -> str:
+    """The contestant that was disturbed most, and how many others were."""
+    (name, ratio), *others = times.items()
+    return f"{name}, {ratio:.1f} times" + (f", and {len(others)} more" if others else "")

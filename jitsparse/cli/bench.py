@@ -149,7 +149,7 @@ def command(
 
 def _grid(suite: str, device: torch.device, chosen: dict[str, Any], torch_tuned: bool) -> Section:
     """The products of a suite, or those of the options alone."""
-    from jitsparse.bench.peers import PEERS, TORCH_TUNED
+    from jitsparse.bench.peers import PEERS, TORCH_TUNED, usual_peers
     from jitsparse.bench.suites import GRIDS, Axes, cube, products
 
     on_gpu = device.type == "cuda"
@@ -159,7 +159,9 @@ def _grid(suite: str, device: torch.device, chosen: dict[str, Any], torch_tuned:
         densities=(0.25,),
     )
     grids = [replace(axes, **chosen) for axes in (GRIDS[suite] if suite else (default,))]
-    peers = (*PEERS, TORCH_TUNED) if torch_tuned else PEERS
+    peers = PEERS if suite else usual_peers()
+    if torch_tuned:
+        peers = (*peers, TORCH_TUNED)
     return products(suite or "products", grids, device, peers=peers)
 
 

@@ -64,8 +64,8 @@ def command(
 
     Options may be repeated and may hold several values between commas; every combination is
     tuned. With --model the products that it computes are tuned, on random patterns. Exits with 1 if
-    a product could not be tuned, or a kernel did not compile, did not run or gave wrong results.
-    --export alone writes the existing table.
+    a product could not be tuned, as on a busy machine, or a kernel did not compile, did not run or
+    gave wrong results. --export alone writes the existing table.
     """
     from jitsparse.jit import cache as caches
     from jitsparse.kernels import registry
@@ -221,9 +221,10 @@ def _print_tunings(
         for each in done
         for name, error in each.failures
     ]
+    disturbed = {each.problem: each.error for each in done if each.error is not None}
     failures += [
         {"problem": problem.name, "failed": "tuning", "error": error}
-        for problem, error in untuned.items()
+        for problem, error in (disturbed | dict(untuned)).items()
     ]
     if as_json:
         told = [{"problem": asdict(each), "error": error} for each, error in untuned.items()]
@@ -234,10 +235,10 @@ def _print_tunings(
         if failures:
             print()
             print_table(failures, ["problem", "failed", "error"])
-    changed = sum(each.winner != each.before for each in done)
+    changed = sum(each.winner not in (None, each.before) for each in done)
     stderr().print(
-        f"{counted(len(done), 'problem')} tuned, {changed} with another kernel than before, "
-        f"{counted(len(failures), 'failure')}",
+        f"{counted(len(done) - len(disturbed), 'problem')} tuned, "
+        f"{changed} with another kernel than before, {counted(len(failures), 'failure')}",
         soft_wrap=True,
     )
     return failures
@@ -268,12 +269,11 @@ def _problems(
 
 
 def _row(tuning: Tuning) -> dict[str, Any]:
-    least, before = (tuning.seconds.get(name) for name in (tuning.winner, tuning.before))
     return {
         "problem": tuning.problem.name,
-        "us": None if least is None else 1e6 * least,
+        "us": None if tuning.winner is None else 1e6 * tuning.seconds[tuning.winner],
         "winner": tuning.winner,
-        "gain": before / least if before and least else None,
+        "gain": tuning.gain,
         "before": tuning.before,
         "source": tuning.source,
         "timed": len(tuning.seconds),

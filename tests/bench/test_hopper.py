@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from jitsparse.bench.decoder import DecoderShape
 from jitsparse.bench.extents import H200, SMALL, Extents
 from jitsparse.bench.hopper import hopper
 from jitsparse.bench.section import Outcome, Section
+from jitsparse.bench.timing import Timing
 from jitsparse.errors import ArgumentError
 
 CPU = torch.device("cpu")
@@ -95,8 +98,18 @@ def test_a_case_of_each_section_gives_its_figures(name: str, device: str) -> Non
     section = whole.narrowed({"block": {blocks.get(name, "64x64")}, "density": {0.25, 0.5}})
     section.cases[1:] = []  # type: ignore[index]
     labels: list[tuple[int, str]] = []
-    table = section.table(seconds=0.0, on_case=lambda *label: labels.append(label))
+    outcomes: list[Outcome] = []
+
+    def measure(case: object, seconds: float) -> Outcome:
+        outcomes.append(section.measure(case, seconds))
+        return outcomes[-1]
+
+    table = replace(section, measure=measure).table(
+        seconds=0.0, on_case=lambda *label: labels.append(label)
+    )
     assert len(labels) == 1
+    # Or nobody would hear that they were disturbed.
+    assert all(outcome.timings for outcome in outcomes)
     assert table.title == section.title
     assert table.rows
     for value, across in section.views:
@@ -141,6 +154,25 @@ def test_absences_are_said_once() -> None:
         "a note",
         "peer is absent from dsd f32, sdd f32: no.",
         "peer is absent from sdd f32: why.",
+    ]
+
+
+def test_disturbed_timings_are_said() -> None:
+    """Those whose median is more than twice their least; which rows, and what was disturbed."""
+    quiet, busy, busier = (Timing((1.0, median, median)) for median in (2.0, 2.5, 6.0))
+    outcomes = iter(
+        Outcome([{"what": "x", "us": 1.0}], timings=timings)
+        for timings in ({"a": quiet, "b": busy, "c": busier}, {"a": quiet}, {"a": busy}, {})
+    )
+    four = sections(SMALL)["products"].cases[:4]
+    labels: list[str] = []
+    table = Section("s", "title", four, lambda case, seconds: next(outcomes)).table(
+        seconds=0.0, on_case=lambda done, label: labels.append(label)
+    )
+    assert table.notes == [
+        "Disturbed timings (the median of a contestant's samples is more than 2 times the least): "
+        f"{labels[0]} (c, 6.0 times, and 1 more); {labels[2]} (a, 2.5 times). Measure again on a "
+        "quiet machine."
     ]
 
 

@@ -20,7 +20,10 @@ from jitsparse.bench.peers import (
     STK,
     TORCH_BSR,
     TORCH_TUNED,
+    CannotCompute,
     contestants,
+    those_that_run,
+    usual_peers,
 )
 from jitsparse.bench.products import Measurement, measure, measure_beside
 from jitsparse.bench.report import Table, cell, header
@@ -76,7 +79,7 @@ def test_sparse_contestants_compute_the_same_product(op: str, layout: str) -> No
         if op == "dds" and name == TORCH_BSR:
             result = result.T
         assert (result - exact).abs().max() < TOLERANCE, name
-    assert {*calls, *absent} == {OURS, DENSE, TORCH_BSR, STK}
+    assert {*calls, *absent} == {OURS, DENSE, TORCH_BSR}
 
 
 @pytest.mark.gpu
@@ -159,14 +162,40 @@ def test_only_block_diagonal_patterns_are_batches() -> None:
 
 def test_an_absent_peer_leaves_its_reason() -> None:
     _, absent = contestants(case("sdd"), make_operands(case("sdd")))
-    assert absent[STK] == "ModuleNotFoundError: not installed"
-    assert TORCH_BSR in absent
-    assert absent[TORCH_BSR].startswith("RuntimeError: ")
+    assert absent == {TORCH_BSR: "torch has no block-sparse sdd on a CPU"}
+    half = case("dds", dtype="bf16")
+    _, absent = contestants(half, make_operands(half))
+    assert absent == {TORCH_BSR: "torch has no block-sparse product of bfloat16 on a CPU"}
+
+
+def test_only_what_we_know_of_a_peer_is_put_into_words() -> None:
+    def known() -> peers.Call:
+        raise CannotCompute("it has no such product")
+
+    def unknown() -> peers.Call:
+        raise RuntimeError("out of luck\nand more")
+
+    calls, absent = those_that_run({"known": known, "unknown": unknown}, CPU)
+    assert not calls
+    assert absent == {"known": "it has no such product", "unknown": "RuntimeError: out of luck"}
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_stk_is_a_peer_if_it_is_installed_or_asked_for(
+    installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "find_spec", lambda name: name if installed else None)
+    assert (STK in usual_peers()) == installed
+    # On a CPU not even then, and without a word.
+    _, absent = contestants(case("dsd"), make_operands(case("dsd")), (STK,))
+    assert not absent
+    with pytest.raises(CannotCompute, match="128 x 128" if installed else "it is not installed"):
+        peers._stk(case("dsd"), make_operands(case("dsd")))
 
 
 def test_the_tuned_peer_says_where_it_is_not_to_be_had() -> None:
     _, absent = contestants(case("dsd"), make_operands(case("dsd")), (*PEERS, TORCH_TUNED))
-    assert absent[TORCH_TUNED].endswith("torch tunes bsr_dense_addmm on CUDA only")
+    assert absent[TORCH_TUNED] == "torch tunes bsr_dense_addmm on CUDA only"
 
 
 @pytest.mark.parametrize("pattern", ["random", "banded", "diagonal", "powerlaw"])
@@ -232,7 +261,9 @@ def test_table_notes_say_who_is_absent() -> None:
         assert str(row["variant"]).split(".")[0] == row["op"]
         assert f".l{row['layout']}" in str(row["variant"])
     assert "times stk" not in table.columns
-    assert any("stk is absent from dsd f32, sdd f32" in note for note in table.notes)
+    assert (
+        "torch BSR is absent from sdd f32: torch has no block-sparse sdd on a CPU." in table.notes
+    )
 
 
 def test_a_case_beside_another() -> None:

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import jitsparse as js
 from jitsparse import calls
+from jitsparse.bench import disturbance, timing
 from jitsparse.cli import main
 from jitsparse.jit import config, tuned
 from jitsparse.kernels import registry
 from jitsparse.kernels.problem import Problem, product_problem
+
+# As an attribute of the package, "tune" is the function.
+tune_module = importlib.import_module("jitsparse.tune")
 
 SMALL = ["--op", "dsd", "--block-size", "8", "--size", "32x16x24", "--density", "0.5"]
 QUICK = ["--device", "cpu", "--seconds", "0"]
@@ -34,6 +40,22 @@ def own_table(kernels: Path, tmp_path: Path) -> Iterator[None]:
         yield
         for path in (kernels / "tuned").rglob("*.json"):
             path.unlink()
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other work on the machine that runs these tests disturbs no timings."""
+    monkeypatch.setattr(disturbance, "DISTURBED", math.inf)
+
+
+def take(monkeypatch: pytest.MonkeyPatch, samples: dict[str, tuple[float, ...]]) -> None:
+    """Decides each sample of some variants; others are slow."""
+
+    def interleave(turns: dict[str, Any], device: Any, *, seconds: float) -> Any:
+        return {name: timing.Timing(samples.get(name, (100.0,) * 7)) for name in turns}
+
+    monkeypatch.setattr(timing, "interleave", interleave)
+    monkeypatch.setattr(timing, "estimate", lambda turn, device: 1.0)
 
 
 def run(*arguments: str) -> int:
@@ -75,6 +97,41 @@ def test_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
         PROBLEM.name,
         PROBLEM.name.replace(".lnn.", ".lnt."),
     ]
+
+
+def test_the_gain_is_the_ratio_that_decided(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, winner = js.explain(PROBLEM).variant, js.explain(PROBLEM).alternatives[0]
+    samples = {
+        before: (12.0, 14.0, 16.0, 12.0, 14.0, 16.0, 14.0),
+        winner: (10.0, 10.0, 10.0, 10.0, 14.0, 14.0, 14.0),
+    }
+    take(monkeypatch, samples)
+    assert run(*SMALL, *QUICK) == 0
+    captured = capsys.readouterr()
+    assert captured.out.splitlines()[1].split()[2:5] == [winner, "1.2", before]
+    assert "1 problem tuned, 1 with another kernel than before, 0 failures" in captured.err
+
+
+def test_disturbed_timings_end_in_a_table_and_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(disturbance, "DISTURBED", 2.0)
+    before = js.explain(PROBLEM).variant
+    take(monkeypatch, {before: (4.0, *(9.0,) * 6)})
+    said = f"timings of {before} are disturbed, their median is 2.2 times the least"
+    assert run(*SMALL, *QUICK) == 1
+    captured = capsys.readouterr()
+    assert said in " ".join(captured.out.split())
+    assert "0 problems tuned, 0 with another kernel than before, 1 failure" in captured.err
+    assert run(*SMALL, *QUICK, "--json") == 1
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["winner"], row["path"]) == (None, None)
+    assert row["problem"]["op"] == "dsd"
+    assert row["seconds"][before] == 9.0
+    assert said in row["error"]
+    assert js.explain(PROBLEM).source == "heuristic"
 
 
 def test_dry_run_times_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -194,8 +251,7 @@ def test_export(
     capsys.readouterr()
     assert run("--device", "cpu", "--export", str(second), "--json") == 0
     assert json.loads(capsys.readouterr().out) == {"path": str(second), "problems": 1}
-    # As an attribute of the package, "tune" is the function.
-    monkeypatch.setattr(importlib.import_module("jitsparse.tune"), "tune_call", None)
+    monkeypatch.setattr(tune_module, "tune_call", None)
     assert run("--device", "cpu", "--export", str(second)) == 0
     captured = capsys.readouterr()
     assert not captured.out
