@@ -16,13 +16,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jitsparse.errors import ArgumentError, CompileError, JitsparseError
+from jitsparse.errors import ArgumentError, CompileError, JitsparseError, ToolchainError
 from jitsparse.kernels import registry
 
 if TYPE_CHECKING:
     from jitsparse.jit import Variant
 
-__all__ = ["BackgroundWarmup", "Outcome", "compile_variants", "raise_failures", "survey"]
+__all__ = [
+    "BackgroundWarmup",
+    "Outcome",
+    "compile_variants",
+    "raise_failures",
+    "require_cuda",
+    "survey",
+]
 
 
 @dataclass(frozen=True)
@@ -128,6 +135,30 @@ def survey(variants: Iterable[Variant]) -> list[Outcome]:
         status, path = ("cached", found.path) if found.cached else ("missing", None)
         outcomes.append(Outcome(variant, status, found.compile_seconds, path))
     return outcomes
+
+
+def require_cuda(variants: Sequence[Variant]) -> None:
+    """Refuse a request that needs CUDA kernels compiled, if this torch cannot do that.
+
+    Otherwise each of them would fail for itself, once everything else is compiled.
+
+    Raises:
+        ToolchainError: one is not cached, and torch was built without CUDA.
+    """
+    from jitsparse.jit import config
+    from jitsparse.jit.targets import without_cuda
+
+    unable = without_cuda()
+    if not (unable and config.get().jit):  # with JITSPARSE_JIT=off, that is why nothing is compiled
+        return
+    on_gpu = [each for each in variants if registry.device_of(each.target) == "cuda"]
+    missing = [each for each in survey(on_gpu) if each.status == "missing"]
+    if missing:
+        raise ToolchainError(
+            f"of the {len(variants)} kernels asked for, {len(missing)} are CUDA kernels that are "
+            f"not in the cache, the first is {missing[0].variant.name}; and {unable}. To list "
+            "what is missing, use jitsparse warmup --check."
+        )
 
 
 def raise_failures(outcomes: Sequence[Outcome]) -> None:

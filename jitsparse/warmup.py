@@ -14,7 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from jitsparse import tracing
-from jitsparse.compilation import BackgroundWarmup, Outcome, compile_variants, raise_failures
+from jitsparse.compilation import (
+    BackgroundWarmup,
+    Outcome,
+    compile_variants,
+    raise_failures,
+    require_cuda,
+)
 from jitsparse.errors import ArgumentError, PinError
 from jitsparse.kernels import dispatch, price_table, registry
 from jitsparse.kernels.choice import choose, problem_of
@@ -124,7 +130,7 @@ def warmup(
             model does not run on such inputs, or runs no kernel.
         CacheMiss: ``JITSPARSE_JIT=off``, and not all of the kernels are cached.
         CompileError: some variants failed; all others were compiled.
-        ToolchainError: there is no compiler for the device.
+        ToolchainError: there is no compiler for the device, or torch was built without CUDA.
 
     Example:
         >>> import jitsparse as js
@@ -146,6 +152,7 @@ def warmup(
         arch=arch,
         backward=backward,
     )
+    require_cuda(variants)
     if background:
         return BackgroundWarmup(variants, jobs=jobs, on_outcome=on_outcome)
     outcomes = compile_variants(variants, jobs=jobs, on_outcome=on_outcome)

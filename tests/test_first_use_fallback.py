@@ -342,7 +342,7 @@ with warnings.catch_warnings(record=True) as caught:
     check()
 print(len(caught), caught[0].message)
 """
-    nowhere = {"PATH": str(tmp_path), "CXX": str(tmp_path / "none"), "CC": ""}
+    nowhere = {"PATH": str(tmp_path), "CXX": "", "CC": ""}
     out, err = start(code, tmp_path, **nowhere).communicate(timeout=120)
     assert out.startswith("1 jitsparse runs on plain torch operations"), err
 

@@ -14,6 +14,7 @@ import torch
 
 import jitsparse as js
 from jitsparse.compilation import compile_variants
+from jitsparse.jit import config
 from jitsparse.kernels import registry
 
 PRODUCTS = """
@@ -61,6 +62,19 @@ def test_the_reference_answers_after_one_warning(tmp_path: Path) -> None:
     assert done.stdout.startswith("RuntimeWarning")
     assert "g++" in done.stdout
     assert "install" in done.stdout
+
+
+def test_a_wrong_cxx_is_no_missing_compiler(
+    cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is raised: plain torch would be a slow answer to a typing error."""
+    from jitsparse.kernels import dispatch
+
+    monkeypatch.setattr(dispatch, "_kernels", {})
+    a = js.random((40, 50), (8, 16), 0.5)
+    with config.override(cxx="ccache g++"):
+        with pytest.raises(js.ToolchainError, match="CXX='ccache g\\+\\+' is not"):
+            js.dsd(a, torch.randn(50, 8))
 
 
 def test_a_template_that_does_not_compile_is_no_missing_compiler(

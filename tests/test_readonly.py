@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import toykernel
 
+from jitsparse.errors import UnwritableCache
 from jitsparse.jit import cache, compile_only, config, load
 
 
@@ -133,6 +134,18 @@ def test_an_unwritable_root_is_replaced_for_the_process_after_one_warning(
     assert toykernel.run(second)
     assert second.entry.path.is_relative_to(private)
     assert stat.S_IMODE(private.stat().st_mode) == 0o700
+
+
+def test_a_root_that_is_a_file_is_called_one(tmp_path: Path, forget: Callable[[], None]) -> None:
+    root = tmp_path / "file"
+    root.touch()
+    with config.override(cache_dir=root):
+        with pytest.raises(UnwritableCache, match="because it is a file, not a directory, so no"):
+            cache.current().require_writable("nothing would be kept")
+        with pytest.warns(RuntimeWarning, match="because it is a file, not a directory") as seen:
+            kernel = load(toykernel.write(tmp_path), toykernel.variant())
+        assert len(seen) == 1
+    assert toykernel.run(kernel)
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o777])

@@ -30,6 +30,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
 )
 app.command("demo")(demo.command)
 app.command("warmup")(warmup.command)
@@ -48,7 +49,7 @@ def _root(
     if version:
         from jitsparse import __version__
 
-        print(__version__)
+        print(f"jitsparse {__version__}")
         raise typer.Exit
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -43,7 +44,7 @@ def export(
     cache = caches.current()
     asked = variant_filter(op, dtype, block_size, arch, split(variant, str, "--variant"))
     keep = asked if variant else _with_index(asked, cache)
-    done = write(cache, one(str(bundle), writable_file, "BUNDLE"), keep=keep)
+    done = write(cache, one(str(bundle), _archive, "BUNDLE"), keep=keep)
     if as_json:
         print_json(asdict(done))
     else:
@@ -56,6 +57,15 @@ def export(
         )
     if done.skipped:
         raise typer.Exit(1)
+
+
+def _archive(text: str) -> Path:
+    """A file to write in a directory that exists: for a mistyped one, none is created."""
+    parent = Path(text).parent
+    # os.path, for which a path that is too long does not exist.
+    if not os.path.isdir(parent):
+        raise ValueError(f"there is no directory {parent}; create it, or name another")
+    return writable_file(text)
 
 
 def _with_index(asked: Callable[[Variant], bool], cache: Cache) -> Callable[[Variant], bool]:

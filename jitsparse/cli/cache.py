@@ -1,7 +1,8 @@
 """``jitsparse cache``: where compiled kernels are, and everything that is done with them.
 
 Exit codes: 0 fine; 1 something is bad: a damaged entry, a file that is not a bundle, a cache that
-others can write to; 2 the arguments are not understood.
+others can write to; 2 the arguments are not understood, or a setting is wrong: a cache that is a
+file.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import typer
 
 from jitsparse import jit
 from jitsparse.cli import bundle, upkeep
-from jitsparse.cli.console import counted, print_json, print_table
+from jitsparse.cli.console import counted, print_json, print_table, stderr
+from jitsparse.jit import cache as caches
+from jitsparse.jit import roots
 from jitsparse.jit.units import format_bytes
 
 __all__ = ["app"]
@@ -31,6 +34,8 @@ def path(as_json: bool = JSON) -> None:
 def info(as_json: bool = JSON) -> None:
     """Print where the cache is, what it holds and how long that took to compile."""
     facts = jit.cache_info()
+    for note in roots.notes(caches.current()):
+        stderr().print(note, soft_wrap=True)
     if as_json:
         print_json(facts)
         return

@@ -132,7 +132,11 @@ def one(value: str, read: Callable[[str], T], option: str) -> T:
     try:
         return read(value)
     except ValueError as error:
-        raise typer.BadParameter(f"{value!r}: {error}", param_hint=option) from error
+        said = str(error)
+        names_it = repr(value) in said or f"{value} is " in said
+        raise typer.BadParameter(
+            said if names_it else f"{value!r}: {said}", param_hint=option
+        ) from error
 
 
 def read_device(name: str) -> torch.device:

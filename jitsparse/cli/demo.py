@@ -8,7 +8,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from jitsparse.cli.console import counted, one, print_json, print_table, read_device, stderr
-from jitsparse.cli.options import writable_file
+from jitsparse.cli.options import at_most, writable_file
 
 __all__ = ["command"]
 
@@ -21,7 +21,10 @@ def command(
     ),
     device: str = typer.Option("auto", help="auto, cpu or cuda."),
     seed: int = typer.Option(
-        0, min=0, max=2**63 - 1, help="Of initial weights, patterns and batches."
+        0,
+        min=0,
+        callback=at_most(2**63 - 1),
+        help="Of initial weights, patterns and batches.",
     ),
     out: Path = typer.Option(Path("jitsparse-demo"), help="Directory for demo.png and demo.json."),
     as_json: bool = typer.Option(False, "--json", help="Print the table as JSON."),

@@ -7,18 +7,21 @@ from dataclasses import asdict
 import typer
 
 from jitsparse.cli.console import one, print_json
-from jitsparse.cli.options import MAX_SIZE, read_arch, read_density
+from jitsparse.cli.options import MAX_SIZE, at_most, one_of, read_arch, read_density
+from jitsparse.errors import ToolchainError
 
 __all__ = ["command"]
+
+SIZE = at_most(MAX_SIZE)
 
 
 def command(
     op: str = typer.Argument(help="dsd, dds or sdd."),
     dtype: str = typer.Option("f32", help="f64, f32, tf32, f16, bf16."),
     block_size: str = typer.Option("32", help="32 or 32x64."),
-    m: int = typer.Option(4096, min=1, max=MAX_SIZE, help="Rows of the product."),
-    n: int = typer.Option(4096, min=1, max=MAX_SIZE, help="Columns of the product."),
-    k: int = typer.Option(4096, min=1, max=MAX_SIZE, help="The extent that is summed over."),
+    m: int = typer.Option(4096, min=1, callback=SIZE, help="Rows of the product."),
+    n: int = typer.Option(4096, min=1, callback=SIZE, help="Columns of the product."),
+    k: int = typer.Option(4096, min=1, callback=SIZE, help="The extent that is summed over."),
     density: str = typer.Option("0.25", help="Share of blocks stored, above 0 and at most 1."),
     layout: str = typer.Option(
         "nn", help="A letter an operand: n as stored (last axis contiguous), t transposed."
@@ -40,17 +43,21 @@ def command(
     from jitsparse.explain import explain
     from jitsparse.kernels import price_table, registry
     from jitsparse.kernels.problem import product_problem
+    from jitsparse.kernels.roles import LAYOUTS
 
-    for what, value, legal in (
-        ("OP", op, registry.OPS),
-        ("--dtype", dtype, registry.DTYPES),
-        ("--layout", layout, ("nn", "nt", "tn", "tt")),
-        ("--device", device, ("", "cpu", "cuda")),
-        ("--gpu", gpu, ("", *price_table.GPUS)),
-    ):
-        if value not in legal:
-            names = ", ".join(name for name in legal if name)
-            raise typer.BadParameter(f"{value!r} is not one of {names}", param_hint=what)
+    if op == "linear":
+        raise typer.BadParameter(
+            "explain takes products, dsd, dds or sdd; that of a layer is dds with --layout nt. "
+            'With its operands at hand, call js.explain("linear", x, weight) in Python',
+            param_hint="OP",
+        )
+    one(op, one_of(registry.OPS), "OP")
+    dtype = one(dtype, one_of(registry.DTYPES), "--dtype")
+    one(layout, one_of(LAYOUTS), "--layout")
+    if device:
+        one(device, one_of(("cpu", "cuda")), "--device")
+    if gpu:
+        one(gpu, one_of(price_table.GPUS), "--gpu")
     share = one(density, read_density, "--density")
     block = one(block_size, registry.parse_block_size, "--block-size")
     targets = one(arch, read_arch, "--arch")
@@ -61,10 +68,12 @@ def command(
     where = _device(device, targets)
     if gpu and where == "cpu":
         raise typer.BadParameter("the product is for a CPU: say --arch 9.0a", param_hint="--gpu")
+    try:
+        target = targets[0] if targets else registry.target_of(where)
+    except ToolchainError as error:  # there is no GPU, nor a target that JITSPARSE_ARCH names
+        raise typer.BadParameter(str(error), param_hint="--device") from error
     problem = product_problem(op, where, dtype, block, layout, (m, n, k), share, aligned)
-    explanation = explain(
-        problem.rounded(), target=targets[0] if targets else None, gpu=gpu or None
-    )
+    explanation = explain(problem.rounded(), target=target, gpu=gpu or None)
     print_json(asdict(explanation)) if as_json else print(explanation)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -11,7 +12,13 @@ from jitsparse.cli.console import counted, print_json, print_table, split, stder
 from jitsparse.cli.options import one_of, read_arch, variant_filter
 from jitsparse.jit.units import format_bytes
 
-__all__ = ["command"]
+if TYPE_CHECKING:
+    from jitsparse.jit.inventory import Stored
+
+__all__ = ["command", "facts"]
+
+_KEY_DIGITS = 8
+"""Digits of a key that tell entries of one variant apart."""
 
 
 def command(
@@ -30,45 +37,91 @@ def command(
 
     Filters may be repeated and may hold several values between commas.
     """
-    from jitsparse.jit import Variant, cache
+    if known:
+        _list_known(op, dtype, block_size, arch, as_json=as_json)
+    else:
+        _list_cached(op, dtype, block_size, arch, as_json=as_json)
+
+
+def facts(stored: Stored) -> dict[str, Any]:
+    """An entry as JSON has it; the name of the directory ends with 16 digits of its key."""
+    from jitsparse.jit import Variant
+
+    return {
+        "variant": stored.entry.variant,
+        "target": Variant.parse(stored.entry.variant).target,
+        "bytes": stored.bytes,
+        "compile_seconds": stored.entry.compile_seconds,
+        "created": stored.entry.created,
+        "last_use": stored.last_use,
+        "read_only": stored.read_only,
+        "path": str(stored.entry.path),
+    }
+
+
+def _list_cached(
+    op: Sequence[str],
+    dtype: Sequence[str],
+    block_size: Sequence[str],
+    arch: Sequence[str],
+    *,
+    as_json: bool,
+) -> None:
+    from jitsparse.jit import Variant, roots
+    from jitsparse.jit import cache as caches
+    from jitsparse.jit.inventory import stored
+
+    keep = variant_filter(op, dtype, block_size, arch)
+    cache = roots.require_directories(caches.current())
+    entries = sorted(
+        (each for each in stored(cache) if keep(Variant.parse(each.entry.variant))),
+        key=lambda each: each.entry.created,
+    )
+    if as_json:
+        print_json([facts(each) for each in entries])
+        return
+    rows = [
+        {
+            "variant": each.entry.variant,
+            "key": each.entry.key[:_KEY_DIGITS],
+            "size": format_bytes(each.bytes),
+            "compile s": round(each.entry.compile_seconds, 2),
+            "compiled": time.strftime("%Y-%m-%d %H:%M", time.localtime(each.entry.created)),
+        }
+        for each in entries
+    ]
+    if rows:
+        print_table(rows, list(rows[0]))
+    where = ", ".join(str(root) for root in cache.roots)
+    stderr().print(f"{counted(len(rows), 'cached kernel')} in {where}", soft_wrap=True)
+
+
+def _list_known(
+    op: Sequence[str],
+    dtype: Sequence[str],
+    block_size: Sequence[str],
+    arch: Sequence[str],
+    *,
+    as_json: bool,
+) -> None:
+    """The default table, which needs no cache: that may be one that is refused."""
     from jitsparse.kernels import registry
 
-    if known:
-        targets = [name for names in split(arch, read_arch, "--arch") for name in names]
-        rows: list[dict[str, Any]] = [
-            {"variant": variant.name}
-            for variant in registry.select_variants(
-                targets or _targets_here(),
-                ops=split(op, one_of(registry.OPS), "--op"),
-                dtypes=split(dtype, one_of(registry.DTYPES), "--dtype"),
-                block_sizes=split(block_size, registry.parse_block_size, "--block-size"),
-            )
-        ]
-    else:
-        keep = variant_filter(op, dtype, block_size, arch)
-        rows = [
-            {
-                "variant": entry.variant,
-                "library_bytes": entry.library_bytes,
-                "compile s": round(entry.compile_seconds, 2),
-                "compiled": time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.created)),
-                "path": str(entry.path),
-            }
-            for entry in sorted(cache.current().entries(), key=lambda each: each.created)
-            if keep(Variant.parse(entry.variant))
-        ]
+    targets = [name for names in split(arch, read_arch, "--arch") for name in names]
+    rows = [
+        {"variant": variant.name}
+        for variant in registry.select_variants(
+            targets or _targets_here(),
+            ops=split(op, one_of(registry.OPS), "--op"),
+            dtypes=split(dtype, one_of(registry.DTYPES), "--dtype"),
+            block_sizes=split(block_size, registry.parse_block_size, "--block-size"),
+        )
+    ]
     if as_json:
         print_json(rows)
         return
-    if known and rows:
-        print_table(rows, ["variant"])
-    elif rows:
-        sized = [row | {"library": format_bytes(row["library_bytes"])} for row in rows]
-        print_table(sized, ["variant", "library", "compile s", "compiled"])
-    number = counted(len(rows), "known variant" if known else "cached kernel")
-    # The default table needs no cache, which may be one that is refused.
-    where = "" if known else f" in {', '.join(str(root) for root in cache.current().roots)}"
-    stderr().print(f"{number}{where}", soft_wrap=True)
+    print_table(rows, ["variant"])
+    stderr().print(counted(len(rows), "known variant"), soft_wrap=True)
 
 
 def _targets_here() -> list[str]:

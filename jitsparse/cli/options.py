@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
+
 from jitsparse.cli.console import split
+from jitsparse.errors import ConfigError
 
 if TYPE_CHECKING:
     from jitsparse.jit import Variant
 
 __all__ = [
+    "MAX_SIZE",
+    "at_most",
     "one_of",
     "read_arch",
     "read_density",
@@ -32,22 +37,55 @@ MAX_NAME = 200
 written first."""
 
 
+_SHORT = {
+    "float64": "f64",
+    "double": "f64",
+    "float32": "f32",
+    "float": "f32",
+    "float16": "f16",
+    "half": "f16",
+    "bfloat16": "bf16",
+}
+"""What torch calls dtypes, and our names for them."""
+
+
 def one_of(legal: Sequence[str]) -> Callable[[str], str]:
-    """A reader of legal names."""
+    """A reader of legal names; a legal dtype may also be given by torch's name for it."""
 
     def read(text: str) -> str:
-        if text not in legal:
+        name = text if text in legal else _SHORT.get(text.removeprefix("torch."), text)
+        if name not in legal:
             raise ValueError(f"not one of {', '.join(legal)}")
-        return text
+        return name
 
     return read
+
+
+def at_most(most: int) -> Callable[[int], int]:
+    """A callback that checks the upper limit of an option.
+
+    Options do not pass it as ``max=``: their help would print it in full, as
+    ``[0<=x<=9223372036854775807]``.
+    """
+
+    def check(value: int) -> int:
+        if value > most:
+            raise typer.BadParameter(f"{value} is more than {most}")
+        return value
+
+    return check
 
 
 def read_arch(text: str) -> tuple[str, ...]:
     """``"9.0a"`` or ``"avx2"``, or several, as names of targets."""
     from jitsparse.jit.environment import parse_arch
 
-    return parse_arch(text, "target")
+    name = "target"
+    try:
+        return parse_arch(text, name)
+    except ConfigError as error:
+        # It begins with the setting's name; the option is named anyway.
+        raise ValueError(str(error).removeprefix(f"{name}: ")) from error
 
 
 def read_size(text: str) -> tuple[int, ...]:
@@ -107,21 +145,22 @@ def variant_filter(
 ) -> Callable[[Variant], bool]:
     """Whether a variant is among what these options name; an option that is not given admits all.
 
+    Torch is imported only for block sizes, and for names that no cached kernel has.
+
     Raises:
         typer.BadParameter: an operation or a dtype that neither jitsparse nor a cached kernel of
             another template has; an impossible block size or target.
     """
     from jitsparse.jit import Variant, cache
-    from jitsparse.kernels import registry
 
     cached: list[Variant] = []
     if op or dtype:
         cached = [Variant.parse(entry.variant) for entry in cache.current().entries()]
-    known_ops = [*registry.OPS, *sorted({each.op for each in cached} - {*registry.OPS})]
-    known_dtypes = [*registry.DTYPES, *sorted({each.dtype for each in cached} - {*registry.DTYPES})]
-    ops = set(split(op, one_of(known_ops), "--op"))
-    dtypes = set(split(dtype, one_of(known_dtypes), "--dtype"))
-    sides = split(block_size, registry.parse_block_size, "--block-size")
+    ops = set(split(op, _cached_or_ours({each.op for each in cached}, "OPS"), "--op"))
+    dtypes = set(
+        split(dtype, _cached_or_ours({each.dtype for each in cached}, "DTYPES"), "--dtype")
+    )
+    sides = split(block_size, _read_block_size, "--block-size")
     blocks = {f"{rows}x{cols}" for rows, cols in sides}
     targets = {name for names in split(arch, read_arch, "--arch") for name in names}
 
@@ -135,3 +174,24 @@ def variant_filter(
         )
 
     return keep
+
+
+def _cached_or_ours(cached: Collection[str], table: str) -> Callable[[str], str]:
+    """A reader of names that cached kernels have, or that a table of the registry lists."""
+
+    def read(text: str) -> str:
+        try:
+            return one_of([*cached])(text)
+        except ValueError:
+            from jitsparse.kernels import registry
+
+            ours: Sequence[str] = getattr(registry, table)
+            return one_of([*ours, *sorted({*cached} - {*ours})])(text)
+
+    return read
+
+
+def _read_block_size(text: str) -> tuple[int, int]:
+    from jitsparse.kernels.registry import parse_block_size
+
+    return parse_block_size(text)

@@ -9,7 +9,9 @@ import typer
 
 from jitsparse import jit
 from jitsparse.cli.console import counted, one, print_json, print_table, stderr
+from jitsparse.cli.listing import facts
 from jitsparse.jit import cache as caches
+from jitsparse.jit import roots
 from jitsparse.jit.inventory import stored
 from jitsparse.jit.units import format_bytes, parse_bytes, parse_seconds
 
@@ -20,23 +22,10 @@ JSON = typer.Option(False, "--json", help="Print JSON.")
 
 def ls(as_json: bool = JSON) -> None:
     """List every entry: size, target, compile time, last use. The last used come first."""
-    entries = sorted(stored(caches.current()), key=lambda each: -each.last_use)
+    cache = roots.require_directories(caches.current())
+    entries = sorted(stored(cache), key=lambda each: -each.last_use)
     if as_json:
-        print_json(
-            [
-                {
-                    "variant": each.entry.variant,
-                    "target": jit.Variant.parse(each.entry.variant).target,
-                    "bytes": each.bytes,
-                    "compile_seconds": each.entry.compile_seconds,
-                    "created": each.entry.created,
-                    "last_use": each.last_use,
-                    "read_only": each.read_only,
-                    "path": str(each.entry.path),
-                }
-                for each in entries
-            ]
-        )
+        print_json([facts(each) for each in entries])
         return
     rows = [
         {
@@ -63,7 +52,7 @@ def verify(as_json: bool = JSON) -> None:
     """
     from jitsparse.jit import inventory
 
-    verdicts = list(inventory.verify(caches.current()))
+    verdicts = list(inventory.verify(roots.require_directories(caches.current())))
     bad = [each for each in verdicts if each.defect]
     if as_json:
         print_json([{**asdict(each), "sound": not each.defect} for each in verdicts])
@@ -136,3 +125,5 @@ def explain_miss(
             print("  no entry of this variant is there")
         if found.other_targets:
             print(f"  kernels like it are there for {', '.join(found.other_targets)}")
+        for note in roots.notes(caches.current()):
+            print(f"  {note}")

@@ -76,9 +76,9 @@ def command(
     Options may be repeated and may hold several values between commas. Needs no GPU for CUDA
     targets, only nvcc and a torch built with CUDA. Exits with 1 if a kernel failed to compile.
     """
-    from jitsparse.compilation import compile_variants, survey
+    from jitsparse.compilation import compile_variants, require_cuda, survey
     from jitsparse.jit import cache as caches
-    from jitsparse.jit import config
+    from jitsparse.jit import config, roots
     from jitsparse.kernels import registry
     from jitsparse.warmup import plan, recorded
 
@@ -119,8 +119,12 @@ def command(
                 device=where,
                 arch=targets,
             )
+    if not check:
+        require_cuda(variants)
     if check or dry_run:
         missing = _print_survey(survey(variants), everything=dry_run, as_json=as_json)
+        for note in roots.notes(caches.current()) if missing else ():
+            stderr().print(note, soft_wrap=True)
         raise typer.Exit(MISSING if check and missing else 0)
     cache = caches.current()
     if not (config.get().jit and cache.writable()):
@@ -129,7 +133,7 @@ def command(
             raise CacheMiss(
                 f"{missing} of {len(variants)} kernels are not in the cache ({cache.root}), and "
                 "JITSPARSE_JIT=off has nothing compiled. Set JITSPARSE_JIT=on for this command, or "
-                "list them with --check."
+                "list them with --check." + "".join(f"\n  {note}" for note in roots.notes(cache))
             )
         if missing:
             cache.require_writable("nothing that is compiled would be kept")

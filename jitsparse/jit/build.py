@@ -26,7 +26,7 @@ from jitsparse.errors import CompileError, ToolchainError
 from jitsparse.jit import extensions, files, forks, ninja, toolchain
 from jitsparse.jit.diagnostics import first_error, incomplete
 from jitsparse.jit.entry import FUNCTIONS, LIBRARY, LOG
-from jitsparse.jit.targets import compile_flags, link_flags
+from jitsparse.jit.targets import compile_flags, link_flags, without_cuda
 from jitsparse.jit.template import Template, own_headers, render, roots_of
 from jitsparse.jit.variant import Variant
 
@@ -49,14 +49,9 @@ def check_backend(template: Template, variant: Variant) -> None:
         ToolchainError: a CUDA template, and torch was built without CUDA.
     """
     forks.ready("torch")
-    import torch
-
-    if template.language == "cuda" and torch.version.cuda is None:
-        raise ToolchainError(
-            f"{variant.name} is a CUDA kernel, and this torch ({torch.__version__}) was built "
-            "without CUDA: it can neither compile nor launch one. Install a CUDA build of torch, "
-            "from the index that https://pytorch.org/get-started/locally names for your driver."
-        )
+    unable = without_cuda()
+    if template.language == "cuda" and unable:
+        raise ToolchainError(f"{variant.name} is a CUDA kernel, and {unable}.")
 
 
 def build(

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from jitsparse.errors import UnwritableCache
-from jitsparse.jit import builders, config, files, private, progress, trust
+from jitsparse.jit import builders, config, files, private, progress, roots, trust
 from jitsparse.jit.entry import LIBRARY, META, Entry, sha256, sync
 from jitsparse.jit.environment import Config
 from jitsparse.jit.lookup import VERSION, Lookup
@@ -69,8 +69,9 @@ class Cache(Lookup):
     def repair(self, name: str) -> None:
         """Set damaged entries of a name aside, with one warning each.
 
-        Only a builder that holds the lock does so: anyone else might set aside what has just been
-        rebuilt.
+        A builder holds the lock meanwhile. An import does not, and some file systems have no locks:
+        then what has just been rebuilt may be set aside. This breaks nothing, since builds in
+        progress are elsewhere, and a process whose entry is gone before it is mapped looks again.
         """
         for root in self.roots:
             path = root / VERSION / name
@@ -308,9 +309,14 @@ class Cache(Lookup):
         """
         if not self.writable():
             raise UnwritableCache(
-                f"the cache {self.root} cannot be written, so {lost}. Set JITSPARSE_CACHE_DIR to a "
-                "directory that can."
+                f"{self.refusal()}, so {lost}. Set JITSPARSE_CACHE_DIR to a directory that can."
             )
+
+    def refusal(self) -> str:
+        """That entries cannot be written, as the beginning of a message; why, if it is a file."""
+        reason = roots.file_in_the_way(self.root)
+        because = f", because it {reason}" if reason else ""
+        return f"the cache {self.root} cannot be written{because}"
 
     def writable(self) -> bool:
         """Whether entries can be written, found by trying."""
@@ -372,10 +378,10 @@ def private_instead(cache: Cache) -> Cache:
     with _replacing:
         if current() is not cache:
             return current()
-        root = private.directory(f"the cache {cache.root} cannot be written")
+        root = private.directory(cache.refusal())
         _caches[_identity(config.get())] = Cache(root, cache.roots, trusted=cache.trusted)
     progress.warn(
-        f"jitsparse: the cache {cache.root} cannot be written; what this process compiles is lost "
-        "when it ends. Set JITSPARSE_CACHE_DIR to a directory that can be written."
+        f"jitsparse: {cache.refusal()}; what this process compiles is lost when it ends. Set "
+        "JITSPARSE_CACHE_DIR to a directory that can be written."
     )
     return current()

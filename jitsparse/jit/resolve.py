@@ -18,7 +18,7 @@ from jitsparse.errors import (
     UnwritableCache,
 )
 from jitsparse.jit import cache as caches
-from jitsparse.jit import config, forks, key, progress, toolchain
+from jitsparse.jit import config, forks, key, progress, roots, toolchain
 from jitsparse.jit.cache import Cache
 from jitsparse.jit.entry import LOG, Entry
 from jitsparse.jit.template import Template
@@ -249,7 +249,9 @@ def _miss(request: Request, cache: Cache, permission: Permission) -> CacheMiss:
             f"{', '.join(targets)}: fill the cache for {request.variant.target}, or use these, by "
             f'JITSPARSE_ARCH="{";".join(targets)}", where the machine runs them'
         )
+    unsearched = "".join(f"\n  {note}" for note in roots.notes(cache))
     return CacheMiss(
         f"{request.variant.name} is not in the cache ({searched}) and must not be compiled now: "
-        f"{permission.why_not or 'JITSPARSE_JIT=off'}.{near}\n  to fill the cache: {remedy}"
+        f"{permission.why_not or 'JITSPARSE_JIT=off'}.{near}{unsearched}\n"
+        f"  to fill the cache: {remedy}"
     )

@@ -149,6 +149,19 @@ def cpu_target() -> str:
     )
 
 
+def without_cuda() -> str:
+    """That this torch cannot compile for a GPU, and what to do; empty if it can."""
+    import torch
+
+    if torch.version.cuda is not None:
+        return ""
+    return (
+        f"this torch ({torch.__version__}) was built without CUDA: it can neither compile nor "
+        "launch a CUDA kernel. Install a CUDA build of torch, from the index that "
+        "https://pytorch.org/get-started/locally names for your driver"
+    )
+
+
 def cuda_target(device: int | None = None) -> str:
     """Target of a GPU, or the best of ``JITSPARSE_ARCH`` that the GPU runs.
 
@@ -165,6 +178,13 @@ def cuda_target(device: int | None = None) -> str:
     if not torch.cuda.is_available():
         if asked:
             return asked[0]
+        unable = without_cuda()
+        if unable:
+            raise ToolchainError(
+                f"there is no GPU to take the target from, and {unable}. What compiles nothing, "
+                "such as jitsparse explain and warmup --check, takes a named target: "
+                'JITSPARSE_ARCH="9.0a", or --arch 9.0a.'
+            )
         raise ToolchainError(
             "no CUDA GPU is visible to torch, so there is no target to build for. "
             'Name one: JITSPARSE_ARCH="9.0a", or --arch 9.0a on the command line.'

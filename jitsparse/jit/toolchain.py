@@ -180,7 +180,8 @@ def find(language: Literal["c++", "cuda"]) -> Toolchain:
     """The compilers for a language.
 
     Raises:
-        ToolchainError: one is missing. The message lists every place that was searched.
+        ToolchainError: one is missing, or ``CXX`` is not a program. The message lists every place
+            that was searched.
     """
     cxx = _find_cxx()
     if language == "c++":
@@ -235,11 +236,20 @@ def _find_cxx() -> Compiler:
         path = shutil.which(name)
         if path:
             return Compiler(Path(os.path.abspath(path)))
-    origin = "CXX" if asked else "PATH"
+    searched = f"PATH={os.environ.get('PATH', '')}"
+    if asked:
+        # Not CompilerNotFound, after which calls run on plain torch: a wrong setting is not a
+        # machine without a compiler.
+        raise ToolchainError(
+            f"CXX={asked!r} is not the name or path of a program. It takes one program, without "
+            f"arguments; a name is searched for in {searched}. Install that program, or unset CXX "
+            f"to use the system's compiler, or set it to a script that runs a compiler with "
+            "arguments."
+        )
     raise CompilerNotFound(
-        f"no C++ compiler was found. Searched for {', '.join(names)} ({origin}) in "
-        f"PATH={os.environ.get('PATH', '')}. Install one (Debian, Ubuntu: apt install g++; conda: "
-        "conda install -c conda-forge gxx) or set CXX to the name or path of one program."
+        f"no C++ compiler was found. Searched for {', '.join(names)} in {searched}. Install one "
+        "(Debian, Ubuntu: apt install g++; conda: conda install -c conda-forge gxx) or set CXX to "
+        "the name or path of one program."
     )
 
 

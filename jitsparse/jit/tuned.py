@@ -265,7 +265,7 @@ def _json(path: Path) -> dict[str, Any] | None:
     """Content of a file of this format; None if there is no such file or it is damaged."""
     try:
         return _parse(files.read(path))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # the cache itself may be a file
         return None
     except OSError as error:
         _warn_once(path, f"{error.strerror}.")

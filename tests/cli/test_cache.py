@@ -168,6 +168,54 @@ def test_verify_looks_into_read_only_caches(
     assert f"{warm[0]}: kernel.so has 7 bytes" in capsys.readouterr().out
 
 
+def test_a_read_only_cache_that_does_not_exist_is_named(
+    tmp_path: Path, cache_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may come later, so it is no error; but it is why kernels are missing."""
+    note = f"the cache {tmp_path / 'typo'} (JITSPARSE_CACHE_PATH) does not exist"
+    name = registry.select_variants(["generic"], ops=["sdd"], dtypes=["f32"])[0].name
+    with config.override(cache_path=[tmp_path / "typo"]):
+        for options in ([], ["--json"]):
+            assert run("cache", "info", *options) == 0
+            assert note in capsys.readouterr().err
+        assert run("cache", "ls") == run("cache", "verify") == 0
+        assert note not in capsys.readouterr().err
+        assert run("cache", "explain-miss", name) == 0
+        assert note in capsys.readouterr().out
+    (tmp_path / "typo").mkdir()
+    with config.override(cache_path=[tmp_path / "typo"]):
+        assert run("cache", "info") == 0
+    assert "does not exist" not in capsys.readouterr().err, "as the writable one may"
+
+
+@pytest.mark.parametrize(("below", "reason"), [("", "is a file, not"), ("v", "lies below a file")])
+@pytest.mark.parametrize("setting", ["cache_dir", "cache_path"])
+def test_a_file_is_no_cache_without_entries(
+    setting: str, below: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    root = tmp_path / "file" / below
+    with config.override(cache_dir=tmp_path / "own"), config.override(**{setting: str(root)}):
+        for command in ("ls", "verify"):
+            assert main(["cache", command]) == 2
+            said = capsys.readouterr().err
+            assert f"the cache {root} {reason}" in said
+            assert f"Set JITSPARSE_{setting.upper()} to a directory" in said
+        assert run("cache", "info") == 0
+        assert f"(JITSPARSE_{setting.upper()}) {reason}" in capsys.readouterr().err
+
+
+def test_an_archive_has_a_directory_that_exists(
+    warm: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """None is created: it would be a mistyped one."""
+    assert run("cache", "export", str(tmp_path / "typo" / "x.tar")) == 2
+    assert "there is no directory" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "typo").exists()
+    (tmp_path / "typo").mkdir()
+    assert run("cache", "export", str(tmp_path / "typo" / "x.tar")) == 0
+
+
 def test_export_and_import(
     warm: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,8 +11,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+import toykernel
 
+import jitsparse as js
+from jitsparse import jit
+from jitsparse.bench import cases
 from jitsparse.cli import main
+from jitsparse.cli.options import one_of
 
 COMMANDS = ["demo", "warmup", "list", "explain", "bench", "tune", "doctor", "cache"]
 
@@ -34,7 +40,127 @@ def test_more_memory_than_there_is(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(command, "--help") == 0
-    assert "Usage: jitsparse" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "Usage: jitsparse" in said
+    assert "<=x<=" not in said  # a limit of 19 digits
+    assert run(command, "-h") == 0
+    assert capsys.readouterr().out == said
+
+
+def test_help_of_commands_of_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([], ["cache", "ls"]):
+        assert run(*words, "-h") == 0
+        assert " ".join(["Usage: jitsparse", *words]) in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--version") == 0
+    assert capsys.readouterr().out == f"jitsparse {js.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "name", ["float64", "double", "float32", "float", "float16", "half", "bfloat16"]
+)
+def test_a_dtype_by_the_name_that_torch_has_for_it(name: str) -> None:
+    read = one_of(tuple(cases.DTYPES))
+    assert cases.DTYPES[read(name)] is getattr(torch, name)
+    assert read(f"torch.{name}") == read(read(name)) == read(name)
+    with pytest.raises(ValueError, match="not one of f64, tf32"):
+        one_of(("f64", "tf32"))("float32")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["warmup", "--op", "dsd", "--block-size", "32", "--device", "cpu", "--dry-run"],
+        ["list", "--known", "--op", "dsd", "--arch", "avx2"],
+        ["list"],
+        ["explain", "dsd", "--device", "cpu"],
+        ["tune", "--op", "dsd", "--device", "cpu", "--dry-run"],
+    ],
+    ids=" ".join,
+)
+def test_commands_take_both_names_of_a_dtype(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = []
+    for name in ("f32", "float32"):
+        assert run(*arguments, "--dtype", name, "--json") == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "what"),
+    [
+        (["list", "--arch", "foo"], "--arch: 'foo' is not a target.", "foo"),
+        (["list", "--known", "--arch", "3.5"], "--arch: '3.5' is a GPU older", "3.5"),
+        (["warmup", "--variant", "foo"], "--variant: 'foo' is not the name of a variant", "foo"),
+        (["explain", "dsd", "--block-size", "24"], "--block-size: block size 24 is not", "24"),
+        (["explain", "dsd", "--density", "0"], "--density: '0': a density is above 0", "'0'"),
+        (["explain", "dsd", "--dtype", "f8"], "--dtype: 'f8': not one of f64, f32", "f8"),
+        (["explain", "dsd", "--m", "2147483648"], "2147483648 is more than 2147483647", "648"),
+    ],
+)
+def test_what_was_given_is_said_once(
+    arguments: list[str], said: str, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*arguments) == 2
+    error = " ".join(capsys.readouterr().err.replace("\u2502", " ").split())
+    assert said in error
+    assert error.count(what) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [["explain", "dsd"], ["bench"], ["demo"], ["tune"]], ids=" ".join
+)
+def test_a_gpu_that_is_not_there_is_asked_for_in_vain(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert run(*arguments, "--device", "cuda") == 2
+    captured = capsys.readouterr()
+    assert not captured.out
+    assert "Invalid value for --device: " in captured.err
+
+
+def test_a_list_of_the_cache_needs_no_torch(cache_dir: Path, tmp_path: Path) -> None:
+    jit.compile_only(toykernel.write(tmp_path), toykernel.variant())
+    code = (
+        "import sys; from jitsparse.cli import main\n"
+        "for asked in ([], ['--op', 'axpy', '--dtype', 'float32', '--arch', 'generic']):\n"
+        "    try: main(['list', *asked])\n"
+        "    except SystemExit as stop: assert not stop.code\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    environment = {**os.environ, "JITSPARSE_CACHE_DIR": str(cache_dir)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True
+    )
+    assert done.stdout.count("axpy.omp.generic.f32.s2") == 2
+
+
+def test_a_list_tells_two_kernels_of_a_variant_apart(
+    cache_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As JSON they are what ``cache ls`` says of them."""
+    template = toykernel.write(tmp_path)
+    header = tmp_path / "headers" / "body" / "axpy.h"
+    entries = []
+    for comment in ("one", "other"):
+        header.write_text(f"// {comment}\n{toykernel.HEADER}")
+        entries.append(jit.compile_only(template, toykernel.variant()))
+    assert run("list") == 0
+    _, *lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines] == [
+        [entry.variant, entry.key[:8]] for entry in entries
+    ]
+    said = {}
+    for words in ("list", "cache ls"):
+        assert run(*words.split(), "--json") == 0
+        said[words] = json.loads(capsys.readouterr().out)
+    assert [row["path"] for row in said["list"]] == [str(entry.path) for entry in entries]
+    assert said["list"] == sorted(said["cache ls"], key=lambda row: row["created"])
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,11 @@ import toykernel
 import warmmodels
 
 from jitsparse.cli import main
-from jitsparse.compilation import compile_variants
+from jitsparse.compilation import Outcome, compile_variants, require_cuda
 from jitsparse.errors import ArgumentError, CompileError, ToolchainError
 from jitsparse.jit import Variant, config
 from jitsparse.kernels import registry
-from jitsparse.warmup import plan, recorded
+from jitsparse.warmup import plan, recorded, warmup
 
 FILTERS = ["--op", "dsd", "--dtype", "f32", "--block-size", "32", "--device", "cpu"]
 
@@ -232,6 +232,65 @@ def test_check_finds_what_another_compiler_made(
         assert [each["variant"] for each in listed["outcomes"] if each["path"]] == [first.name]
 
 
+def test_a_torch_without_cuda_is_said_before_anything_is_compiled(
+    cache_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once, and by a dry run too. What is cached needs no compiler, and is no error."""
+    monkeypatch.setattr(torch.version, "cuda", None)
+    filters = ["--op", "dsd", "--dtype", "bf16", "--block-size", "32", "--arch", "9.0a;generic"]
+    for option in ([], ["--dry-run"]):
+        assert main(["warmup", *filters, *option]) == 1
+        captured = capsys.readouterr()
+        assert captured.err.count("built without CUDA") == 1
+        assert "Install a CUDA build of torch" in captured.err
+        assert captured.out == ""
+    assert not list(cache_dir.glob("v1/*-*"))
+    with pytest.raises(ToolchainError, match="built without CUDA"):
+        warmup(op="dsd", dtype="bf16", block_size=32, arch="9.0a", background=True)
+    assert run(*filters, "--check") == 3
+    with config.override(jit="off"):
+        assert main(["warmup", *filters]) == 1
+    assert "JITSPARSE_JIT=off" in capsys.readouterr().err
+
+    variants = plan(op="dsd", dtype="bf16", block_size=32, arch="9.0a")
+    monkeypatch.setattr(
+        "jitsparse.compilation.survey",
+        lambda asked: [Outcome(each, "cached", None, None) for each in asked],
+    )
+    require_cuda(variants)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the target is that of the GPU")
+@pytest.mark.parametrize(("built", "advice"), [(None, "CUDA build"), ("12.8", "Name one: ")])
+def test_without_a_gpu_the_advice_is_what_helps(
+    built: str | None,
+    advice: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A target that is named does not help a torch that cannot compile for it."""
+    monkeypatch.setattr(torch.version, "cuda", built)
+    assert main(["warmup", "--device", "cuda"]) == 1
+    error = capsys.readouterr().err
+    assert advice in error
+    assert ("built without CUDA" in error) == (built is None)
+
+
+def test_a_read_only_cache_that_does_not_exist_is_named(
+    tmp_path: Path, cache_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    note = f"the cache {tmp_path / 'typo'} (JITSPARSE_CACHE_PATH) does not exist"
+    with config.override(cache_path=[tmp_path / "typo"]):
+        assert run(*FILTERS, "--check") == 3
+        assert note in capsys.readouterr().err
+        with config.override(jit="off"):
+            assert main(["warmup", *FILTERS]) == 1
+        assert note in capsys.readouterr().err
+        assert run(*FILTERS) == 0
+        assert run(*FILTERS, "--check") == 0
+    assert note not in capsys.readouterr().err
+
+
 def test_a_record_can_be_checked(
     cache_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -240,11 +299,11 @@ def test_a_record_can_be_checked(
     assert as_json(capsys, "--from", str(record), "--check", code=3)["missing"] == 1
 
 
-def test_targets_of_a_gpu_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
+def test_targets_of_a_gpu_that_is_not_here(
+    cache_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = ["--model", "warmmodels:transformer", "--input-shape", "2x16x64"]
-    listed = as_json(
-        capsys, *arguments, "--arch", "9.0a", "--arch", "8.0", "--dtype", "bf16", "--dry-run"
-    )
+    listed = as_json(capsys, *arguments, "--arch", "9.0a,8.0", "--dtype", "bf16", "--check", code=3)
     targets = {Variant.parse(each["variant"]).target for each in listed["outcomes"]}
     assert targets == {"sm90a", "sm80", registry.INDEX.target}
 
@@ -323,13 +382,15 @@ def test_a_model_that_cannot_be_had(
     assert message.replace(" ", "") in re.sub(r"[\s│]+", "", capsys.readouterr().err)
 
 
-def test_a_range_of_sizes_is_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_range_of_sizes_is_all_of_them(
+    cache_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """By powers of two, which is what choices are made for."""
-    model = ["--model", "warmmodels:transformer", "--arch", "9.0a", "--dtype", "bf16", "--dry-run"]
+    model = ["--model", "warmmodels:transformer", "--arch", "9.0a", "--dtype", "bf16", "--check"]
 
     def names(shape: str) -> set[str]:
         torch.manual_seed(0)  # the same patterns, which choices depend on, too
-        listed = as_json(capsys, *model, "--input-shape", shape)
+        listed = as_json(capsys, *model, "--input-shape", shape, code=3)
         return {each["variant"] for each in listed["outcomes"]}
 
     each = [names(f"{batch}x16x64") for batch in (1, 2, 4)]

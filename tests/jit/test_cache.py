@@ -26,7 +26,7 @@ VARIANT = "axpy.omp.generic.f32.s2"
 
 CORE = (
     *("builders", "bundle", "cache", "config", "entry", "inventory", "lookup", "miss", "prune"),
-    *("trust", "tuned", "units", "ustar", "variant"),
+    *("roots", "trust", "tuned", "units", "ustar", "variant"),
 )
 
 
@@ -152,6 +152,35 @@ def test_a_damaged_entry_does_not_stand_in_the_way(cache: Cache) -> None:
         entry = publish(cache, about)
     assert entry.fresh
     assert cache.find(name(about), about["key"]) is not None
+
+
+def test_what_was_just_rebuilt_may_be_set_aside_without_the_lock(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An import holds none. Its entry is then there instead, which is one of the same key."""
+    about = meta()
+    damaged = publish(cache, about)
+    damaged.library.write_bytes(b"damage!")
+    other, examine = Cache(cache.root), cache.examine
+    seen: list[Path] = []
+
+    def meanwhile(path: Path) -> tuple[dict[str, Any] | None, str]:
+        found = examine(path)
+        seen.append(path)
+        if len(seen) == 2:  # as repair is about to set it aside
+            shutil.rmtree(path)
+            publish(other, about, b"rebuilt")
+        return found
+
+    imported, building = stage(cache, about, b"imported"), stage(other, about, b"building")
+    monkeypatch.setattr(cache, "examine", meanwhile)
+    with pytest.warns(RuntimeWarning, match="is unusable"):
+        entry = cache.publish(imported, name(about), about)
+    assert len(seen) == 2
+    assert entry.library.read_bytes() == b"imported"
+    late = other.publish(building, name(about), about)
+    assert (late.path, late.fresh) == (entry.path, False), "a build in progress ends as ever"
+    assert other.find(name(about), about["key"]) is not None
 
 
 def test_an_empty_directory_in_the_way(cache: Cache) -> None:

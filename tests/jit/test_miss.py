@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import toykernel
 
-from jitsparse.jit import Entry, compile_only, config, explain_miss, targets
+from jitsparse.errors import CacheMiss
+from jitsparse.jit import Entry, compile_only, config, explain_miss, load, targets
 from jitsparse.jit.miss import differences, nearest
 
 FIELDS: dict[str, Any] = {
@@ -85,6 +86,25 @@ def test_of_a_kernel(tmp_path: Path, cache_dir: Path, forget: Callable[[], None]
     headers, compiler = found.differences
     assert headers.sentence == "headers: body/axpy.h was edited"
     assert compiler.sentence.endswith("-> c++: (Other) 99.1")
+
+
+def test_a_root_that_cannot_have_it_is_named(
+    tmp_path: Path, cache_dir: Path, forget: Callable[[], None]
+) -> None:
+    """One that is mistyped, or a file. One without entries is not."""
+    template = toykernel.write(tmp_path)
+    (tmp_path / "file").touch()
+    (tmp_path / "there").mkdir()
+    layers = [tmp_path / name for name in ("typo", "file", "there")]
+    with config.override(cache_path=layers, jit="off"), pytest.raises(CacheMiss) as caught:
+        load(template, toykernel.variant())
+    assert str(caught.value).splitlines()[1:-1] == [
+        f"  the cache {layers[0]} (JITSPARSE_CACHE_PATH) does not exist",
+        f"  the cache {layers[1]} (JITSPARSE_CACHE_PATH) is a file, not a directory",
+    ]
+    with config.override(cache_dir=tmp_path / "file", jit="off"), pytest.raises(CacheMiss) as own:
+        load(template, toykernel.variant())
+    assert f"{tmp_path / 'file'} (JITSPARSE_CACHE_DIR) is a file" in str(own.value)
 
 
 def test_of_a_damaged_entry(

@@ -101,7 +101,17 @@ def test_without_a_gpu_arch_names_the_target(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with config.override(arch="avx2;9.0a;8.0"):
         assert cuda_target() == "sm90a"
-    with pytest.raises(ToolchainError, match="JITSPARSE_ARCH"):
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    with pytest.raises(ToolchainError, match=r"no target to build for.*JITSPARSE_ARCH"):
+        cuda_target()
+
+
+def test_a_torch_without_cuda_is_not_told_to_build_for_a_named_target(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(ToolchainError, match=r"built without CUDA.*What compiles nothing.*--arch"):
         cuda_target()
 
 

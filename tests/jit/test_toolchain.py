@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from jitsparse.errors import ToolchainError
+from jitsparse.errors import CompilerNotFound, ToolchainError
 from jitsparse.jit import config, toolchain
 from jitsparse.jit.environment import Config
 from jitsparse.jit.toolchain import Compiler, Memo
@@ -87,6 +87,25 @@ def test_the_compiler_asked_for_is_the_one_used(bare: Path) -> None:
         assert toolchain.find("c++").cxx.path == other
     with config.override(cxx=None):
         assert toolchain.find("c++").cxx.path == bare / "bin" / "c++"
+
+
+@pytest.mark.parametrize("asked", ["c++ -O3", "ccache g++", "c+++", "/nowhere/c++"])
+def test_a_wrong_cxx_is_not_a_missing_compiler(asked: str, bare: Path) -> None:
+    """Without a compiler calls run on plain torch, which nobody asked for who named one."""
+    with config.override(cxx=asked), pytest.raises(ToolchainError) as caught:
+        toolchain.find("c++")
+    message = str(caught.value)
+    assert not isinstance(caught.value, CompilerNotFound)
+    assert f"CXX={asked!r} is not the name or path of a program" in message
+    for part in ("without arguments", str(bare / "bin"), "unset CXX", "a script"):
+        assert part in message
+
+
+def test_without_any_compiler_the_names_searched_are_listed(bare: Path) -> None:
+    (bare / "bin" / "c++").unlink()
+    with config.override(cxx=None), pytest.raises(CompilerNotFound) as caught:
+        toolchain.find("c++")
+    assert "Searched for c++, g++, clang++" in str(caught.value)
 
 
 def test_other_names_are_tried(bare: Path) -> None:

@@ -221,6 +221,14 @@ def test_where_the_cache_cannot_be_written_the_process_keeps_what_it_tuned(tmp_p
         assert variant_of("p") == "fast"
 
 
+def test_below_a_file_nothing_was_tuned(tmp_path: Path) -> None:
+    """Of the cache it is said what it is; of each problem that would be once too often."""
+    (tmp_path / "file").touch()
+    with config.override(cache_dir=tmp_path / "file"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert tuned.lookup("p", GPU) is None
+
+
 def test_quiet_says_nothing_of_damage(cache_dir: Path) -> None:
     tuned.record("p", GPU, "fast", {}).path.write_text("{")
     with config.override(log="quiet"), warnings.catch_warnings():
