@@ -537,7 +537,8 @@ def test_a_model(cache: Path, clock: dict[str, float]) -> None:
 @pytest.mark.gpu
 def test_a_model_on_a_gpu(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disturbance, "DISTURBED", math.inf)
-    layer = js.nn.BlockSparseLinear(256, 512, 64, density=0.5, device="cuda", dtype=torch.bfloat16)
+    # All blocks: of a few, half at random may be clustered enough to be a problem of its own.
+    layer = js.nn.BlockSparseLinear(256, 512, 64, density=1.0, device="cuda", dtype=torch.bfloat16)
     for tuning in js.tune(layer, (128, 256), seconds=0.01):
         assert not tuning.failures
         assert tuning.winner in tuning.seconds

@@ -71,21 +71,20 @@ def test_a_whole_graph_cannot_have_them() -> None:
         compiled(torch.randn(8, 64))
 
 
-@pytest.mark.parametrize("transform", ["grad", "vmap", "jacrev", "jvp"])
+@pytest.mark.parametrize("transform", ["grad", "vmap", "jvp"])
 def test_products_under_a_transform_are_no_frames_of_dynamo(transform: str) -> None:
     """Kernel choice and compilation were: 1492 of them, half a minute."""
     layer = js.nn.BlockSparseLinear(64, 64, 16, density=0.5, dtype=torch.float64)
     functions = {
         "grad": torch.func.grad(lambda x: layer(x).square().sum()),
         "vmap": torch.func.vmap(layer),
-        "jacrev": torch.func.jacrev(layer),
         "jvp": lambda x: torch.func.jvp(layer, (x,), (x,))[1],
     }
     x = torch.randn(8, 64, dtype=torch.float64)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    got = torch.compile(functions[transform], backend="eager")(x)
-    assert torch.equal(got, functions[transform](x))
+    got = torch.compile(functions[transform], backend="aot_eager")(x)
+    torch.testing.assert_close(got, functions[transform](x))
     assert torch._dynamo.utils.counters["frames"]["total"] < 50
 
 
