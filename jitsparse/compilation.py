@@ -151,14 +151,14 @@ def require_cuda(variants: Sequence[Variant]) -> None:
     unable = without_cuda()
     if not (unable and config.get().jit):  # with JITSPARSE_JIT=off, that is why nothing is compiled
         return
-    on_gpu = [each for each in variants if registry.device_of(each.target) == "cuda"]
-    missing = [each for each in survey(on_gpu) if each.status == "missing"]
-    if missing:
-        raise ToolchainError(
-            f"of the {len(variants)} kernels asked for, {len(missing)} are CUDA kernels that are "
-            f"not in the cache, the first is {missing[0].variant.name}; and {unable}. To list "
-            "what is missing, use jitsparse warmup --check."
-        )
+    for variant in variants:
+        on_gpu = registry.device_of(variant.target) == "cuda"
+        if on_gpu and any(each.status == "missing" for each in survey([variant])):
+            raise ToolchainError(
+                f"{variant.name}, one of the {len(variants)} kernels asked for, is a CUDA kernel "
+                f"that is not in the cache, and {unable}. To list what is missing, use jitsparse "
+                "warmup --check."
+            )
 
 
 def raise_failures(outcomes: Sequence[Outcome]) -> None:

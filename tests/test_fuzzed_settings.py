@@ -61,7 +61,7 @@ HOSTILE = st.one_of(
     st.floats().map(str),
 )
 FEW = settings(
-    max_examples=10,
+    max_examples=6,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
