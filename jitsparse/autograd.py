@@ -362,13 +362,11 @@ class _TransformedDsd(torch.autograd.Function):
     backward = staticmethod(untraced(_Dsd.backward))
 
     @staticmethod
-    @untraced
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         _Dsd.save_context(ctx, inputs, output)
         _save_for_both(ctx, *inputs[:3])
 
     @staticmethod
-    @untraced
     def jvp(ctx: Any, values_dot: Tensor, _: None, dense_dot: Tensor, *__: None) -> Tensor:
         values, index, dense = ctx.saved_tensors
         sizes = ctx.sizes
@@ -387,14 +385,12 @@ class _TransformedDds(torch.autograd.Function):
     backward = staticmethod(untraced(_Dds.backward))
 
     @staticmethod
-    @untraced
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         _Dds.save_context(ctx, inputs, output)
         dense, values, index, *_, bias, activation = inputs
         _save_for_both(ctx, dense, values, index, output if activation == _RELU else None, bias)
 
     @staticmethod
-    @untraced
     def jvp(ctx: Any, dense_dot: Tensor, values_dot: Tensor, *others: Any) -> Tensor:
         dense, values, index, out, _ = ctx.saved_tensors
         rows, cols, transposed, activation = ctx.sizes
@@ -418,13 +414,11 @@ class _TransformedSdd(torch.autograd.Function):
     backward = staticmethod(untraced(_Sdd.backward))
 
     @staticmethod
-    @untraced
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         _Sdd.save_context(ctx, inputs, output)
         _save_for_both(ctx, *inputs[:3])
 
     @staticmethod
-    @untraced
     def jvp(ctx: Any, left_dot: Tensor, right_dot: Tensor, *_: None) -> Tensor:
         left, right, index = ctx.saved_tensors
         sizes = ctx.sizes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -13,6 +13,7 @@ from jitsparse.cli.options import one_of, read_arch, variant_filter
 from jitsparse.jit.units import format_bytes
 
 if TYPE_CHECKING:
+    from jitsparse.jit import Variant
     from jitsparse.jit.inventory import Stored
 
 __all__ = ["command", "facts"]
@@ -40,7 +41,7 @@ def command(
     if known:
         _list_known(op, dtype, block_size, arch, as_json=as_json)
     else:
-        _list_cached(op, dtype, block_size, arch, as_json=as_json)
+        _list_cached(variant_filter(op, dtype, block_size, arch), as_json=as_json)
 
 
 def facts(stored: Stored) -> dict[str, Any]:
@@ -59,19 +60,11 @@ def facts(stored: Stored) -> dict[str, Any]:
     }
 
 
-def _list_cached(
-    op: Sequence[str],
-    dtype: Sequence[str],
-    block_size: Sequence[str],
-    arch: Sequence[str],
-    *,
-    as_json: bool,
-) -> None:
+def _list_cached(keep: Callable[[Variant], bool], *, as_json: bool) -> None:
     from jitsparse.jit import Variant, roots
     from jitsparse.jit import cache as caches
     from jitsparse.jit.inventory import stored
 
-    keep = variant_filter(op, dtype, block_size, arch)
     cache = roots.require_directories(caches.current())
     entries = sorted(
         (each for each in stored(cache) if keep(Variant.parse(each.entry.variant))),

@@ -94,7 +94,7 @@ def sparsify_(
 
     def successor(name: str, layer: nn.Linear) -> BlockSparseLinear:
         with named(name):
-            kept = answer("density", density, name, layer) if callable(density) else density
+            kept = None if density is None else answer("density", density, name, layer)
             chosen = None if mask is None else answer("mask", mask, name, layer)
             sparse = BlockSparseLinear.from_linear(layer, block, density=kept, mask=chosen)
         _take_along(layer.weight, sparse.values)

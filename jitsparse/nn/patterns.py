@@ -112,7 +112,7 @@ def prune_(
     for name, layer in layers.items():
         pattern = layer.pattern
         with named(name):
-            wanted = answer("density", density, name, layer) if callable(density) else density
+            wanted = answer("density", density, name, layer)
             count = as_count(wanted, math.prod(pattern.grid))
             if count < pattern.nnz_blocks:
                 kept = layer.weight.detach().block_norms().topk(count).indices

@@ -131,13 +131,13 @@ def require_density(density: Any) -> None:
     as_count(density, 1)  # type: ignore[arg-type]
 
 
-def answer(argument: str, function: Callable[[str, Any], Any], name: str, layer: nn.Module) -> Any:
-    """What a function that was given for an argument says of a layer.
+def answer(argument: str, given: Any, name: str, layer: nn.Module) -> Any:
+    """An argument's value for a layer: what was given, or what it returns if it is a function.
 
     Raises:
-        ArgumentError: nothing.
+        ArgumentError: the function returned None.
     """
-    said = function(name, layer)
+    said = given(name, layer) if callable(given) else given
     if said is None:
         raise ArgumentError(
             f"the function given as {argument} returned None, and has to return a value for each "
