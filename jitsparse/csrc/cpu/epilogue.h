@@ -18,6 +18,16 @@ template <class T, bool TRANSPOSED> struct OutView {
   bool whole_lines() const {
     return reinterpret_cast<unsigned long>(data) % kLine == 0 && ld * int64(sizeof(T)) % kLine == 0;
   }
+
+  // Whether `count` elements from `at` on, along the contiguous axis, are whole lines that are written past the caches.
+  bool past_caches_at(int64 at, int64 count) const {
+    return past_caches && whole_lines() && at * int64(sizeof(T)) % kLine == 0 && count * int64(sizeof(T)) % kLine == 0;
+  }
+
+  // Whether a tile is inside the output, and its sums are written as they are.
+  bool takes_sums(int64 row0, int64 row_count, int64 col0, int64 col_count) const {
+    return !bias && !activation && row0 + row_count <= rows && col0 + col_count <= cols;
+  }
 };
 
 // Adds the bias and applies the activation to `rows` x `cols` sums, in place; `cols` is whole vectors. The bias has
@@ -54,8 +64,7 @@ inline void write_rows(const OutView<T, false>& to, int64 row0, int64 rows, int6
   if (to.bias || to.activation) {
     apply_epilogue<false>(tile, to.bias ? to.bias + col0 : nullptr, rows, width, cols, to.activation);
   }
-  const bool lines = col0 * sizeof(T) % kLine == 0 && cols * sizeof(T) % kLine == 0;
-  const bool past = to.past_caches && lines && to.whole_lines();
+  const bool past = to.past_caches_at(col0, cols);
   for (int64 r = 0; r < rows; ++r) {
     T* out = to.data + (row0 + r) * to.ld + col0;
     int64 c = 0;
@@ -80,8 +89,7 @@ inline void write_tile(const OutView<T, TRANSPOSED>& to, int64 row0, int64 col0,
     // Transpose in squares; for 16-bit elements, squares of pairs of rows.
     constexpr int kPair = 4 / min(4, sizeof(T)), S = min(L, ROWS / kPair), kRun = kPair * S;
     using Column = Vec<Bits<sizeof(T) * kPair>, S>;
-    const bool lines = kRun * sizeof(T) == kLine && row0 * sizeof(T) % kLine == 0;
-    const bool past = to.past_caches && lines && to.whole_lines();
+    const bool past = kRun * sizeof(T) == kLine && to.past_caches_at(row0, kRun);
     for (int64 c = 0; c < cols; c += S) {
       for (int64 r = 0; r < rows; r += kRun) {
         const A* from = tile + r * width + c;
