@@ -9,6 +9,7 @@
 
 #include "cpu/epilogue.h"
 #include "cpu/pack.h"
+#include "cpu/packing.h"
 #include "cpu/strips.h"
 
 namespace jitsparse::cpu {
@@ -33,6 +34,12 @@ class DdsRows : public StripProduct {
   static constexpr int64 kMaxTiles = 98 / TILE_ROWS;
   // A strip has as few tiles as possible. Their height decreases in these steps, to divide its rows evenly.
   static constexpr int kStep = (TILE_ROWS + 4) / 5;
+  // Sums of types that need no conversion go from registers to the output.
+  static constexpr bool kDirect = sizeof(T) == sizeof(A);
+  // X is packed beside multiplying (packing.h): during a block, two lines of as many rows as a register tile has, one every kEvery steps.
+  static constexpr int kAcross = 2, kCopies = kAcross * TILE_ROWS, kEvery = power_of_2_up_to(BLOCK_ROWS / kCopies);
+  static constexpr bool kBeside = kDirect && kEvery > 0 && BLOCK_ROWS % (kAcross * kL) == 0;
+  static constexpr int kUnroll = max(4, kAcross * kEvery);
 
  public:
   static int run(const SpmmArgs& args) { return run_strips<DdsRows>(args, BLOCK_ROWS * BLOCK_COLS); }
@@ -44,7 +51,7 @@ class DdsRows : public StripProduct {
     plan = {args.batch, args.n, highest, index_.C, index_.ccol(), BLOCK_ROWS};
     panels_bytes_ = highest * row_bytes;
     sums_bytes_ = highest * kWidth * int64(sizeof(A));
-    own_bytes = panels_bytes_ + sums_bytes_ + index_.R;
+    own_bytes = panels_bytes_ + sums_bytes_ + PartOrder::bytes(index_.R, index_.C);
     expect_output(args, args.cols, sizeof(T), threads);
   }
 
@@ -55,12 +62,46 @@ class DdsRows : public StripProduct {
   }
 
  private:
+  // Register tiles are of one height, or as high as the strip; neighbours may overlap, and compute the same sums.
   struct Strip {
     int64 first, rows, tiles;
     int64 from, to;  // block columns
 
-    int64 begin_of(int64 tile) const { return first + rows * tile / tiles; }
-    int64 rows_of(int64 tile) const { return begin_of(tile + 1) - begin_of(tile); }
+    template <int HEIGHT> int64 begin_of(int64 tile) const {
+      const int64 begin = rows * tile / tiles, last = rows - rows_of<HEIGHT>();
+      return first + (begin < last ? begin : last);
+    }
+    template <int HEIGHT> int64 rows_of() const { return rows < HEIGHT ? rows : HEIGHT; }
+  };
+
+  // What a CopyQueue copies. A part is a block row of S, and a piece a register tile.
+  struct PanelLines {
+    using Lines = LineCopies<T, kL>;
+    static constexpr int kAcross = DdsRows::kAcross;
+    static constexpr int64 kAhead = 256 / kCopies;
+    static constexpr int64 rows() { return TILE_ROWS; }
+    static constexpr int64 line_count = BLOCK_ROWS / (kAcross * kL);
+    const Dense& dense;
+    const Strip& strip;
+    A* panels;
+    int64 panel;  // elements
+    int64 piece_count;
+
+    JITSPARSE_INLINE const T* from(int64 part, int64 piece, int64 line) const {
+      return dense.at(part * BLOCK_ROWS + line * (kAcross * kL), strip.template begin_of<TILE_ROWS>(piece));
+    }
+    JITSPARSE_INLINE Lines lines(int64 part, int64 piece, int64 line) const {
+      A* const to = panels + piece * panel + part * (TILE_ROWS * BLOCK_ROWS) + line * (kAcross * kL);
+      return {from(part, piece, line), nullptr, dense.ld, to, BLOCK_ROWS, kL};
+    }
+  };
+  using Queue = CopyQueue<PanelLines>;
+
+  // Where sums of a register tile go: from `first` on, with rows `ld` apart.
+  struct Sums {
+    A* first;
+    int64 ld;
+    bool past_caches;
   };
 
   // Uses tiles of HEIGHT rows, or of fewer if that suffices.
@@ -70,27 +111,42 @@ class DdsRows : public StripProduct {
     }
     A* const panels = reinterpret_cast<A*>(scratch);
     A* const sums = reinterpret_cast<A*>(scratch + panels_bytes_);
-    PackedParts<kPart> parts(scratch + panels_bytes_ + sums_bytes_, index_.row_t(), index_.R);
+    char* const after_sums = scratch + panels_bytes_ + sums_bytes_;
     const int64 panel = HEIGHT * BLOCK_ROWS * index_.R, tile = HEIGHT * kWidth;  // elements
+    const int64 rows = strip.template rows_of<HEIGHT>();
+    const auto begin_of_tile = [&](int64 i) { return strip.template begin_of<HEIGHT>(i); };
 
     const Dense dense = dense_of<T, /*K_CONTIGUOUS=*/true>(args_, batch, args_.rows);
     const Out out = out_of<T, /*TRANSPOSED=*/false>(args_, batch, args_.n, args_.cols);
+    // Lines are copied whole and for full tiles; in other strips, what a block column needs is packed first.
+    const bool beside = kBeside && HEIGHT == TILE_ROWS && rows == HEIGHT && args_.rows % BLOCK_ROWS == 0;
+    const PartOrder order(after_sums, index_.R, index_.ccol(), index_.row_t(), strip.from, beside ? strip.to : strip.from);
+    Queue queue({dense, strip, panels, panel, strip.tiles}, order.parts(), order.count());
+    PackedParts<kPart> parts(after_sums, index_.row_t(), beside ? 0 : index_.R);
     for (int64 col = strip.from; col < strip.to; ++col) {
-      parts.complete(begin_of(col), begin_of(col + 1), [&](int64 part) {
-        for (int64 i = 0; i < strip.tiles; ++i) {
-          pack_part<HEIGHT>(dense, part, strip.begin_of(i), strip.rows_of(i), panels + i * panel);
-        }
-      });
-      // Prefetch the next column's new parts while these are multiplied.
-      const int64 next = col + 1, after = next < strip.to ? next + 1 : next;
-      parts.expect(begin_of(next), begin_of(after), [&](int64 part) {
-        prefetch(dense, part * kPart * BLOCK_ROWS, kPart * BLOCK_ROWS, strip.first, strip.rows);
-      });
+      if (beside) {
+        queue.complete(order.needed(col));
+      } else {
+        parts.complete(begin_of(col), begin_of(col + 1), [&](int64 part) {
+          for (int64 i = 0; i < strip.tiles; ++i) pack_part<HEIGHT>(dense, part, begin_of_tile(i), rows, panels + i * panel);
+        });
+      }
       for (int c = 0; c < BLOCK_COLS; c += kWidth) {
-        for (int64 i = 0; i < strip.tiles; ++i) multiply_tile<HEIGHT>(col, c, panels + i * panel, sums + i * tile);
-        for (int64 i = 0; i < strip.tiles; ++i) {
-          write_rows(out, strip.begin_of(i), strip.rows_of(i), col * BLOCK_COLS + c, sums + i * tile, kWidth);
+        const int64 col0 = col * BLOCK_COLS + c;
+        if constexpr (kDirect) {
+          if (rows == HEIGHT && out.takes_sums(strip.first, strip.rows, col0, kWidth)) {
+            const bool past_caches = out.past_caches_at(col0, kWidth);
+            for (int64 i = 0; i < strip.tiles; ++i) {
+              const Sums to{out.data + begin_of_tile(i) * out.ld + col0, out.ld, past_caches};
+              multiply_tile<HEIGHT>(col, c, panels + i * panel, to, queue);
+            }
+            continue;
+          }
         }
+        for (int64 i = 0; i < strip.tiles; ++i) {
+          multiply_tile<HEIGHT>(col, c, panels + i * panel, {sums + i * tile, kWidth, false}, queue);
+        }
+        for (int64 i = 0; i < strip.tiles; ++i) write_rows(out, begin_of_tile(i), rows, col0, sums + i * tile, kWidth);
       }
     }
   }
@@ -123,14 +179,48 @@ class DdsRows : public StripProduct {
 
   // Computes all sums of a tile: a block column's columns from c on. Stopping where the blocks fill the L1 cache, and
   // adding the rest once all tiles of the strip got that far, takes 0.97 to 1.02 times as long.
-  template <int HEIGHT>
-  __attribute__((noinline)) void multiply_tile(int64 col, int c, const A* panel, A* __restrict sums) const {
+  template <int HEIGHT> void multiply_tile(int64 col, int c, const A* panel, const Sums& to, Queue& queue) const {
+    if (kBeside && HEIGHT == TILE_ROWS && !queue.empty()) {
+      multiply_blocks<HEIGHT, kBeside && HEIGHT == TILE_ROWS>(col, c, panel, to, queue);
+    } else {
+      multiply_blocks<HEIGHT, false>(col, c, panel, to, queue);
+    }
+  }
+
+  // If BESIDE, packs lines of the queue meanwhile.
+  template <int HEIGHT, bool BESIDE>
+  __attribute__((noinline)) void multiply_blocks(int64 col, int c, const A* panel, Sums to, Queue& queue) const {
     Sum sum[HEIGHT][TILE_COLS] = {};
     for (int64 z = begin_of(col), end = begin_of(col + 1); z < end; ++z) {
       const T* const block = static_cast<const T*>(args_.values) + index_.perm()[z] * int64(BLOCK_ROWS * BLOCK_COLS) + c;
       const A* const x = panel + index_.row_t()[z] * int64(HEIGHT * BLOCK_ROWS);
-#pragma GCC unroll 4
-      for (int d = 0; d < BLOCK_ROWS; ++d) {
+      if constexpr (BESIDE) {
+        constexpr int kCopied = kCopies * kEvery;
+        const auto copies = queue.take();
+        multiply_steps<HEIGHT, 0, kCopied>(sum, block, x, [&](int64 first, int step) {
+          if (step % kEvery == 0) copies.copy((first + step) / (kAcross * kEvery), step / kEvery % kAcross);
+        });
+        multiply_steps<HEIGHT, kCopied, BLOCK_ROWS>(sum, block, x, [](int64, int) {});
+      } else {
+        multiply_steps<HEIGHT, 0, BLOCK_ROWS>(sum, block, x, [](int64, int) {});
+      }
+    }
+    JITSPARSE_UNROLL
+    for (int i = 0; i < HEIGHT; ++i) {
+      JITSPARSE_UNROLL
+      for (int v = 0; v < TILE_COLS; ++v) write(to.first + i * to.ld + v * kL, sum[i][v], to.past_caches);
+    }
+  }
+
+  // sum += x block, for rows FROM .. TO of the block. Calls also(first, step) at each row `first` + `step`.
+  template <int HEIGHT, int FROM, int TO, class Also>
+  static JITSPARSE_INLINE void multiply_steps(Sum (&sum)[HEIGHT][TILE_COLS], const T* block, const A* x, const Also& also) {
+    constexpr int kTogether = min(kUnroll, TO - FROM);
+    for (int64 first = FROM; first < TO; first += kTogether) {
+      JITSPARSE_UNROLL
+      for (int step = 0; step < kTogether; ++step) {
+        also(first, step);
+        const int64 d = first + step;
         Sum s[TILE_COLS];
         JITSPARSE_UNROLL
         for (int v = 0; v < TILE_COLS; ++v) s[v] = load<kL>(block + d * BLOCK_COLS + v * kL);
@@ -141,11 +231,6 @@ class DdsRows : public StripProduct {
           for (int v = 0; v < TILE_COLS; ++v) add_product<kL>(sum[i][v], factor, s[v]);
         }
       }
-    }
-    JITSPARSE_UNROLL
-    for (int i = 0; i < HEIGHT; ++i) {
-      JITSPARSE_UNROLL
-      for (int v = 0; v < TILE_COLS; ++v) store<kL, A>(sums + i * kWidth + v * kL, sum[i][v]);
     }
   }
 

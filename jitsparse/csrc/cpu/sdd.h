@@ -1,12 +1,14 @@
 // sdd: the blocks of A B that a pattern stores, summed over a batch.
 //
 // The sum runs over slices of k, the axis that A and B share. For each slice the threads pack all of B
-// together, then each walks its share of the blocks, row by row. It packs the rows of A that it needs, or
+// together, the next one's beside multiplying where that is possible (packing.h); then each walks its share of
+// the blocks, row by row. It packs the rows of A that it needs, or
 // reads them in place if k is contiguous. A register tile takes vectors from as many blocks of a row as it
 // needs, so it is full whatever the width of a block.
 #pragma once
 
 #include "cpu/finish_blocks.h"
+#include "cpu/packing.h"
 #include "cpu/pages.h"
 #include "cpu/pairs.h"
 #include "cpu/parallel.h"
@@ -46,6 +48,31 @@ class Sdd {
   static constexpr int64 kSliceBytes = 8 << 20;
   // Sums of 16-bit products are kept separately, in float, until the last slice.
   static constexpr bool kSumInPlace = sizeof(T) == sizeof(A);
+  // The next slice is packed beside multiplying where that only copies lines: two neighbours, one every kEvery steps.
+  static constexpr bool kBeside = !RIGHT_K_CONTIGUOUS && sizeof(T) == sizeof(P) && BLOCK_COLS % (2 * kL) == 0;
+  static constexpr int kEvery = 4, kAcross = 2;
+
+  // What a CopyQueue copies: two vectors of columns of B, whose part is a share of a slice's rows.
+  struct PanelLines {
+    using Lines = LineCopies<T, kL>;
+    static constexpr int kAcross = Sdd::kAcross;
+    static constexpr int64 kAhead = 2, kParts = kEvery * kAcross, piece_count = 1;
+    static constexpr int32 kOrder[kParts] = {0, 1, 2, 3, 4, 5, 6, 7};
+    Right from_right;
+    int64 k, first_vector, line_count;
+    int64 depth;
+    A* right;
+
+    int64 rows() const { return depth / kParts; }
+    JITSPARSE_INLINE const T* from(int64 part, int64, int64 line) const {
+      return from_right.at(k + part * rows(), (first_vector + line * kAcross) * kL);
+    }
+    JITSPARSE_INLINE Lines lines(int64 part, int64 piece, int64 line) const {
+      A* const to = right + ((first_vector + line * kAcross) * depth + part * rows()) * kL;
+      return {from(part, piece, line), nullptr, from_right.ld, to, kL, depth * kL};
+    }
+  };
+  using Queue = CopyQueue<PanelLines>;
 
  public:
   static int run(const SddArgs& args) {
@@ -79,7 +106,7 @@ class Sdd {
   void work(int64 rank, int64 size, char* shared, P* left) const {
     const int64 begin = args_.nnz * rank / size, end = args_.nnz * (rank + 1) / size;
     A* const sums = reinterpret_cast<A*>(kSumInPlace ? static_cast<char*>(args_.out) : shared + sums_offset_);
-    bool add = false, second = false;
+    bool add = false, second = false, packed = false;
     for (int64 batch = 0; batch < args_.batch; ++batch) {
       const Left a{static_cast<const T*>(args_.left) + batch * args_.left_batch_stride, args_.k, args_.rows,
                    args_.left_ld};
@@ -87,13 +114,21 @@ class Sdd {
                     args_.right_ld};
       for (int64 k = 0; k < args_.k; k += depth_ * kTogether<T>) {
         P* const right = reinterpret_cast<P*>(shared + (second ? right_bytes_ : 0));
-        const int64 parts = div_up(args_.cols, kRightCols);
-        for (int64 part = parts * rank / size; part < parts * (rank + 1) / size; ++part) {
-          const int64 c = part * kRightCols;
-          pack<kRightCols, kL, kSquare>(b, k, depth_ * kTogether<T>, c, right + c * depth_, depth_ * kL);
+        A* const next_right = reinterpret_cast<A*>(shared + (second ? 0 : right_bytes_));
+        if (!packed) {
+          const int64 parts = div_up(args_.cols, kRightCols);
+          for (int64 part = parts * rank / size; part < parts * (rank + 1) / size; ++part) {
+            const int64 c = part * kRightCols;
+            pack<kRightCols, kL, kSquare>(b, k, depth_ * kTogether<T>, c, right + c * depth_, depth_ * kL);
+          }
         }
         barrier(size);
-        multiply_slice(a, k, begin, end, add, right, left, sums);
+        // The next slice is packed meanwhile if it is copied in whole lines and is not the last, shorter one.
+        packed = kBeside && args_.cols % BLOCK_COLS == 0 && k + 2 * depth_ <= args_.k;
+        const int64 groups = args_.cols / (kL * kAcross), from = groups * rank / size, to = groups * (rank + 1) / size;
+        Queue queue({b, k + depth_, from * kAcross, to - from, depth_, next_right}, PanelLines::kOrder, packed ? PanelLines::kParts : 0);
+        multiply_slice(a, k, begin, end, add, right, left, sums, queue);
+        queue.complete(packed ? PanelLines::kParts : 0);
         add = true;
         second = !second;
       }
@@ -102,8 +137,8 @@ class Sdd {
     finish_blocks<T>(args_, index_, begin, end, sums);
   }
 
-  void multiply_slice(const Left& a, int64 k, int64 begin, int64 end, bool add, const P* right, P* left,
-                      A* sums) const {
+  void multiply_slice(const Left& a, int64 k, int64 begin, int64 end, bool add, const P* right, P* left, A* sums,
+                      Queue& queue) const {
     const int64 left_over = div_up(args_.k - k, kTogether<T>), depth = left_over < depth_ ? left_over : depth_;
     int64 packed = -1;
     for (int64 z = begin; z < end;) {
@@ -120,12 +155,12 @@ class Sdd {
           if constexpr (kInPlace) {
             if (in_place) {
               const RowsInPlace rows{a.at(k, row * BLOCK_ROWS + r), a.ld};
-              multiply_tile<TILE_COLS>(vectors - v, rows, right, depth, z, v, r, add, sums);
+              multiply_tile<TILE_COLS>(vectors - v, rows, right, depth, z, v, r, add, sums, queue);
               continue;
             }
           }
           const PackedRows rows{left + (offset + r) * depth_};
-          multiply_tile<TILE_COLS>(vectors - v, rows, right, depth, z, v, r, add, sums);
+          multiply_tile<TILE_COLS>(vectors - v, rows, right, depth, z, v, r, add, sums, queue);
         }
       }
       z = stop;
@@ -147,9 +182,9 @@ class Sdd {
   // on, through consecutive blocks.
   template <int V, class LeftRows>
   void multiply_tile(int64 vectors, const LeftRows& left, const P* right, int64 depth, int64 z, int64 first, int r,
-                     bool add, A* sums) const {
+                     bool add, A* sums, Queue& queue) const {
     if constexpr (V > 1) {
-      if (vectors < V) return multiply_tile<V - 1>(vectors, left, right, depth, z, first, r, add, sums);
+      if (vectors < V) return multiply_tile<V - 1>(vectors, left, right, depth, z, first, r, add, sums, queue);
     }
     const P* panel[V];
     A* out[V];
@@ -158,17 +193,21 @@ class Sdd {
       panel[v] = right + (index_.col()[block] * int64(BLOCK_COLS) + part * kL) * depth_;
       out[v] = sums + block * kBlock + r * BLOCK_COLS + part * kL;
     }
-    multiply_panels<V>(left, panel, depth, add, out);
+    if (kBeside && !queue.empty()) {
+      multiply_panels<V, kBeside>(left, panel, depth, add, out, queue);
+    } else {
+      multiply_panels<V, false>(left, panel, depth, add, out, queue);
+    }
   }
 
-  template <int V, class LeftRows>
+  // If BESIDE, packs lines of the queue meanwhile.
+  template <int V, bool BESIDE, class LeftRows>
   static __attribute__((noinline)) void multiply_panels(const LeftRows left, const P* const (&panel)[V], int64 depth,
-                                                        bool add, A* const (&out)[V]) {
+                                                        bool add, A* const (&out)[V], Queue& queue) {
     // The sum of a slice is added as a whole: continuing the previous one would make the error grow with k. (A weight's
     // gradient over 262144 tokens in float32 would be off by 6.7e-6, relative, and is by 5e-7; torch's dense product by 4e-7.)
     Sum sum[TILE_ROWS][V] = {};
-#pragma GCC unroll 4
-    for (int64 d = 0; d < depth; ++d) {
+    const auto multiply_step = [&](int64 d) {
       Vec<P, kL> x[V];
       JITSPARSE_UNROLL
       for (int v = 0; v < V; ++v) x[v] = load_packed<kL>(panel[v] + d * kL);
@@ -178,6 +217,19 @@ class Sdd {
         JITSPARSE_UNROLL
         for (int v = 0; v < V; ++v) add_product<kL>(sum[i][v], factor, x[v]);
       }
+    };
+    if constexpr (BESIDE) {
+      const auto copies = queue.take();
+      for (int64 row = 0; row < depth / (kEvery * kAcross); ++row) {
+        JITSPARSE_UNROLL
+        for (int step = 0; step < kEvery * kAcross; ++step) {
+          if (step % kEvery == 0) copies.copy(row, step / kEvery);
+          multiply_step(row * (kEvery * kAcross) + step);
+        }
+      }
+    } else {
+#pragma GCC unroll 4
+      for (int64 d = 0; d < depth; ++d) multiply_step(d);
     }
     JITSPARSE_UNROLL
     for (int i = 0; i < TILE_ROWS; ++i) {

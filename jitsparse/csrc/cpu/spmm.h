@@ -70,11 +70,13 @@ class Spmm : public StripProduct {
   static constexpr bool kDirect = !OUT_TRANSPOSED && sizeof(T) == sizeof(A);
 
  
-  // What a PackingQueue copies: vectors of rows of B into the panels of a strip's register tiles. A part is a block column, and a job a
+  // What a CopyQueue copies: vectors of rows of B into the panels of a strip's register tiles. A part is a block column, and a job a
   // share of its rows.
   struct PanelLines {
     using Lines = LineCopies<T, kL>;
-    static constexpr int kLines = kDepth / kEvery;  // of a job
+    static constexpr int kRows = kDepth / kEvery, kAcross = 1;
+    static constexpr int64 kAhead = max(1, 256 / kRows);
+    static constexpr int64 rows() { return kRows; }
     static constexpr int64 piece_count = kEvery;
     struct Panel {
       A* first;
@@ -85,14 +87,14 @@ class Spmm : public StripProduct {
     Panel panel[kWidestTiles * TILE_COLS];
 
     JITSPARSE_INLINE const T* from(int64 part, int64 piece, int64 line) const {
-      return dense + (part * kDepth + piece * kLines) * ld + line * kL;
+      return dense + (part * kDepth + piece * kRows) * ld + line * kL;
     }
     JITSPARSE_INLINE Lines lines(int64 part, int64 piece, int64 line) const {
       const Panel to = panel[line];
-      return {from(part, piece, line), nullptr, ld, to.first + (part * kDepth + piece * kLines) * to.step, to.step};
+      return {from(part, piece, line), nullptr, ld, to.first + (part * kDepth + piece * kRows) * to.step, to.step, 0};
     }
   };
-  using Queue = PackingQueue<PanelLines>;
+  using Queue = CopyQueue<PanelLines>;
 
   // Where sums of a register tile go: from `first` on, with rows `ld` apart.
   struct Sums {
@@ -123,7 +125,7 @@ class Spmm : public StripProduct {
       const int64 bytes = most_blocks() * kRows * kPackedDepth * int64(sizeof(P));
       rows_bytes_ = bytes <= kL2Bytes ? bytes : 0;
     }
-    own_bytes = panels_bytes_ + tile_bytes_ + rows_bytes_ + Queue::bytes(block_cols_, plan.block_rows);
+    own_bytes = panels_bytes_ + tile_bytes_ + rows_bytes_ + PartOrder::bytes(block_cols_, plan.block_rows);
     expect_output(args, m_, sizeof(T), threads);
   }
 
@@ -149,12 +151,13 @@ class Spmm : public StripProduct {
       });
     }
     char* const after_rows = after_tile + rows_bytes_;
-    Queue queue(after_rows, lines, block_cols_, row_ptr_, col_, from, beside ? to : from);
+    const PartOrder order(after_rows, block_cols_, row_ptr_, col_, from, beside ? to : from);
+    Queue queue(lines, order.parts(), order.count());
     PackedParts<kPart> parts(after_rows, col_, beside ? 0 : block_cols_);
     for (int64 row = from, end; row < to; row = end) {
       end = end_of_group(row, to);
       if (beside) {
-        queue.complete(end - 1);
+        queue.complete(order.needed(end - 1));
       } else {
         parts.complete(row_ptr_[row], row_ptr_[end], [&](int64 part) {
           for_tiles(width, [&](int64 v, int64 count) {
@@ -363,7 +366,7 @@ class Spmm : public StripProduct {
       JITSPARSE_UNROLL
       for (int d = first; d < first + kUnroll; ++d) {
         if constexpr (PACK) {
-          if ((d - first) % kEvery == 0) copies.copy(d / kEvery);
+          if ((d - first) % kEvery == 0) copies.copy(d / kEvery, 0);
         }
         Vec<P, kL> x[V];
         JITSPARSE_UNROLL

@@ -60,6 +60,7 @@ template <class E, int N> using Vec = typename VecOf<E, N>::type;
 
 constexpr int min(int a, int b) { return a < b ? a : b; }
 constexpr int max(int a, int b) { return a > b ? a : b; }
+constexpr int power_of_2_up_to(int a) { return a < 2 ? a : 2 * power_of_2_up_to(a / 2); }
 
 // -- conversions: one vector of 16-bit patterns to floats, and back with round to nearest even ----
 
