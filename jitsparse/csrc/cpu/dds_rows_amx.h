@@ -87,14 +87,10 @@ class DdsRowsAmx : public StripProduct {
     };
     for (int64 col = from, end; col < to; col = end) {
       end = col + kGroup < to ? col + kGroup : to;
-      const int64 after = end + kGroup < to ? end + kGroup : to, width = (end - col) * BLOCK_COLS;
+      const int64 width = (end - col) * BLOCK_COLS;
       if (!in_place) {
         parts.complete(begin_of(col), begin_of(end), [&](int64 part) {
           for (int64 i = 0; i < units; ++i) pack_part(dense, part, first + i * kTileRows, panels + i * panel_);
-        });
-        // Prefetch the next columns' new parts while these are multiplied.
-        parts.expect(begin_of(end), begin_of(after), [&](int64 part) {
-          prefetch(dense, part * kPart * BLOCK_ROWS, kPart * BLOCK_ROWS, first, rows);
         });
       }
       for (int64 each = col; each < end; ++each) {

@@ -14,19 +14,6 @@ template <class T, bool K_CONTIGUOUS> struct DenseView {
   const T* at(int64 d, int64 w) const { return data + (K_CONTIGUOUS ? w * ld + d : d * ld + w); }
 };
 
-// Prefetches a part of a matrix.
-template <class T, bool K_CONTIGUOUS>
-inline void prefetch(const DenseView<T, K_CONTIGUOUS>& from, int64 depth0, int64 depth, int64 width0, int64 width) {
-  constexpr int64 kPerLine = kLine / sizeof(T);
-  if (from.depth - depth0 < depth) depth = from.depth - depth0;
-  if (from.width - width0 < width) width = from.width - width0;
-  const int64 lines = K_CONTIGUOUS ? width : depth, length = K_CONTIGUOUS ? depth : width;
-  const T* line = from.at(depth0, width0);
-  for (int64 i = 0; i < lines; ++i, line += from.ld) {
-    for (int64 j = 0; j < length; j += kPerLine) __builtin_prefetch(line + j, 0, kIntoL2);
-  }
-}
-
 // Packs `depth` rows and WIDTH columns from (depth0, width0) on, as WIDTH / PANEL panels that are
 // panel_stride apart. A source with contiguous k is transposed in squares of at most SQUARE, of whose
 // size `depth` is a multiple.

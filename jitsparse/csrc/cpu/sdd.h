@@ -12,6 +12,7 @@
 #include "cpu/pages.h"
 #include "cpu/pairs.h"
 #include "cpu/parallel.h"
+#include "cpu/sdd_shares.h"
 
 namespace jitsparse::cpu {
 
@@ -73,6 +74,7 @@ class Sdd {
     }
   };
   using Queue = CopyQueue<PanelLines>;
+  using Share = SddShare<IndexView<BLOCK_ROWS, BLOCK_COLS>>;
 
  public:
   static int run(const SddArgs& args) {
@@ -104,7 +106,7 @@ class Sdd {
 
   // One barrier per slice is enough: a thread that is ahead packs into the other of two buffers.
   void work(int64 rank, int64 size, char* shared, P* left) const {
-    const int64 begin = args_.nnz * rank / size, end = args_.nnz * (rank + 1) / size;
+    const Share share(index_, rank, size, sdd_groups(right_bytes_, size));
     A* const sums = reinterpret_cast<A*>(kSumInPlace ? static_cast<char*>(args_.out) : shared + sums_offset_);
     bool add = false, second = false, packed = false;
     for (int64 batch = 0; batch < args_.batch; ++batch) {
@@ -116,33 +118,40 @@ class Sdd {
         P* const right = reinterpret_cast<P*>(shared + (second ? right_bytes_ : 0));
         A* const next_right = reinterpret_cast<A*>(shared + (second ? 0 : right_bytes_));
         if (!packed) {
-          const int64 parts = div_up(args_.cols, kRightCols);
-          for (int64 part = parts * rank / size; part < parts * (rank + 1) / size; ++part) {
-            const int64 c = part * kRightCols;
-            pack<kRightCols, kL, kSquare>(b, k, depth_ * kTogether<T>, c, right + c * depth_, depth_ * kL);
+          for (int64 c = share.pack_from * BLOCK_COLS, to = share.pack_to * BLOCK_COLS; c < to;) {
+            // Near its end, a share is packed a block column at a time: the next columns are another thread's.
+            constexpr int64 kNarrow = BLOCK_COLS;
+            if (to - c >= kRightCols) {
+              pack<kRightCols, kL, kSquare>(b, k, depth_ * kTogether<T>, c, right + c * depth_, depth_ * kL);
+              c += kRightCols;
+            } else {
+              pack<kNarrow, kL, kSquare>(b, k, depth_ * kTogether<T>, c, right + c * depth_, depth_ * kL);
+              c += kNarrow;
+            }
           }
         }
         barrier(size);
         // The next slice is packed meanwhile if it is copied in whole lines and is not the last, shorter one.
         packed = kBeside && args_.cols % BLOCK_COLS == 0 && k + 2 * depth_ <= args_.k;
-        const int64 groups = args_.cols / (kL * kAcross), from = groups * rank / size, to = groups * (rank + 1) / size;
-        Queue queue({b, k + depth_, from * kAcross, to - from, depth_, next_right}, PanelLines::kOrder, packed ? PanelLines::kParts : 0);
-        multiply_slice(a, k, begin, end, add, right, left, sums, queue);
+        const int64 from = share.pack_from * kVectors, vectors = (share.pack_to - share.pack_from) * kVectors;
+        Queue queue({b, k + depth_, from, vectors / kAcross, depth_, next_right}, PanelLines::kOrder, packed ? PanelLines::kParts : 0);
+        multiply_slice(a, k, share, add, right, left, sums, queue);
         queue.complete(packed ? PanelLines::kParts : 0);
         add = true;
         second = !second;
       }
     }
-    if (!add) __builtin_memset(sums + begin * kBlock, 0, (end - begin) * kBlock * sizeof(A));
-    finish_blocks<T>(args_, index_, begin, end, sums);
+    share.for_rows([&](int64, int64 z, int64 stop) {
+      if (!add) __builtin_memset(sums + z * kBlock, 0, (stop - z) * kBlock * sizeof(A));
+      finish_blocks<T>(args_, index_, z, stop, sums);
+    });
   }
 
-  void multiply_slice(const Left& a, int64 k, int64 begin, int64 end, bool add, const P* right, P* left, A* sums,
+  void multiply_slice(const Left& a, int64 k, const Share& share, bool add, const P* right, P* left, A* sums,
                       Queue& queue) const {
     const int64 left_over = div_up(args_.k - k, kTogether<T>), depth = left_over < depth_ ? left_over : depth_;
     int64 packed = -1;
-    for (int64 z = begin; z < end;) {
-      const int64 row = index_.row()[z], row_end = index_.crow()[row + 1], stop = row_end < end ? row_end : end;
+    share.for_rows([&](int64 row, int64 z, int64 stop) {
       const int64 part = row * BLOCK_ROWS / kLeftRows, offset = row * BLOCK_ROWS % kLeftRows;
       const bool in_place = kInPlace && (row + 1) * BLOCK_ROWS <= args_.rows;
       if (!in_place && part != packed) {
@@ -163,8 +172,7 @@ class Sdd {
           multiply_tile<TILE_COLS>(vectors - v, rows, right, depth, z, v, r, add, sums, queue);
         }
       }
-      z = stop;
-    }
+    });
   }
 
   // TILE_ROWS rows of A, or of a slice of it: the element of row i at depth d.

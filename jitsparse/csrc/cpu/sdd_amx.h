@@ -5,6 +5,7 @@
 #include "cpu/pages.h"
 #include "cpu/pairs.h"
 #include "cpu/parallel.h"
+#include "cpu/sdd_shares.h"
 #include "cpu/tiles.h"
 
 namespace jitsparse::cpu {
@@ -27,17 +28,19 @@ class SddAmx {
   static constexpr int kLines = 128;
   static constexpr int kLeftRows = LEFT_K_CONTIGUOUS ? BLOCK_ROWS : max(kLines, BLOCK_ROWS);
   static constexpr int kRightCols = RIGHT_K_CONTIGUOUS ? BLOCK_COLS : max(kLines, BLOCK_COLS);
-  // Whether left tiles are read from A in place, except where an edge cuts them: 1.01 to 1.06 times as fast if packed rows would
-  // not stay in the L1 cache. (Blocks of 32, whose packed rows do: 0.95 to 1.0.)
+  // Left tiles are read from A in place, except where an edge cuts them, if packed rows would not stay in the L1 cache (1.01 to 1.06
+  // times as fast) or serve few blocks: with blocks of 32, 1.16 to 1.18 times as fast at density 0.1, 1.0 at 0.25, 0.8 at 0.5.
   static constexpr bool kInPlace = LEFT_K_CONTIGUOUS && BLOCK_ROWS >= 64;
+  static constexpr bool kInPlaceIfFew = LEFT_K_CONTIGUOUS && BLOCK_ROWS == 32;
   static_assert(BLOCK_ROWS % (TILE_ROWS * kM) == 0, "the tiles must not cross block rows");
   using Registers = TileRegisters<TILE_ROWS, TILE_COLS>;
+  using Share = SddShare<IndexView<BLOCK_ROWS, BLOCK_COLS>>;
 
   // Depth of a slice, in tiles: as in sdd.h. If rows of A are packed, most of B's part should stay in the L2 cache (16 tiles are
   // 0.74 to 1.0 times as fast, 4 are 0.73 to 0.94). But rows of few blocks reread little of that part and take 16 (8 are 0.8 to 1.0
   // times as fast). If nothing of A has to stay in a cache, a slice may be deep, which saves adding to sums (1.03 to 1.15 times as
   // fast at k of 2048, 0.94 to 1.0 at 4096).
-  static constexpr int64 kDeepest = kInPlace ? 64 : 16, kOfManyBlocks = kInPlace ? 64 : 8, kShallowest = 4;
+  static constexpr int64 kDeepInPlace = 64, kDeepOfFew = 16, kDeepOfMany = 8, kShallowest = 4;
   static constexpr int64 kFewBlocks = 8;  // of a row
   static constexpr int64 kSliceBytes = 8 << 20;
 
@@ -62,7 +65,9 @@ class SddAmx {
  private:
   explicit SddAmx(const SddArgs& args) : args_(args), index_(args.index, args.rows, args.cols, args.nnz) {
     const int64 width = div_up(args.cols, kRightCols) * (kRightCols / kN);  // in tiles
-    steps_ = args.nnz > kFewBlocks * index_.R ? kOfManyBlocks : kDeepest;
+    const bool few = args.nnz <= kFewBlocks * index_.R;
+    in_place_ = kInPlace || (kInPlaceIfFew && few);
+    steps_ = in_place_ ? kDeepInPlace : few ? kDeepOfFew : kDeepOfMany;
     while (steps_ > kShallowest && width * steps_ * kRightTile * int64(sizeof(Pair)) > kSliceBytes) steps_ /= 2;
     if (div_up(args.k, kK) < steps_) steps_ = div_up(args.k, kK);
     right_bytes_ = Scratch::round_up(width * steps_ * kRightTile * sizeof(Pair));
@@ -73,7 +78,7 @@ class SddAmx {
 
   // One barrier per slice is enough: a thread that is ahead packs into the other of two buffers.
   void work(int64 rank, int64 size, char* shared, Pair* left) const {
-    const int64 begin = args_.nnz * rank / size, end = args_.nnz * (rank + 1) / size;
+    const Share share(index_, rank, size, sdd_groups(right_bytes_, size));
     float* const sums = reinterpret_cast<float*>(shared + sums_offset_);
     bool add = false, second = false;
     for (int64 batch = 0; batch < args_.batch; ++batch) {
@@ -84,31 +89,31 @@ class SddAmx {
       for (int64 k = 0; k < args_.k; k += steps_ * kK) {
         const int64 left_over = div_up(args_.k - k, kK), steps = left_over < steps_ ? left_over : steps_;
         Pair* const right = reinterpret_cast<Pair*>(shared + (second ? right_bytes_ : 0));
-        const int64 parts = div_up(args_.cols, kRightCols);
-        for (int64 part = parts * rank / size; part < parts * (rank + 1) / size; ++part) {
-          const int64 c = part * kRightCols;
-          pack_right<kN, kK>(b, k, steps, c, kRightCols / kN, right + c / kN * steps_ * kRightTile,
+        for (int64 c = share.pack_from * BLOCK_COLS, to = share.pack_to * BLOCK_COLS; c < to; c += kRightCols) {
+          const int64 cols = to - c < kRightCols ? to - c : kRightCols;
+          pack_right<kN, kK>(b, k, steps, c, cols / kN, right + c / kN * steps_ * kRightTile,
                              {steps_ * kRightTile, kRightTile});
         }
         barrier(size);
-        multiply_slice(a, k, steps, begin, end, add, right, left, sums);
+        multiply_slice(a, k, steps, share, add, right, left, sums);
         add = true;
         second = !second;
       }
     }
-    if (!add) __builtin_memset(sums + begin * kBlock, 0, (end - begin) * kBlock * sizeof(float));
-    finish_blocks<BFloat16>(args_, index_, begin, end, sums);
+    share.for_rows([&](int64, int64 z, int64 stop) {
+      if (!add) __builtin_memset(sums + z * kBlock, 0, (stop - z) * kBlock * sizeof(float));
+      finish_blocks<BFloat16>(args_, index_, z, stop, sums);
+    });
   }
 
-  void multiply_slice(const Left& a, int64 k, int64 steps, int64 begin, int64 end, bool add, const Pair* right,
-                      Pair* left, float* sums) const {
+  void multiply_slice(const Left& a, int64 k, int64 steps, const Share& share, bool add, const Pair* right, Pair* left,
+                      float* sums) const {
     int64 packed = -1;
-    for (int64 z = begin; z < end;) {
-      const int64 row = index_.row()[z], row_end = index_.crow()[row + 1], stop = row_end < end ? row_end : end;
+    share.for_rows([&](int64 row, int64 z, int64 stop) {
       const int64 part = row * BLOCK_ROWS / kLeftRows, offset = row * BLOCK_ROWS % kLeftRows / kM;
       LeftTiles rows = {reinterpret_cast<const BFloat16*>(left + offset * steps * kLeftTile), kK, 2 * kLeftTile,
                         2 * steps * kLeftTile};
-      if (kInPlace && (row + 1) * BLOCK_ROWS <= args_.rows && k + steps * kK <= args_.k) {
+      if (in_place_ && (row + 1) * BLOCK_ROWS <= args_.rows && k + steps * kK <= args_.k) {
         rows = {a.at(k, row * BLOCK_ROWS), args_.left_ld, kK, kM * args_.left_ld};
       } else if (part != packed) {
         packed = part;
@@ -121,8 +126,7 @@ class SddAmx {
           multiply_tiles<TILE_COLS>(tiles - tile, from, right, steps, z, tile, r * kM, add, sums);
         }
       }
-      z = stop;
-    }
+    });
   }
 
   // Sets, or adds to, TILE_ROWS * kM rows from r on of N tiles of columns, which are counted from block z
@@ -167,6 +171,7 @@ class SddAmx {
 
   const SddArgs& args_;
   const IndexView<BLOCK_ROWS, BLOCK_COLS> index_;
+  bool in_place_;
   int64 steps_, right_bytes_, sums_offset_, shared_bytes_, left_bytes_;
 };
 

@@ -86,10 +86,6 @@ class SpmmAmx : public StripProduct {
         pack_right<kN, kK>(dense, part * kPart * kDepth, blocks_of(part) * kSteps, first * kN, width,
                            panels + part * kPart * kSteps * width * kRightTile, {kRightTile, width * kRightTile});
       });
-      // Prefetch the next row's new parts while this row is multiplied.
-      parts.expect(end, row_ptr_[row + 1 < to ? row + 2 : row + 1], [&](int64 part) {
-        prefetch(dense, part * kPart * kDepth, blocks_of(part) * kDepth, first * kN, width * kN);
-      });
       // Compute the sums of all the strip's columns first, so that whole runs of memory are written.
       for (int r = 0; r < kRows; r += kTileRows) {
         for (int64 tile = 0; tile < width; tile += TILE_COLS) {

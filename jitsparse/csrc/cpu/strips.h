@@ -4,28 +4,14 @@
 #pragma once
 
 #include "cpu/epilogue.h"
+#include "cpu/l2_cache.h"
 #include "cpu/pack.h"
 #include "cpu/pages.h"
 #include "cpu/parallel.h"
 
-// Declared here, because <unistd.h> costs compile time.
-extern "C" long sysconf(int name) noexcept;
-
 namespace jitsparse::cpu {
 
-// The share of this machine's L2 cache that kL2Bytes is of 1 MB; the kernel may have been compiled on another machine. The cache counts
-// as at most 2 MB, since larger ones are shared, and as 1 MB if it is smaller or unknown.
-inline int64 l2_bytes() {
-  int64 bytes = 0;
-#ifdef __linux__
-  constexpr int kLevel2CacheSize = 194;  // _SC_LEVEL2_CACHE_SIZE of glibc; others have no such name
-  bytes = sysconf(kLevel2CacheSize);
-#endif
-  constexpr int64 kKnown = 1 << 20;  // whose share is kL2Bytes
-  return bytes <= kKnown ? kL2Bytes : bytes >= 2 * kKnown ? 2 * kL2Bytes : bytes / 32 * 25;
-}
-
-// What strips of packed panels may use of it, by the rows of a block. The panels of short blocks serve few register tiles from L1, and
+// What strips of packed panels may use of the L2 cache, by the rows of a block. The panels of short blocks serve few register tiles from L1, and
 // strips that fill a large L2 cache make them take 1.02 to 1.1 times as long.
 inline int64 l2_bytes_for(int rows) { return rows < 32 ? kL2Bytes : l2_bytes(); }
 
@@ -117,14 +103,6 @@ template <int64 PART> class PackedParts {
       if (flags_[part]) continue;
       flags_[part] = 1;
       pack(part);
-    }
-  }
-
-  // Calls fetch(part) for each block whose part is not packed.
-  template <class Fetch> JITSPARSE_INLINE void expect(int64 begin, int64 end, const Fetch& fetch) const {
-    for (int64 z = begin; z < end; ++z) {
-      const int64 part = col_[z] / PART;
-      if (!flags_[part]) fetch(part);
     }
   }
 
