@@ -327,6 +327,53 @@ def test_results_do_not_depend_on_the_number_of_threads(op: str, target: str) ->
     assert all(torch.equal(results[0], result) for result in results[1:])
 
 
+@pytest.mark.parametrize("target", native("f32")[:2])
+@pytest.mark.parametrize(
+    ("op", "layout", "block"),
+    [
+        ("dsd", "nn", (32, 64)),
+        ("dsd", "tn", (64, 32)),
+        ("dds", "nn", (32, 64)),
+        ("dds", "tn", (64, 32)),
+        ("sdd", "nn", (32, 32)),
+        ("sdd", "tn", (64, 32)),
+    ],
+)
+def test_panels_packed_beside_multiplying(
+    op: str, layout: str, block: tuple[int, int], target: str
+) -> None:
+    """Several strips or slices, of which some are packed so, and some at an edge are not.
+
+    A slice of an sdd is larger than a cache here, so that threads have columns.
+    """
+    torch.manual_seed(0)
+    run = kernel(op, target, "f32", block, layout)
+    mask = torch.rand(7, 40) < 0.2
+    mask[2] = False
+    mask[4] = mask[:, 9] = True
+    for cut, extent in (((0, 0), 448), ((0, 0), 439), ((1, 3), 448)):
+        sparse = blocks(mask, block, torch.float32, cut)
+        matrix, (rows, cols) = sparse.dense(), sparse.shape
+        if op == "sdd":
+            extent += 1200
+            left = dense_operand((1, rows, extent), layout[0], torch.float32)
+            right = dense_operand((1, extent, cols), layout[1], torch.float32)
+            results = [sample(run, left, right, sparse, threads) for threads in (2, 1, 3, 4)]
+            exact = (left.double() @ right.double())[0]
+            stored = Blocks(torch.ones_like(sparse.values), mask, sparse.shape).dense()
+            size = (left.double().abs() @ right.double().abs())[0]
+            allowed = 2 * (extent + 8) * cases.accumulator(torch.float32) * size
+            got = Blocks(results[0], mask, sparse.shape).dense()
+            cases._judge(got, exact * stored, allowed)
+        else:
+            matrix = matrix.mT if layout[0 if op == "dsd" else 1] == "t" else matrix
+            shape = (2, matrix.shape[1], extent) if op == "dsd" else (2, extent, matrix.shape[0])
+            dense = dense_operand(shape, layout[1 if op == "dsd" else 0], torch.float32)
+            results = [multiply(run, sparse, dense, threads=threads) for threads in (2, 1, 3)]
+            cases.check_product(results[0], *((matrix, dense) if op == "dsd" else (dense, matrix)))
+        assert all(torch.equal(results[0], result) for result in results[1:])
+
+
 def both_ways() -> Iterator[tuple[str, str, str]]:
     """Op, target and tile: elements of blocks times vectors, and rows of blocks as vectors."""
     for target in native("f32"):
