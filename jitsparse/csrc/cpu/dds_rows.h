@@ -38,8 +38,9 @@ class DdsRows : public StripProduct {
   static constexpr bool kDirect = sizeof(T) == sizeof(A);
   // X is packed beside multiplying (packing.h): during a block, two lines of as many rows as a register tile has, one every kEvery steps.
   static constexpr int kAcross = 2, kCopies = kAcross * TILE_ROWS, kEvery = power_of_2_up_to(BLOCK_ROWS / kCopies);
-  static constexpr bool kBeside = kDirect && kEvery > 0 && BLOCK_ROWS % (kAcross * kL) == 0;
-  static constexpr int kUnroll = max(4, kAcross * kEvery);
+  static constexpr bool kBeside = kMayPackBeside && kDirect && kEvery > 0 && BLOCK_ROWS % (kAcross * kL) == 0;
+  // Steps that are unrolled; beside packing, one of each line of a row.
+  static constexpr int kUnroll = kVecBytes == 64 ? 8 : 4, kUnrollBeside = max(1, kAcross * kEvery);
 
  public:
   static int run(const SpmmArgs& args) { return run_strips<DdsRows>(args, BLOCK_ROWS * BLOCK_COLS); }
@@ -197,12 +198,12 @@ class DdsRows : public StripProduct {
       if constexpr (BESIDE) {
         constexpr int kCopied = kCopies * kEvery;
         const auto copies = queue.take();
-        multiply_steps<HEIGHT, 0, kCopied>(sum, block, x, [&](int64 first, int step) {
+        multiply_steps<HEIGHT, 0, kCopied, kUnrollBeside>(sum, block, x, [&](int64 first, int step) {
           if (step % kEvery == 0) copies.copy((first + step) / (kAcross * kEvery), step / kEvery % kAcross);
         });
-        multiply_steps<HEIGHT, kCopied, BLOCK_ROWS>(sum, block, x, [](int64, int) {});
+        multiply_steps<HEIGHT, kCopied, BLOCK_ROWS, kUnrollBeside>(sum, block, x, [](int64, int) {});
       } else {
-        multiply_steps<HEIGHT, 0, BLOCK_ROWS>(sum, block, x, [](int64, int) {});
+        multiply_steps<HEIGHT, 0, BLOCK_ROWS, kUnroll>(sum, block, x, [](int64, int) {});
       }
     }
     JITSPARSE_UNROLL
@@ -213,12 +214,12 @@ class DdsRows : public StripProduct {
   }
 
   // sum += x block, for rows FROM .. TO of the block. Calls also(first, step) at each row `first` + `step`.
-  template <int HEIGHT, int FROM, int TO, class Also>
+  template <int HEIGHT, int FROM, int TO, int UNROLL, class Also>
   static JITSPARSE_INLINE void multiply_steps(Sum (&sum)[HEIGHT][TILE_COLS], const T* block, const A* x, const Also& also) {
-    constexpr int kTogether = min(kUnroll, TO - FROM);
-    for (int64 first = FROM; first < TO; first += kTogether) {
+    static_assert((TO - FROM) % UNROLL == 0);
+    for (int64 first = FROM; first < TO; first += UNROLL) {
       JITSPARSE_UNROLL
-      for (int step = 0; step < kTogether; ++step) {
+      for (int step = 0; step < UNROLL; ++step) {
         also(first, step);
         const int64 d = first + step;
         Sum s[TILE_COLS];

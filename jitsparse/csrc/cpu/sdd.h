@@ -50,7 +50,7 @@ class Sdd {
   // Sums of 16-bit products are kept separately, in float, until the last slice.
   static constexpr bool kSumInPlace = sizeof(T) == sizeof(A);
   // The next slice is packed beside multiplying where that only copies lines: two neighbours, one every kEvery steps.
-  static constexpr bool kBeside = !RIGHT_K_CONTIGUOUS && sizeof(T) == sizeof(P) && BLOCK_COLS % (2 * kL) == 0;
+  static constexpr bool kBeside = kMayPackBeside && !RIGHT_K_CONTIGUOUS && sizeof(T) == sizeof(P) && BLOCK_COLS % (2 * kL) == 0;
   static constexpr int kEvery = 4, kAcross = 2;
 
   // What a CopyQueue copies: two vectors of columns of B, whose part is a share of a slice's rows.
@@ -236,8 +236,7 @@ class Sdd {
         }
       }
     } else {
-#pragma GCC unroll 4
-      for (int64 d = 0; d < depth; ++d) multiply_step(d);
+      unrolled(depth, multiply_step);
     }
     JITSPARSE_UNROLL
     for (int i = 0; i < TILE_ROWS; ++i) {

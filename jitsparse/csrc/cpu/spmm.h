@@ -60,9 +60,8 @@ class Spmm : public StripProduct {
   static constexpr int64 kChunkBytes = 16 << 10;
   // Panels are packed beside multiplying if they are copied as they are, one line every kEvery steps of a register
   // tile. The block rows of short blocks need new panels faster than they are copied in that way.
-  static constexpr bool kBeside = !DENSE_K_CONTIGUOUS && sizeof(T) == sizeof(A) && kRows >= 32;
+  static constexpr bool kBeside = kMayPackBeside && !DENSE_K_CONTIGUOUS && sizeof(T) == sizeof(A) && kRows >= 32;
   static constexpr int kEvery = max(1, min(kRows / 16, kDepth / 4));
-  static constexpr int kUnroll = min(8, kPackedDepth);
   // Blocks are prefetched for the first register tile of a strip; for the others they are in the L2 cache. Hardware prefetches rows that
   // fill a page: with blocks 128 deep in float32, products are 1.02 to 1.2 times as fast without.
   static constexpr bool kFetches = FLIPPED || TILE_ROWS * kDepth * sizeof(T) < 4096;
@@ -362,22 +361,29 @@ class Spmm : public StripProduct {
   template <int V, int ROW_STRIDE, int DEPTH_STRIDE, bool PACK = false>
   static JITSPARSE_INLINE void multiply_block(Sum (&sum)[TILE_ROWS][V], const void* s, const P* panel,
                                               [[maybe_unused]] typename PanelLines::Lines copies = {}) {
-    for (int first = 0; first < kPackedDepth; first += kUnroll) {
+    const auto multiply_step = [&](int64 d) {
+      Vec<P, kL> x[V];
       JITSPARSE_UNROLL
-      for (int d = first; d < first + kUnroll; ++d) {
-        if constexpr (PACK) {
-          if ((d - first) % kEvery == 0) copies.copy(d / kEvery, 0);
-        }
-        Vec<P, kL> x[V];
+      for (int v = 0; v < V; ++v) x[v] = load_packed<kL>(panel + (d * V + v) * kL);
+      JITSPARSE_UNROLL
+      for (int i = 0; i < TILE_ROWS; ++i) {
+        const P factor = packed_at<P>(s, i * ROW_STRIDE + d * DEPTH_STRIDE);
         JITSPARSE_UNROLL
-        for (int v = 0; v < V; ++v) x[v] = load_packed<kL>(panel + (d * V + v) * kL);
+        for (int v = 0; v < V; ++v) add_product<kL>(sum[i][v], factor, x[v]);
+      }
+    };
+    if constexpr (PACK) {
+      constexpr int kGroup = 8;
+      static_assert(kGroup % kEvery == 0 && kPackedDepth % kGroup == 0);
+      for (int64 first = 0; first < kPackedDepth; first += kGroup) {
         JITSPARSE_UNROLL
-        for (int i = 0; i < TILE_ROWS; ++i) {
-          const P factor = packed_at<P>(s, i * ROW_STRIDE + d * DEPTH_STRIDE);
-          JITSPARSE_UNROLL
-          for (int v = 0; v < V; ++v) add_product<kL>(sum[i][v], factor, x[v]);
+        for (int step = 0; step < kGroup; ++step) {
+          if (step % kEvery == 0) copies.copy((first + step) / kEvery, 0);
+          multiply_step(first + step);
         }
       }
+    } else {
+      unrolled(kPackedDepth, multiply_step);
     }
   }
 
