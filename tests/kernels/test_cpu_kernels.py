@@ -216,6 +216,16 @@ def dense_operand(shape: tuple[int, int, int], letter: str, dtype: torch.dtype) 
     return inside if letter == "n" else inside.mT
 
 
+def judge_blocks(got: Blocks, left: Tensor, right: Tensor) -> None:
+    """Hold the blocks of an sdd against float64."""
+    exact = (left.double() @ right.double()).sum(0)
+    size = (left.double().abs() @ right.double().abs()).sum(0)
+    stored = Blocks(torch.ones_like(got.values), got.mask, got.shape).dense().bool()
+    batch, _, extent = left.shape
+    allowed = 2 * (batch * extent + 8) * cases.accumulator(got.values.dtype) * size
+    cases._judge(got.dense(), exact * stored, allowed)
+
+
 def check(run: jit.Kernel, cut: tuple[int, int], extent: int, batch: int = 2) -> None:
     """Hold a kernel against float64, on a pattern with an empty row and column of blocks."""
     op, layout = run.variant.op, run.variant.knob("l")
@@ -230,11 +240,7 @@ def check(run: jit.Kernel, cut: tuple[int, int], extent: int, batch: int = 2) ->
         left = dense_operand((batch, rows, extent), layout[0], dtype)
         right = dense_operand((batch, extent, cols), layout[1], dtype)
         got = Blocks(sample(run, left, right, sparse), mask, sparse.shape)
-        exact = (left.double() @ right.double()).sum(0)
-        size = (left.double().abs() @ right.double().abs()).sum(0)
-        stored = Blocks(torch.ones_like(sparse.values), mask, sparse.shape).dense().bool()
-        allowed = 2 * (batch * extent + 8) * cases.accumulator(dtype) * size
-        cases._judge(got.dense(), exact * stored, allowed)
+        judge_blocks(got, left, right)
         whole = (len(mask) * got.values.shape[1], mask.shape[1] * got.values.shape[2])
         past = Blocks(got.values, mask, whole).dense()
         assert not past[rows:].any()
@@ -359,12 +365,7 @@ def test_panels_packed_beside_multiplying(
             left = dense_operand((1, rows, extent), layout[0], torch.float32)
             right = dense_operand((1, extent, cols), layout[1], torch.float32)
             results = [sample(run, left, right, sparse, threads) for threads in (2, 1, 3, 4)]
-            exact = (left.double() @ right.double())[0]
-            stored = Blocks(torch.ones_like(sparse.values), mask, sparse.shape).dense()
-            size = (left.double().abs() @ right.double().abs())[0]
-            allowed = 2 * (extent + 8) * cases.accumulator(torch.float32) * size
-            got = Blocks(results[0], mask, sparse.shape).dense()
-            cases._judge(got, exact * stored, allowed)
+            judge_blocks(Blocks(results[0], mask, sparse.shape), left, right)
         else:
             matrix = matrix.mT if layout[0 if op == "dsd" else 1] == "t" else matrix
             shape = (2, matrix.shape[1], extent) if op == "dsd" else (2, extent, matrix.shape[0])

@@ -97,13 +97,7 @@ class DdsRows : public StripProduct {
     }
   };
   using Queue = CopyQueue<PanelLines>;
-
-  // Where sums of a register tile go: from `first` on, with rows `ld` apart.
-  struct Sums {
-    A* first;
-    int64 ld;
-    bool past_caches;
-  };
+  using Sums = SumsView<A>;
 
   // Uses tiles of HEIGHT rows, or of fewer if that suffices.
   template <int HEIGHT> void multiply_strip_of(int64 batch, const Strip& strip, char* scratch) const {

@@ -30,6 +30,13 @@ template <class T, bool TRANSPOSED> struct OutView {
   }
 };
 
+// Where sums of a register tile go, in memory of the thread or in the output: from `first` on, with rows `ld` apart.
+template <class A> struct SumsView {
+  A* first;
+  int64 ld;
+  bool past_caches;
+};
+
 // Adds the bias and applies the activation to `rows` x `cols` sums, in place; `cols` is whole vectors. The bias has
 // one element per row if OF_ROWS, else one for each of the first `biased` columns.
 template <bool OF_ROWS, class T>

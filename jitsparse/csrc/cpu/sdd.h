@@ -120,13 +120,12 @@ class Sdd {
         if (!packed) {
           for (int64 c = share.pack_from * BLOCK_COLS, to = share.pack_to * BLOCK_COLS; c < to;) {
             // Near its end, a share is packed a block column at a time: the next columns are another thread's.
-            constexpr int64 kNarrow = BLOCK_COLS;
             if (to - c >= kRightCols) {
               pack<kRightCols, kL, kSquare>(b, k, depth_ * kTogether<T>, c, right + c * depth_, depth_ * kL);
               c += kRightCols;
             } else {
-              pack<kNarrow, kL, kSquare>(b, k, depth_ * kTogether<T>, c, right + c * depth_, depth_ * kL);
-              c += kNarrow;
+              pack<BLOCK_COLS, kL, kSquare>(b, k, depth_ * kTogether<T>, c, right + c * depth_, depth_ * kL);
+              c += BLOCK_COLS;
             }
           }
         }

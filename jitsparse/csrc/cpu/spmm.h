@@ -68,14 +68,13 @@ class Spmm : public StripProduct {
   // Sums of such types go from registers to the output.
   static constexpr bool kDirect = !OUT_TRANSPOSED && sizeof(T) == sizeof(A);
 
- 
   // What a CopyQueue copies: vectors of rows of B into the panels of a strip's register tiles. A part is a block column, and a job a
   // share of its rows.
   struct PanelLines {
     using Lines = LineCopies<T, kL>;
-    static constexpr int kRows = kDepth / kEvery, kAcross = 1;
-    static constexpr int64 kAhead = max(1, 256 / kRows);
-    static constexpr int64 rows() { return kRows; }
+    static constexpr int kJobRows = kDepth / kEvery, kAcross = 1;
+    static constexpr int64 kAhead = max(1, 256 / kJobRows);
+    static constexpr int64 rows() { return kJobRows; }
     static constexpr int64 piece_count = kEvery;
     struct Panel {
       A* first;
@@ -86,21 +85,15 @@ class Spmm : public StripProduct {
     Panel panel[kWidestTiles * TILE_COLS];
 
     JITSPARSE_INLINE const T* from(int64 part, int64 piece, int64 line) const {
-      return dense + (part * kDepth + piece * kRows) * ld + line * kL;
+      return dense + (part * kDepth + piece * kJobRows) * ld + line * kL;
     }
     JITSPARSE_INLINE Lines lines(int64 part, int64 piece, int64 line) const {
       const Panel to = panel[line];
-      return {from(part, piece, line), nullptr, ld, to.first + (part * kDepth + piece * kRows) * to.step, to.step, 0};
+      return {from(part, piece, line), nullptr, ld, to.first + (part * kDepth + piece * kJobRows) * to.step, to.step, 0};
     }
   };
   using Queue = CopyQueue<PanelLines>;
-
-  // Where sums of a register tile go: from `first` on, with rows `ld` apart.
-  struct Sums {
-    A* first;
-    int64 ld;
-    bool past_caches;
-  };
+  using Sums = SumsView<A>;
 
  public:
   static int run(const SpmmArgs& args) { return run_strips<Spmm>(args, BLOCK_ROWS * BLOCK_COLS); }
