@@ -19,6 +19,7 @@ from jitsparse import jit
 from jitsparse.bench import cases
 from jitsparse.cli import main
 from jitsparse.cli.options import one_of
+from jitsparse.jit import Cache
 
 COMMANDS = ["demo", "warmup", "list", "explain", "bench", "tune", "doctor", "cache"]
 
@@ -81,12 +82,15 @@ def test_a_dtype_by_the_name_that_torch_has_for_it(name: str) -> None:
     ids=" ".join,
 )
 def test_commands_take_both_names_of_a_dtype(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
+    arguments: list[str], cache_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Over a cache of its own, into which no other test puts a kernel between the two."""
+    toykernel.publish(Cache(cache_dir), 2, age=0)
     said = []
     for name in ("f32", "float32"):
         assert run(*arguments, "--dtype", name, "--json") == 0
         said.append(capsys.readouterr().out)
+    assert json.loads(said[0])
     assert said[0] == said[1]
 
 
