@@ -10,6 +10,7 @@
 // packed a few rows at a time.
 #pragma once
 
+#include "cpu/deferred_sums.h"
 #include "cpu/epilogue.h"
 #include "cpu/packing.h"
 #include "cpu/pairs.h"
@@ -62,11 +63,16 @@ class Spmm : public StripProduct {
   // tile. The block rows of short blocks need new panels faster than they are copied in that way.
   static constexpr bool kBeside = kMayPackBeside && !DENSE_K_CONTIGUOUS && sizeof(T) == sizeof(A) && kRows >= 32;
   static constexpr int kEvery = max(1, min(kRows / 16, kDepth / 4));
-  // Blocks are prefetched for the first register tile of a strip; for the others they are in the L2 cache. Hardware prefetches rows that
+  // Sums of such types go from registers to the output, or into memory from which they are written during the next tile.
+  static constexpr bool kDirect = !OUT_TRANSPOSED && sizeof(T) == sizeof(A);
+  static constexpr bool kDefers = kMayPackBeside && kDirect && kRows >= 32;
+  // While the tiles of a block row are multiplied, the blocks of the next one are prefetched: this many lines in each group of steps are
+  // all of them if there are kWidestTiles tiles.
+  static constexpr bool kReadsAhead = kDefers && !FLIPPED;
+  static constexpr int kAheadLines = max(1, kStepGroup * TILE_ROWS * int(sizeof(T)) / (kLine * kWidestTiles));
+  // Otherwise, blocks are prefetched one by one for the first tile; for the others they are in the L2 cache. Hardware prefetches rows that
   // fill a page: with blocks 128 deep in float32, products are 1.02 to 1.2 times as fast without.
   static constexpr bool kFetches = FLIPPED || TILE_ROWS * kDepth * sizeof(T) < 4096;
-  // Sums of such types go from registers to the output.
-  static constexpr bool kDirect = !OUT_TRANSPOSED && sizeof(T) == sizeof(A);
 
   // What a CopyQueue copies: vectors of rows of B into the panels of a strip's register tiles. A part is a block column, and a job a
   // share of its rows.
@@ -92,8 +98,14 @@ class Spmm : public StripProduct {
       return {from(part, piece, line), nullptr, ld, to.first + (part * kDepth + piece * kJobRows) * to.step, to.step, 0};
     }
   };
-  using Queue = CopyQueue<PanelLines>;
   using Sums = SumsView<A>;
+
+  // What is done between the steps of register tiles, for others.
+  struct Beside {
+    CopyQueue<PanelLines> queue;
+    DeferredSums<A, TILE_ROWS, TILE_COLS> deferred;
+    const char* ahead;  // what is prefetched next
+  };
 
  public:
   static int run(const SpmmArgs& args) { return run_strips<Spmm>(args, BLOCK_ROWS * BLOCK_COLS); }
@@ -117,22 +129,23 @@ class Spmm : public StripProduct {
       const int64 bytes = most_blocks() * kRows * kPackedDepth * int64(sizeof(P));
       rows_bytes_ = bytes <= kL2Bytes ? bytes : 0;
     }
-    own_bytes = panels_bytes_ + tile_bytes_ + rows_bytes_ + PartOrder::bytes(block_cols_, plan.block_rows);
+    own_bytes = panels_bytes_ + kDeferredBytes + tile_bytes_ + rows_bytes_ + PartOrder::bytes(block_cols_, plan.block_rows);
     expect_output(args, m_, sizeof(T), threads);
   }
 
   // Computes block rows from .. to of the strip of `width` vectors of columns that begins at vector `first`.
   void multiply_strip(int64 batch, int64 first, int64 width, int64 from, int64 to, Memory memory) const {
     P* const panels = reinterpret_cast<P*>(memory.own);
-    A* const tile = reinterpret_cast<A*>(memory.own + panels_bytes_);
-    char* const after_tile = memory.own + panels_bytes_ + tile_bytes_;
+    A* const deferred = reinterpret_cast<A*>(memory.own + panels_bytes_);
+    A* const tile = reinterpret_cast<A*>(memory.own + panels_bytes_ + kDeferredBytes);
+    char* const after_tile = memory.own + panels_bytes_ + kDeferredBytes + tile_bytes_;
     P* const rows = rows_bytes_ ? reinterpret_cast<P*>(after_tile) : nullptr;
     const auto panels_at = [&](int64 v) { return panels + v * kL * block_cols_ * kPackedDepth; };
 
     const Dense dense = dense_of<T, DENSE_K_CONTIGUOUS>(args_, batch, k_);
     const Out out = out_of<T, OUT_TRANSPOSED>(args_, batch, m_, args_.n);
     // Lines are copied whole, so a strip at an edge of B is packed a block row at a time, as are others that need more than copies.
-    const bool beside = kBeside && (first + width) * kL <= args_.n && k_ % kDepth == 0;
+    const bool packs_beside = kBeside && (first + width) * kL <= args_.n && k_ % kDepth == 0;
     PanelLines lines;
     if constexpr (kBeside) {
       lines.dense = dense.at(0, first * kL);
@@ -143,13 +156,15 @@ class Spmm : public StripProduct {
       });
     }
     char* const after_rows = after_tile + rows_bytes_;
-    const PartOrder order(after_rows, block_cols_, row_ptr_, col_, from, beside ? to : from);
-    Queue queue(lines, order.parts(), order.count());
-    PackedParts<kPart> parts(after_rows, col_, beside ? 0 : block_cols_);
+    const PartOrder order(after_rows, block_cols_, row_ptr_, col_, from, packs_beside ? to : from);
+    const bool reads_ahead = kReadsAhead && width > (kWidestTiles - 1) * TILE_COLS;
+    Beside beside{{lines, order.parts(), order.count()}, DeferredSums<A, TILE_ROWS, TILE_COLS>(deferred), nullptr};
+    PackedParts<kPart> parts(after_rows, col_, packs_beside ? 0 : block_cols_);
     for (int64 row = from, end; row < to; row = end) {
       end = end_of_group(row, to);
-      if (beside) {
-        queue.complete(order.needed(end - 1));
+      if (kReadsAhead) beside.ahead = reinterpret_cast<const char*>(rows_of_block(row_ptr_[end < to ? end : from], 0));
+      if (packs_beside) {
+        beside.queue.complete(order.needed(end - 1));
       } else {
         parts.complete(row_ptr_[row], row_ptr_[end], [&](int64 part) {
           for_tiles(width, [&](int64 v, int64 count) {
@@ -161,9 +176,10 @@ class Spmm : public StripProduct {
         if (rows) pack_blocks(row, end, rows);
       }
       for_tiles(width, [&](int64 v, int64 count) {
-        multiply_rows<TILE_COLS>(count, row, end, rows, panels_at(v), tile, first + v, v == 0, out, queue);
+        multiply_rows<TILE_COLS>(count, row, end, rows, panels_at(v), tile, first + v, v == 0 && !reads_ahead, out, beside);
       });
     }
+    beside.deferred.complete();
   }
 
  private:
@@ -211,9 +227,9 @@ class Spmm : public StripProduct {
   // Computes the same columns of at most kGroup block rows of C.
   template <int V>
   void multiply_rows(int64 width, int64 row, int64 end, const P* rows, const P* panels, A* tile, int64 first,
-                     bool first_tile, const Out& out, Queue& queue) const {
+                     bool fetches, const Out& out, Beside& beside) const {
     if constexpr (V > 1) {
-      if (width < V) return multiply_rows<V - 1>(width, row, end, rows, panels, tile, first, first_tile, out, queue);
+      if (width < V) return multiply_rows<V - 1>(width, row, end, rows, panels, tile, first, fetches, out, beside);
     }
     constexpr int kOfRow = kRows * V * kL;
     constexpr int64 kChunk = max(1, kChunkBytes / (kPackedDepth * V * kVecBytes));  // blocks
@@ -221,7 +237,7 @@ class Spmm : public StripProduct {
       const int64 blocks = row_ptr_[end] - row_ptr_[row], row0 = row * kRows, col0 = first * kL;
       if (!(kByChunks && blocks > kChunk) && out.takes_sums(row0, kRows, col0, V * kL)) {
         const Sums sums{out.data + row0 * out.ld + col0, out.ld, out.past_caches_at(col0, V * kL)};
-        return multiply_blocks<V, false>(row_ptr_[row], row_ptr_[end], false, nullptr, panels, sums, first_tile, queue);
+        return multiply_blocks<V, false>(row_ptr_[row], row_ptr_[end], false, nullptr, panels, sums, fetches, beside);
       }
     }
     for (int64 each = row; each < end; ++each) {
@@ -229,13 +245,13 @@ class Spmm : public StripProduct {
       const int64 begin = row_ptr_[each], blocks = row_ptr_[each + 1] - begin;
       if (kPackRows && rows) {
         const P* const packed = rows + (begin - row_ptr_[row]) * (kRows * kPackedDepth);
-        multiply_blocks<V, kPackRows>(begin, begin + blocks, false, packed, panels, sums, first_tile, queue);
+        multiply_blocks<V, kPackRows>(begin, begin + blocks, false, packed, panels, sums, fetches, beside);
       } else if (!kByChunks || blocks <= kChunk) {
-        multiply_blocks<V, false>(begin, begin + blocks, false, nullptr, panels, sums, first_tile, queue);
+        multiply_blocks<V, false>(begin, begin + blocks, false, nullptr, panels, sums, fetches, beside);
       } else {
         for (int64 i = 0, chunks = div_up(blocks, kChunk); i < chunks; ++i) {
           const int64 from = begin + blocks * i / chunks, to = begin + blocks * (i + 1) / chunks;
-          multiply_blocks<V, false>(from, to, i > 0, nullptr, panels, sums, first_tile, queue);
+          multiply_blocks<V, false>(from, to, i > 0, nullptr, panels, sums, fetches, beside);
         }
       }
     }
@@ -248,24 +264,29 @@ class Spmm : public StripProduct {
 
   // Multiplies some blocks of a block row; sets its sums, or adds to them. `rows`: the first, if PACKED.
   template <int V, bool PACKED>
-  void multiply_blocks(int64 begin, int64 end, bool add, const P* rows, const P* panels, const Sums& sums, bool first_tile,
-                       Queue& queue) const {
+  void multiply_blocks(int64 begin, int64 end, bool add, const P* rows, const P* panels, const Sums& sums, bool fetches,
+                       Beside& beside) const {
     for (int r = 0; r < kRows; r += TILE_ROWS) {
-      const Sums to{sums.first + r * sums.ld, sums.ld, sums.past_caches};
-      if (kBeside && !queue.empty()) {
-        multiply_tile<V, PACKED, kBeside>(begin, end, r, add, rows, panels, to, first_tile, queue);
+      const Sums last{sums.first + r * sums.ld, sums.ld, sums.past_caches};
+      const bool defers = kDefers && last.past_caches;
+      const Sums to = defers ? Sums{beside.deferred.memory(), V * kL, false} : last;
+      if (kBeside && !beside.queue.empty()) {
+        multiply_tile<V, PACKED, kBeside>(begin, end, r, add, rows, panels, to, fetches, beside);
       } else {
-        multiply_tile<V, PACKED, false>(begin, end, r, add, rows, panels, to, first_tile, queue);
+        multiply_tile<V, PACKED, false>(begin, end, r, add, rows, panels, to, fetches, beside);
       }
+      if (defers) beside.deferred.defer(last, V);
     }
   }
 
-  // Multiplies their rows r .. r + TILE_ROWS. If BESIDE, packs lines of the queue meanwhile; a function that does both takes 1.03 to
+  // Multiplies their rows r .. r + TILE_ROWS. If PACKS, packs lines of the queue meanwhile; a function that does both takes 1.03 to
   // 1.08 times as long.
-  template <int V, bool PACKED, bool BESIDE>
+  template <int V, bool PACKED, bool PACKS>
   __attribute__((noinline)) void multiply_tile(int64 begin, int64 end, int r, bool add, const P* rows, const P* panels,
-                                               Sums to, bool first_tile, Queue& queue) const {
+                                               Sums to, bool fetches, Beside& beside) const {
     constexpr int kWidth = V * kL;
+    auto& deferred = beside.deferred;
+    if constexpr (kDefers) deferred.template expect<V>();
     Sum sum[TILE_ROWS][V] = {};
     if (kByChunks && add) {
       JITSPARSE_UNROLL
@@ -278,25 +299,27 @@ class Spmm : public StripProduct {
       const P* panel = panels + col_[z] * int64(kPackedDepth * kWidth);
       if constexpr (kAsStored) {
         const int64 next = kByChunks ? z + (end - begin) : z + 1;
-        if (kFetches && first_tile && next < args_.nnz) prefetch_rows(next, r);
+        if (kFetches && fetches && next < args_.nnz) prefetch_rows(next, r);
         constexpr int kRowStride = FLIPPED ? 1 : kPackedDepth, kDepthStride = FLIPPED ? BLOCK_COLS : 1;
-        if constexpr (BESIDE) {
-          multiply_block<V, kRowStride, kDepthStride, true>(sum, rows_of_block(z, r), panel, queue.take());
+        const char* const ahead = beside.ahead;
+        if constexpr (kReadsAhead) beside.ahead += kDepth / kStepGroup * kAheadLines * kLine;
+        if constexpr (PACKS) {
+          multiply_block<V, kRowStride, kDepthStride, true>(sum, rows_of_block(z, r), panel, deferred, ahead, beside.queue.take());
         } else {
-          multiply_block<V, kRowStride, kDepthStride>(sum, rows_of_block(z, r), panel);
+          multiply_block<V, kRowStride, kDepthStride>(sum, rows_of_block(z, r), panel, deferred, ahead);
         }
       } else if constexpr (PACKED) {
-        multiply_block<V, 1, TILE_ROWS>(sum, rows + ((z - begin) * kRows + r) * kPackedDepth, panel);
+        multiply_block<V, 1, TILE_ROWS>(sum, rows + ((z - begin) * kRows + r) * kPackedDepth, panel, deferred, nullptr);
       } else {
         P here[TILE_ROWS * kPackedDepth];
         pack_block(z, r, here);
-        multiply_block<V, FLIPPED ? 1 : kPackedDepth, FLIPPED ? TILE_ROWS : 1>(sum, here, panel);
+        multiply_block<V, FLIPPED ? 1 : kPackedDepth, FLIPPED ? TILE_ROWS : 1>(sum, here, panel, deferred, nullptr);
       }
     }
     JITSPARSE_UNROLL
     for (int i = 0; i < TILE_ROWS; ++i) {
       JITSPARSE_UNROLL
-      for (int v = 0; v < V; ++v) write(to.first + i * to.ld + v * kL, sum[i][v], to.past_caches);
+      for (int v = 0; v < V; ++v) write(to.first + i * to.ld + v * kL, sum[i][v], !kDefers && to.past_caches);
     }
   }
 
@@ -349,10 +372,11 @@ class Spmm : public StripProduct {
     }
   }
 
-  // sum += s panel, where s[i][d] is at s + i * ROW_STRIDE + d * DEPTH_STRIDE, counted in packed elements. If PACK, copies
-  // lines of other panels meanwhile.
-  template <int V, int ROW_STRIDE, int DEPTH_STRIDE, bool PACK = false>
+  // sum += s panel, where s[i][d] is at s + i * ROW_STRIDE + d * DEPTH_STRIDE, counted in packed elements. Meanwhile writes deferred sums,
+  // prefetches what is ahead, and, if PACKS, copies lines of other panels.
+  template <int V, int ROW_STRIDE, int DEPTH_STRIDE, bool PACKS = false>
   static JITSPARSE_INLINE void multiply_block(Sum (&sum)[TILE_ROWS][V], const void* s, const P* panel,
+                                              DeferredSums<A, TILE_ROWS, TILE_COLS>& deferred, [[maybe_unused]] const char* ahead,
                                               [[maybe_unused]] typename PanelLines::Lines copies = {}) {
     const auto multiply_step = [&](int64 d) {
       Vec<P, kL> x[V];
@@ -365,13 +389,16 @@ class Spmm : public StripProduct {
         for (int v = 0; v < V; ++v) add_product<kL>(sum[i][v], factor, x[v]);
       }
     };
-    if constexpr (PACK) {
-      constexpr int kGroup = 8;
-      static_assert(kGroup % kEvery == 0 && kPackedDepth % kGroup == 0);
-      for (int64 first = 0; first < kPackedDepth; first += kGroup) {
+    if constexpr (kDefers || PACKS) {
+      static_assert(kPackedDepth % kStepGroup == 0 && kStepGroup % kEvery == 0);
+      for (int64 first = 0; first < kPackedDepth; first += kStepGroup) {
+        if (kDefers && !deferred.empty()) deferred.template next<V>();
         JITSPARSE_UNROLL
-        for (int step = 0; step < kGroup; ++step) {
-          if (step % kEvery == 0) copies.copy((first + step) / kEvery, 0);
+        for (int step = 0; step < kStepGroup; ++step) {
+          if (kReadsAhead && step > 0 && step <= kAheadLines) {
+            __builtin_prefetch(ahead + (first / kStepGroup * kAheadLines + step - 1) * kLine, 0, kIntoL2);
+          }
+          if (PACKS && step % kEvery == 0) copies.copy((first + step) / kEvery, 0);
           multiply_step(first + step);
         }
       }
@@ -385,6 +412,7 @@ class Spmm : public StripProduct {
   const int64 m_, k_;
   const int32 *const row_ptr_, *const col_;
   const int64 block_cols_;
+  static constexpr int64 kDeferredBytes = kDefers ? DeferredSums<A, TILE_ROWS, TILE_COLS>::kElements * int64(sizeof(A)) : 0;
   int64 panels_bytes_, tile_bytes_, rows_bytes_ = 0;
 };
 
