@@ -7,6 +7,7 @@
 // Each thread takes strips of X, several register tiles high, and walks the block columns of S.
 #pragma once
 
+#include "cpu/deferred_sums.h"
 #include "cpu/epilogue.h"
 #include "cpu/pack.h"
 #include "cpu/packing.h"
@@ -39,8 +40,10 @@ class DdsRows : public StripProduct {
   // X is packed beside multiplying (packing.h): during a block, two lines of as many rows as a register tile has, one every kEvery steps.
   static constexpr int kAcross = 2, kCopies = kAcross * TILE_ROWS, kEvery = power_of_2_up_to(BLOCK_ROWS / kCopies);
   static constexpr bool kBeside = kMayPackBeside && kDirect && kEvery > 0 && BLOCK_ROWS % (kAcross * kL) == 0;
-  // Steps that are unrolled; beside packing, one of each line of a row.
-  static constexpr int kUnroll = kVecBytes == 64 ? 8 : 4, kUnrollBeside = max(1, kAcross * kEvery);
+  // Steps that are unrolled.
+  static constexpr int kUnroll = kVecBytes == 64 ? 8 : 4, kUnrollBeside = max(4, kAcross * kEvery);
+  // Sums that go past the caches are written during the next tile.
+  static constexpr bool kDefers = kMayPackBeside && kDirect;
 
  public:
   static int run(const SpmmArgs& args) { return run_strips<DdsRows>(args, BLOCK_ROWS * BLOCK_COLS); }
@@ -52,7 +55,7 @@ class DdsRows : public StripProduct {
     plan = {args.batch, args.n, highest, index_.C, index_.ccol(), BLOCK_ROWS};
     panels_bytes_ = highest * row_bytes;
     sums_bytes_ = highest * kWidth * int64(sizeof(A));
-    own_bytes = panels_bytes_ + sums_bytes_ + PartOrder::bytes(index_.R, index_.C);
+    own_bytes = panels_bytes_ + kDeferredBytes + sums_bytes_ + PartOrder::bytes(index_.R, index_.C);
     expect_output(args, args.cols, sizeof(T), threads);
   }
 
@@ -96,8 +99,15 @@ class DdsRows : public StripProduct {
       return {from(part, piece, line), nullptr, dense.ld, to, BLOCK_ROWS, kL};
     }
   };
-  using Queue = CopyQueue<PanelLines>;
   using Sums = SumsView<A>;
+  using Deferred = DeferredSums<A, TILE_ROWS, TILE_COLS>;
+  static constexpr int64 kDeferredBytes = kDefers ? Deferred::kElements * int64(sizeof(A)) : 0;
+
+  // What is done between the steps of register tiles, for others.
+  struct Beside {
+    CopyQueue<PanelLines> queue;
+    Deferred deferred;
+  };
 
   // Uses tiles of HEIGHT rows, or of fewer if that suffices.
   template <int HEIGHT> void multiply_strip_of(int64 batch, const Strip& strip, char* scratch) const {
@@ -105,8 +115,9 @@ class DdsRows : public StripProduct {
       if (div_up(strip.rows, strip.tiles) <= HEIGHT - kStep) return multiply_strip_of<HEIGHT - kStep>(batch, strip, scratch);
     }
     A* const panels = reinterpret_cast<A*>(scratch);
-    A* const sums = reinterpret_cast<A*>(scratch + panels_bytes_);
-    char* const after_sums = scratch + panels_bytes_ + sums_bytes_;
+    A* const deferred = reinterpret_cast<A*>(scratch + panels_bytes_);
+    A* const sums = reinterpret_cast<A*>(scratch + panels_bytes_ + kDeferredBytes);
+    char* const after_sums = scratch + panels_bytes_ + kDeferredBytes + sums_bytes_;
     const int64 panel = HEIGHT * BLOCK_ROWS * index_.R, tile = HEIGHT * kWidth;  // elements
     const int64 rows = strip.template rows_of<HEIGHT>();
     const auto begin_of_tile = [&](int64 i) { return strip.template begin_of<HEIGHT>(i); };
@@ -114,13 +125,13 @@ class DdsRows : public StripProduct {
     const Dense dense = dense_of<T, /*K_CONTIGUOUS=*/true>(args_, batch, args_.rows);
     const Out out = out_of<T, /*TRANSPOSED=*/false>(args_, batch, args_.n, args_.cols);
     // Lines are copied whole and for full tiles; in other strips, what a block column needs is packed first.
-    const bool beside = kBeside && HEIGHT == TILE_ROWS && rows == HEIGHT && args_.rows % BLOCK_ROWS == 0;
-    const PartOrder order(after_sums, index_.R, index_.ccol(), index_.row_t(), strip.from, beside ? strip.to : strip.from);
-    Queue queue({dense, strip, panels, panel, strip.tiles}, order.parts(), order.count());
-    PackedParts<kPart> parts(after_sums, index_.row_t(), beside ? 0 : index_.R);
+    const bool packs_beside = kBeside && HEIGHT == TILE_ROWS && rows == HEIGHT && args_.rows % BLOCK_ROWS == 0;
+    const PartOrder order(after_sums, index_.R, index_.ccol(), index_.row_t(), strip.from, packs_beside ? strip.to : strip.from);
+    Beside beside{{{dense, strip, panels, panel, strip.tiles}, order.parts(), order.count()}, Deferred(deferred)};
+    PackedParts<kPart> parts(after_sums, index_.row_t(), packs_beside ? 0 : index_.R);
     for (int64 col = strip.from; col < strip.to; ++col) {
-      if (beside) {
-        queue.complete(order.needed(col));
+      if (packs_beside) {
+        beside.queue.complete(order.needed(col));
       } else {
         parts.complete(begin_of(col), begin_of(col + 1), [&](int64 part) {
           for (int64 i = 0; i < strip.tiles; ++i) pack_part<HEIGHT>(dense, part, begin_of_tile(i), rows, panels + i * panel);
@@ -133,17 +144,18 @@ class DdsRows : public StripProduct {
             const bool past_caches = out.past_caches_at(col0, kWidth);
             for (int64 i = 0; i < strip.tiles; ++i) {
               const Sums to{out.data + begin_of_tile(i) * out.ld + col0, out.ld, past_caches};
-              multiply_tile<HEIGHT>(col, c, panels + i * panel, to, queue);
+              multiply_tile<HEIGHT>(col, c, panels + i * panel, to, beside);
             }
             continue;
           }
         }
         for (int64 i = 0; i < strip.tiles; ++i) {
-          multiply_tile<HEIGHT>(col, c, panels + i * panel, {sums + i * tile, kWidth, false}, queue);
+          multiply_tile<HEIGHT>(col, c, panels + i * panel, {sums + i * tile, kWidth, false}, beside);
         }
         for (int64 i = 0; i < strip.tiles; ++i) write_rows(out, begin_of_tile(i), rows, col0, sums + i * tile, kWidth);
       }
     }
+    beside.deferred.complete();
   }
 
   int64 begin_of(int64 col) const { return index_.ccol()[col]; }
@@ -174,44 +186,49 @@ class DdsRows : public StripProduct {
 
   // Computes all sums of a tile: a block column's columns from c on. Stopping where the blocks fill the L1 cache, and
   // adding the rest once all tiles of the strip got that far, takes 0.97 to 1.02 times as long.
-  template <int HEIGHT> void multiply_tile(int64 col, int c, const A* panel, const Sums& to, Queue& queue) const {
-    if (kBeside && HEIGHT == TILE_ROWS && !queue.empty()) {
-      multiply_blocks<HEIGHT, kBeside && HEIGHT == TILE_ROWS>(col, c, panel, to, queue);
+  template <int HEIGHT> void multiply_tile(int64 col, int c, const A* panel, const Sums& to, Beside& beside) const {
+    const bool defers = kDefers && to.past_caches;
+    const Sums now = defers ? Sums{beside.deferred.memory(), kWidth, false} : to;
+    if (kBeside && HEIGHT == TILE_ROWS && !beside.queue.empty()) {
+      multiply_blocks<HEIGHT, kBeside && HEIGHT == TILE_ROWS>(col, c, panel, now, beside);
     } else {
-      multiply_blocks<HEIGHT, false>(col, c, panel, to, queue);
+      multiply_blocks<HEIGHT, false>(col, c, panel, now, beside);
     }
+    if (defers) beside.deferred.defer(to, HEIGHT, TILE_COLS);
   }
 
-  // If BESIDE, packs lines of the queue meanwhile.
-  template <int HEIGHT, bool BESIDE>
-  __attribute__((noinline)) void multiply_blocks(int64 col, int c, const A* panel, Sums to, Queue& queue) const {
+  // If PACKS, packs lines of the queue meanwhile.
+  template <int HEIGHT, bool PACKS>
+  __attribute__((noinline)) void multiply_blocks(int64 col, int c, const A* panel, Sums to, Beside& beside) const {
     Sum sum[HEIGHT][TILE_COLS] = {};
     for (int64 z = begin_of(col), end = begin_of(col + 1); z < end; ++z) {
       const T* const block = static_cast<const T*>(args_.values) + index_.perm()[z] * int64(BLOCK_ROWS * BLOCK_COLS) + c;
       const A* const x = panel + index_.row_t()[z] * int64(HEIGHT * BLOCK_ROWS);
-      if constexpr (BESIDE) {
+      if constexpr (PACKS) {
         constexpr int kCopied = kCopies * kEvery;
-        const auto copies = queue.take();
-        multiply_steps<HEIGHT, 0, kCopied, kUnrollBeside>(sum, block, x, [&](int64 first, int step) {
+        const auto copies = beside.queue.take();
+        multiply_steps<HEIGHT, 0, kCopied, kUnrollBeside>(sum, block, x, beside.deferred, [&](int64 first, int step) {
           if (step % kEvery == 0) copies.copy((first + step) / (kAcross * kEvery), step / kEvery % kAcross);
         });
-        multiply_steps<HEIGHT, kCopied, BLOCK_ROWS, kUnrollBeside>(sum, block, x, [](int64, int) {});
+        multiply_steps<HEIGHT, kCopied, BLOCK_ROWS, kUnrollBeside>(sum, block, x, beside.deferred, [](int64, int) {});
       } else {
-        multiply_steps<HEIGHT, 0, BLOCK_ROWS, kUnroll>(sum, block, x, [](int64, int) {});
+        multiply_steps<HEIGHT, 0, BLOCK_ROWS, kUnroll>(sum, block, x, beside.deferred, [](int64, int) {});
       }
     }
     JITSPARSE_UNROLL
     for (int i = 0; i < HEIGHT; ++i) {
       JITSPARSE_UNROLL
-      for (int v = 0; v < TILE_COLS; ++v) write(to.first + i * to.ld + v * kL, sum[i][v], to.past_caches);
+      for (int v = 0; v < TILE_COLS; ++v) write(to.first + i * to.ld + v * kL, sum[i][v], !kDefers && to.past_caches);
     }
   }
 
-  // sum += x block, for rows FROM .. TO of the block. Calls also(first, step) at each row `first` + `step`.
+  // sum += x block, for rows FROM .. TO of the block. Writes deferred sums meanwhile, and calls also(first, step) at each row `first` + `step`.
   template <int HEIGHT, int FROM, int TO, int UNROLL, class Also>
-  static JITSPARSE_INLINE void multiply_steps(Sum (&sum)[HEIGHT][TILE_COLS], const T* block, const A* x, const Also& also) {
+  static JITSPARSE_INLINE void multiply_steps(Sum (&sum)[HEIGHT][TILE_COLS], const T* block, const A* x, Deferred& deferred,
+                                              const Also& also) {
     static_assert((TO - FROM) % UNROLL == 0);
     for (int64 first = FROM; first < TO; first += UNROLL) {
+      if (kDefers && !deferred.empty()) deferred.template next<TILE_COLS>();
       JITSPARSE_UNROLL
       for (int step = 0; step < UNROLL; ++step) {
         also(first, step);

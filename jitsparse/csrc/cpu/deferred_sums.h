@@ -23,8 +23,8 @@ template <class A, int ROWS, int VECTORS> class DeferredSums {
   bool empty() const { return rows_ == 0; }
   A* memory() const { return first_; }
 
-  // The sums in memory(), ROWS rows of `vectors` vectors, one after the other, go to `to`.
-  __attribute__((noinline)) void defer(const SumsView<A>& to, int vectors) {
+  // The sums in memory(), `rows` rows of `vectors` vectors, one after the other, go to `to`.
+  __attribute__((noinline)) void defer(const SumsView<A>& to, int rows, int vectors) {
     complete();
     A* const stored = first_;
     first_ = second_;
@@ -33,7 +33,7 @@ template <class A, int ROWS, int VECTORS> class DeferredSums {
     to_ = to.first;
     ld_ = to.ld;
     vectors_ = vectors;
-    rows_ = ROWS;
+    rows_ = rows;
   }
 
   // Writes everything that is not of V vectors, so that next() may follow.

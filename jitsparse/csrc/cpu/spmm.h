@@ -275,7 +275,7 @@ class Spmm : public StripProduct {
       } else {
         multiply_tile<V, PACKED, false>(begin, end, r, add, rows, panels, to, fetches, beside);
       }
-      if (defers) beside.deferred.defer(last, V);
+      if (defers) beside.deferred.defer(last, TILE_ROWS, V);
     }
   }
 
