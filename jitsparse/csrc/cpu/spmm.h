@@ -5,7 +5,8 @@
 //
 // Each thread takes strips of C, several register tiles wide, and walks the block rows. It packs the panel
 // of B that a block multiplies when a strip first needs it, or while earlier rows are multiplied (packing.h), so
-// panels that no block needs are not read (except for the rest of a few cache lines if k is contiguous). Blocks are read in place, and one element,
+// panels that no block needs are not read (except for the rest of a few cache lines if k is contiguous). Sums that go past the caches are
+// written during the next tile (deferred_sums.h). Blocks are read in place, and one element,
 // or pair, is broadcast against a row of the panel; those that have to be converted or paired first are
 // packed a few rows at a time.
 #pragma once
