@@ -101,7 +101,7 @@ class DdsRows : public StripProduct {
   };
   using Sums = SumsView<A>;
   using Deferred = DeferredSums<A, TILE_ROWS, TILE_COLS>;
-  static constexpr int64 kDeferredBytes = kDefers ? Deferred::kElements * int64(sizeof(A)) : 0;
+  static constexpr int64 kDeferredBytes = kDefers ? Deferred::kBytes : 0;
 
   // What is done between the steps of register tiles, for others.
   struct Beside {
@@ -215,6 +215,7 @@ class DdsRows : public StripProduct {
         multiply_steps<HEIGHT, 0, BLOCK_ROWS, kUnroll>(sum, block, x, beside.deferred, [](int64, int) {});
       }
     }
+    // Sums that are deferred stay in the caches for now, which is known when this is compiled.
     JITSPARSE_UNROLL
     for (int i = 0; i < HEIGHT; ++i) {
       JITSPARSE_UNROLL

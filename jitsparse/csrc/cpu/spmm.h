@@ -100,11 +100,13 @@ class Spmm : public StripProduct {
     }
   };
   using Sums = SumsView<A>;
+  using Deferred = DeferredSums<A, TILE_ROWS, TILE_COLS>;
+  static constexpr int64 kDeferredBytes = kDefers ? Deferred::kBytes : 0;
 
   // What is done between the steps of register tiles, for others.
   struct Beside {
     CopyQueue<PanelLines> queue;
-    DeferredSums<A, TILE_ROWS, TILE_COLS> deferred;
+    Deferred deferred;
     const char* ahead;  // what is prefetched next
   };
 
@@ -159,7 +161,7 @@ class Spmm : public StripProduct {
     char* const after_rows = after_tile + rows_bytes_;
     const PartOrder order(after_rows, block_cols_, row_ptr_, col_, from, packs_beside ? to : from);
     const bool reads_ahead = kReadsAhead && width > (kWidestTiles - 1) * TILE_COLS;
-    Beside beside{{lines, order.parts(), order.count()}, DeferredSums<A, TILE_ROWS, TILE_COLS>(deferred), nullptr};
+    Beside beside{{lines, order.parts(), order.count()}, Deferred(deferred), nullptr};
     PackedParts<kPart> parts(after_rows, col_, packs_beside ? 0 : block_cols_);
     for (int64 row = from, end; row < to; row = end) {
       end = end_of_group(row, to);
@@ -317,6 +319,7 @@ class Spmm : public StripProduct {
         multiply_block<V, FLIPPED ? 1 : kPackedDepth, FLIPPED ? TILE_ROWS : 1>(sum, here, panel, deferred, nullptr);
       }
     }
+    // Sums that are deferred stay in the caches for now, which is known when this is compiled.
     JITSPARSE_UNROLL
     for (int i = 0; i < TILE_ROWS; ++i) {
       JITSPARSE_UNROLL
@@ -377,7 +380,7 @@ class Spmm : public StripProduct {
   // prefetches what is ahead, and, if PACKS, copies lines of other panels.
   template <int V, int ROW_STRIDE, int DEPTH_STRIDE, bool PACKS = false>
   static JITSPARSE_INLINE void multiply_block(Sum (&sum)[TILE_ROWS][V], const void* s, const P* panel,
-                                              DeferredSums<A, TILE_ROWS, TILE_COLS>& deferred, [[maybe_unused]] const char* ahead,
+                                              Deferred& deferred, [[maybe_unused]] const char* ahead,
                                               [[maybe_unused]] typename PanelLines::Lines copies = {}) {
     const auto multiply_step = [&](int64 d) {
       Vec<P, kL> x[V];
@@ -413,7 +416,6 @@ class Spmm : public StripProduct {
   const int64 m_, k_;
   const int32 *const row_ptr_, *const col_;
   const int64 block_cols_;
-  static constexpr int64 kDeferredBytes = kDefers ? DeferredSums<A, TILE_ROWS, TILE_COLS>::kElements * int64(sizeof(A)) : 0;
   int64 panels_bytes_, tile_bytes_, rows_bytes_ = 0;
 };
 

@@ -208,9 +208,11 @@ template <int N> JITSPARSE_INLINE void add_product(Vec<float, N>& sum, Pair fact
 }
 #endif
 
-// Calls step(d) for each d < count, unrolled. GCC schedules eight calls as one where there are 32 registers, which takes 0.96 to 0.99 of
-// the time that four copies of a call take; where there are 16, it would spill some.
+// Steps of a multiply loop that GCC schedules as one where there are 32 registers, which takes 0.96 to 0.99 of the time that four copies of a
+// step take; where there are 16, it would spill some.
 constexpr int kStepGroup = 8;
+
+// Calls step(d) for each d < count, unrolled.
 template <class Step> JITSPARSE_INLINE void unrolled(int64 count, const Step& step) {
   int64 d = 0;
   if constexpr (kVecBytes == 64) {
