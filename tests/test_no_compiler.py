@@ -64,6 +64,22 @@ def test_the_reference_answers_after_one_warning(tmp_path: Path) -> None:
     assert "install" in done.stdout
 
 
+def test_another_compiler_is_refused_in_a_sentence(
+    cache_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rather than in its own words for the first extension that it lacks."""
+    from jitsparse.kernels import dispatch
+
+    monkeypatch.setattr(dispatch, "_kernels", {})
+    clang = tmp_path / "clang++"
+    clang.write_text(f'#!/bin/sh\nexec {shutil.which("c++")} -D__clang__ "$@"\n')
+    clang.chmod(0o755)
+    a, x = js.random((64, 64), 32, 0.5), torch.randn(64, 8)
+    with config.override(cxx=str(clang)):
+        with pytest.raises(js.CompileError, match="kernels need g"):
+            js.dsd(a, x)
+
+
 def test_a_wrong_cxx_is_no_missing_compiler(
     cache_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -230,8 +230,8 @@ def ninja_directory() -> Path | None:
 
 def _find_cxx() -> Compiler:
     asked = config.get().cxx
-    # Without CXX torch calls "c++"; the other names are for systems that lack this link.
-    names = [asked] if asked else ["c++", "g++", "clang++"]
+    # Without CXX torch calls "c++"; the other name is for systems that lack this link.
+    names = [asked] if asked else ["c++", "g++"]
     for name in names:
         path = shutil.which(name)
         if path:

@@ -105,13 +105,13 @@ def test_without_any_compiler_the_names_searched_are_listed(bare: Path) -> None:
     (bare / "bin" / "c++").unlink()
     with config.override(cxx=None), pytest.raises(CompilerNotFound) as caught:
         toolchain.find("c++")
-    assert "Searched for c++, g++, clang++" in str(caught.value)
+    assert "Searched for c++, g++ in" in str(caught.value)
 
 
 def test_other_names_are_tried(bare: Path) -> None:
-    (bare / "bin" / "c++").rename(bare / "bin" / "clang++")
+    (bare / "bin" / "c++").rename(bare / "bin" / "g++")
     with config.override(cxx=None):
-        assert toolchain.find("c++").cxx.path == bare / "bin" / "clang++"
+        assert toolchain.find("c++").cxx.path == bare / "bin" / "g++"
 
 
 @pytest.mark.usefixtures("compiled")

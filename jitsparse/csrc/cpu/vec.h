@@ -2,6 +2,10 @@
 // architecture, without intrinsics headers (0.35 s of compile time for <immintrin.h> alone).
 #pragma once
 
+#if defined(__clang__) || !defined(__GNUC__)
+#error "CPU kernels need g++: other compilers lack its vector extensions. Install g++, and unset CXX or set it to g++."
+#endif
+
 #include "abi.h"
 
 #define JITSPARSE_INLINE inline __attribute__((always_inline))
@@ -229,9 +233,6 @@ template <class Step> JITSPARSE_INLINE void unrolled(int64 count, const Step& st
 // caches for other data. `p` is aligned to the vector, and the rest of its cache line must be written
 // in the same way right before or after. All threads see the data after stream_fence().
 template <class V> JITSPARSE_INLINE void stream(void* p, V v) {
-#if defined(__clang__)
-  __builtin_nontemporal_store(v, static_cast<V*>(p));
-#else
   [[maybe_unused]] float* const to = static_cast<float*>(p);
 #if defined(__AVX512F__)
   if constexpr (sizeof v == 64) return __builtin_ia32_movntps512(to, (Vec<float, 16>)v);
@@ -240,7 +241,6 @@ template <class V> JITSPARSE_INLINE void stream(void* p, V v) {
   if constexpr (sizeof v == 32) return __builtin_ia32_movntps256(to, (Vec<float, 8>)v);
 #endif
   __builtin_memcpy(p, &v, sizeof v);
-#endif
 }
 
 inline void stream_fence() {
