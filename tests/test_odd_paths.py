@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import pwd
+import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,7 +36,9 @@ def test_cache_and_templates(name: str, tmp_path: Path, forget: Callable[[], Non
     assert kernel.entry.path.is_relative_to(root)
 
 
-@pytest.mark.parametrize("name", ["$HOME", "${in}", "colon:colon", "line\nbreak"])
+@pytest.mark.parametrize(
+    "name", ["$HOME", "${in}", "colon:colon", "pi|pe", "line\nbreak", "back\rward"]
+)
 def test_what_ninja_would_interpret_is_refused(name: str, tmp_path: Path) -> None:
     template = toykernel.write(tmp_path / "templates")
     root = tmp_path / name / "cache"
@@ -42,6 +46,30 @@ def test_what_ninja_would_interpret_is_refused(name: str, tmp_path: Path) -> Non
         with pytest.raises(ToolchainError, match=r"(?s)in the path .* JITSPARSE_CACHE_DIR"):
             compile_only(template, toykernel.variant())
     assert toykernel.staged(root) == []
+
+
+def test_a_compiler_whose_path_ninja_would_interpret_is_refused(tmp_path: Path) -> None:
+    path, _ = toykernel.compiler(tmp_path / "g++$x", version="g++ (Odd) 1.1")
+    with config.override(cache_dir=tmp_path / "cache", cxx=str(path)):
+        with pytest.raises(ToolchainError, match=r"there is a '\$' in the path .*g\+\+\$x"):
+            compile_only(toykernel.write(tmp_path / "templates"), toykernel.variant())
+
+
+def test_a_process_without_path(tmp_path: Path) -> None:
+    """Programs are found in the system's directories then, and have to find their own parts."""
+    if not shutil.which("c++", path=os.defpath):
+        pytest.skip("no compiler in the system's directories")
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "import toykernel, jitsparse\n"
+        f"kernel = jitsparse.jit.load(toykernel.template({str(tmp_path)!r}), toykernel.variant())\n"
+        "print(toykernel.run(kernel))\n"
+    )
+    toykernel.write(tmp_path)
+    environment = {"JITSPARSE_CACHE_DIR": str(tmp_path / "cache"), "JITSPARSE_LOG": "quiet"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.stdout == "True\n", done.stderr
 
 
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:

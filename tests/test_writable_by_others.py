@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import toykernel
 
-from jitsparse.errors import UntrustedCache
+from jitsparse.errors import CacheMiss, UntrustedCache
 from jitsparse.jit import Template, cache_info, compile_only, config, load, trust, tuned
 from jitsparse.jit.environment import Config
 
@@ -109,6 +112,56 @@ def test_a_lax_umask_makes_nothing_that_others_can_write(tmp_path: Path) -> None
         os.umask(before)
     for path in (entry.path, *entry.path.iterdir()):
         assert not path.stat().st_mode & 0o022, path
+
+
+@pytest.mark.parametrize("umask", [0o002, 0o022, 0o007, 0o077])
+def test_a_shared_cache_lets_in_whom_the_umask_admits(umask: int, tmp_path: Path) -> None:
+    """What one user compiled and may read, the others may; nobody may change what will be run."""
+    template = toykernel.write(tmp_path)
+    root = tmp_path / "shared"
+    root.mkdir(mode=0o777)
+    before = os.umask(umask)
+    try:
+        with config.override(cache_dir=root, trust_cache=[root]):
+            entry = compile_only(template, toykernel.variant())
+    finally:
+        os.umask(before)
+    for path in (root / "v1", root / "v1" / "locks", root / "v1" / "staging"):
+        assert path.stat().st_mode & 0o777 == 0o777 & ~umask, path
+    (lock,) = (root / "v1" / "locks").glob("*.lock")
+    assert lock.stat().st_mode & 0o666 & ~umask == 0o666 & ~umask
+    assert entry.path.stat().st_mode & 0o777 == 0o755 & ~umask
+    assert entry.library.stat().st_mode & 0o044 == 0o044 & ~umask
+
+
+def test_what_another_user_compiled_and_may_not_be_read_is_compiled_again(
+    built: Template, tmp_path: Path, forget: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For this process alone, since it can be neither read nor replaced."""
+    (entry,) = toykernel.entries(tmp_path / "cache")
+    denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    def refusing(function: Callable[..., Any]) -> Callable[..., Any]:
+        def refuse(path: Any, *arguments: Any, **options: Any) -> Any:
+            if str(path).startswith(str(entry)):  # which root could read whatever its mode is
+                raise denied
+            return function(path, *arguments, **options)
+
+        return refuse
+
+    for name in ("open", "scandir", "rename"):
+        monkeypatch.setattr(os, name, refusing(getattr(os, name)))
+    with config.override(cache_dir=tmp_path / "cache", jit="off"):
+        with pytest.raises(CacheMiss, match=r"not usable: meta.json cannot be read \(Permission"):
+            load(built, toykernel.variant())
+    with (
+        config.override(cache_dir=tmp_path / "cache"),
+        warnings.catch_warnings(record=True) as seen,
+    ):
+        warnings.simplefilter("always")
+        kernel = load(built, toykernel.variant())
+    assert f"the kernel {entry} cannot be used: Permission denied" in str(seen[0].message)
+    assert toykernel.run(kernel)
 
 
 def test_the_variable_names_paths() -> None:

@@ -7,6 +7,7 @@ ended by SIGTERM.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import io
 import os
@@ -69,8 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # A path may contain bytes that are not text, and is printed byte for byte.
-        sys.stdout.reconfigure(errors="surrogateescape")
+        sys.stdout.reconfigure(errors="jitsparse-path")
     try:
         try:
             with _as_a_program():
@@ -99,6 +99,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return 1
     return 0
+
+
+def _encode_path(error: UnicodeError) -> tuple[str | bytes, int]:
+    """A path may contain bytes that are not text, which are printed as they are, and characters
+    that the output's encoding lacks, which are escaped."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    first = (error.object, error.start, error.start + 1)
+    one = UnicodeEncodeError(error.encoding, *first, error.reason)
+    try:
+        return codecs.lookup_error("surrogateescape")(one)
+    except UnicodeEncodeError:
+        return codecs.backslashreplace_errors(one)
+
+
+codecs.register_error("jitsparse-path", _encode_path)
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jitsparse.doctor.finding import Finding
-from jitsparse.jit import build, private, trust
+from jitsparse.jit import build, files, private, trust
 from jitsparse.jit.cache import VERSION, Cache
 from jitsparse.jit.entry import LIBRARY
 from jitsparse.jit.environment import Config
@@ -241,7 +241,7 @@ def _check_clock(probe: Path) -> Iterator[Finding]:
 
 def _check_entries(name: str, root: Path, trusted: tuple[Path, ...]) -> Iterator[Finding]:
     """Number and size of the entries, and those whose meta.json is missing or damaged."""
-    directories = [path for path in (root / VERSION).glob("*-*") if path.is_dir()]
+    directories = [path for path in files.listed(root / VERSION, "*-*") if path.is_dir()]
     entries = list(Cache(root, trusted=trusted).entries())
     megabytes = sum(entry.library_bytes for entry in entries) / 1e6
     text = f"kernels: {len(entries)}, {megabytes:.1f} MB"

@@ -76,7 +76,7 @@ def build(
         ToolchainError: ninja or the compiler cannot be run, or a path cannot be passed to them.
         OSError: something cannot be written.
     """
-    _check_names(template, variant, staging)
+    _check_names(template, variant, tools, staging)
     forks.ready("jinja2", "jitsparse.jit.line_marks")
     extensions.ready()
     source = staging / f"kernel{template.suffix}"
@@ -143,13 +143,18 @@ def _require_functions(template: Template, variant: Variant, library: Path) -> N
             raise incomplete(variant.name, template.source, name)
 
 
-def unusable_name(path: Path, forbidden: str = "$:\n") -> str:
+_IN_BUILD_FILES = "$\n\r"
+_IN_OUTPUTS = _IN_BUILD_FILES + ":|"
+"""Characters with a special meaning in the file that torch writes for ninja, and in the paths of
+what is built."""
+
+
+def unusable_name(path: Path, forbidden: str = _IN_OUTPUTS) -> str:
     """Why nothing can be built in a directory of this name, or an empty string.
 
     Args:
-        path: the directory.
-        forbidden: characters with a special meaning in the file that torch writes for ninja; a
-            colon has one in the path of a build output, but not in that of a header.
+        path: the directory, or a program or a header's directory.
+        forbidden: characters that its path must not have.
     """
     for character in forbidden:
         if character in str(path):
@@ -161,10 +166,14 @@ def unusable_name(path: Path, forbidden: str = "$:\n") -> str:
     return ""
 
 
-def _check_names(template: Template, variant: Variant, staging: Path) -> None:
+def _check_names(
+    template: Template, variant: Variant, tools: toolchain.Toolchain, staging: Path
+) -> None:
     libraries = (folder for folder, _ in template.libraries)
-    includes = (template.source.parent, *template.include_dirs, *libraries)
-    for reason in (unusable_name(staging), *(unusable_name(each, "$\n") for each in includes)):
+    programs = (each.path for each in (tools.cxx, tools.nvcc, tools.ccbin) if each)
+    others = (template.source.parent, *template.include_dirs, *libraries, *programs)
+    reasons = (unusable_name(each, _IN_BUILD_FILES) for each in others)
+    for reason in (unusable_name(staging), *reasons):
         if reason:
             raise ToolchainError(
                 f"{variant.name} cannot be compiled, because {reason}, which the build file that "

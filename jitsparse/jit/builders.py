@@ -33,7 +33,7 @@ STAGING_AGE = 86400.0
 
 @contextlib.contextmanager
 def exclusively(
-    path: Path, waiting: Callable[[str], AbstractContextManager[None]]
+    path: Path, waiting: Callable[[str], AbstractContextManager[None]], *, shared: bool = False
 ) -> Iterator[None]:
     """Hold a lock; proceed without it where it cannot be acquired.
 
@@ -41,14 +41,16 @@ def exclusively(
         path: the lock's file, without its suffix.
         waiting: called once with a description of the holder when it takes a while; the context
             that it returns is entered for the rest of the wait.
+        shared: whether several users' builders exclude each other.
     """
     forks.ready("filelock")
     import filelock
 
     holder = path.with_suffix(".holder")
-    lock = filelock.FileLock(path.with_suffix(".lock"), mode=0o600)
+    mode = 0o666 if shared else 0o600
+    lock = filelock.FileLock(path.with_suffix(".lock"), mode=mode)
     try:
-        _try(path.with_suffix(".lock"))
+        _try(path.with_suffix(".lock"), mode)
         try:
             lock.acquire(timeout=LOCK_PATIENCE, poll_interval=LOCK_POLL)
         except filelock.Timeout:
@@ -72,7 +74,7 @@ def exclusively(
             lock.release()
 
 
-def _try(path: Path) -> None:
+def _try(path: Path, mode: int) -> None:
     """Check that the file system has locks at all.
 
     Where it has none, filelock would take the existence of a file for the lock, which a killed
@@ -81,7 +83,7 @@ def _try(path: Path) -> None:
     Raises:
         OSError: it has none.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         # Closing alone would leave it locked by a child that was forked meanwhile.
@@ -97,7 +99,7 @@ def remove_locks(folder: Path) -> None:
 
     A process about to take one of them takes a new one: at worst two compile the same kernel.
     """
-    for path in folder.glob("*.lock"):
+    for path in files.listed(folder, "*.lock"):
         with contextlib.suppress(OSError):  # held, or gone meanwhile
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:

@@ -172,6 +172,8 @@ class Cache(Lookup):
             if mode & trust.WRITABLE:
                 path.chmod(mode & ~trust.WRITABLE)
             sync(path)
+        if self.shared:
+            self._let_in(staging)
         target = self._directory() / name
         obstacle: OSError | None = None
         for _ in range(3):
@@ -190,6 +192,28 @@ class Cache(Lookup):
             return Entry(target, meta, fresh=True)
         reason = obstacle.strerror if obstacle else ""
         raise OSError(f"{target} cannot be replaced: {reason}") from obstacle
+
+    def hidden(self, name: str) -> str:
+        """That another user's entry of a name can be neither read nor replaced, as the beginning of
+        a message; otherwise an empty string."""
+        path = self.root / VERSION / name
+        try:
+            os.scandir(path).close()
+        except PermissionError as error:
+            return f"the kernel {path} cannot be used: {error.strerror}"
+        except OSError:
+            pass  # it is not there, or is no directory, which is repaired
+        return ""
+
+    def _let_in(self, staging: Path) -> None:
+        """Let those into a finished directory who may read its files, which the umask decided.
+
+        It was made for its builder alone, and would be in the way of the others.
+        """
+        readable = (staging / META).stat().st_mode & (stat.S_IRGRP | stat.S_IROTH)
+        mode = stat.S_IMODE(staging.stat().st_mode)
+        with contextlib.suppress(OSError):  # some file systems let nobody change a mode
+            staging.chmod(mode | readable | readable >> 2)
 
     def used(self, entry: Entry) -> None:
         """Record that an entry of this cache is used now, for pruning.
@@ -251,10 +275,10 @@ class Cache(Lookup):
         Read-only layers are left alone, and so are builds in progress.
         """
         root = self.root / VERSION
-        count = sum(self.discard(path) for path in root.glob("*-*"))
+        count = sum(self.discard(path) for path in files.listed(root, "*-*"))
         # Only their contents: another process may be about to rename an entry into them.
         for part in ("quarantine", "failed"):
-            for path in (root / part).glob("*"):
+            for path in files.listed(root / part):
                 files.remove(path)
         builders.remove_locks(root / "locks")
         return count
@@ -271,18 +295,22 @@ class Cache(Lookup):
             name: directory name, ``<variant>-<hash16>``.
             waiting: as for :func:`~jitsparse.jit.builders.exclusively`.
         """
-        if not self._lock:
+        locks: Path | None = None
+        if self._lock:
+            with contextlib.suppress(UnwritableCache):
+                locks = self._directory("locks")
+        if locks is None:
             yield
             return
-        with builders.exclusively(self._directory("locks") / name.rpartition("-")[2], waiting):
+        with builders.exclusively(locks / name.rpartition("-")[2], waiting, shared=self.shared):
             yield
 
     def _directory(self, part: str = "") -> Path:
         path = self.root / VERSION / part
         try:
             if not path.is_dir():
-                for each in (self.root, self.root / VERSION, path):
-                    each.mkdir(mode=0o700, parents=True, exist_ok=True)
+                parts = (self.root, self.root / VERSION, path)
+                files.make_directories(*parts, shared=self.shared)
         except OSError as error:
             raise self._unwritable(path, error) from error
         return path
@@ -369,8 +397,12 @@ def _identity(settings: Config) -> tuple[tuple[Path, ...], ...]:
     return (settings.cache_dir,), settings.cache_path, settings.trust_cache
 
 
-def private_instead(cache: Cache) -> Cache:
-    """A cache for this process alone, where the configured one cannot be written; warns once.
+def private_instead(cache: Cache, reason: str) -> Cache:
+    """A cache for this process alone, where the configured one cannot be used; warns once.
+
+    Args:
+        cache: the configured one.
+        reason: why it cannot, as the beginning of a message.
 
     Raises:
         UnwritableCache: there is no place for one either.
@@ -378,10 +410,10 @@ def private_instead(cache: Cache) -> Cache:
     with _replacing:
         if current() is not cache:
             return current()
-        root = private.directory(cache.refusal())
+        root = private.directory(reason)
         _caches[_identity(config.get())] = Cache(root, cache.roots, trusted=cache.trusted)
     progress.warn(
-        f"jitsparse: {cache.refusal()}; what this process compiles is lost when it ends. Set "
+        f"jitsparse: {reason}; what this process compiles is lost when it ends. Set "
         "JITSPARSE_CACHE_DIR to a directory that can be written."
     )
     return current()

@@ -13,12 +13,13 @@ __all__ = ["compile_error", "first_error", "incomplete"]
 
 # gcc and clang: file:line:column: error: text      nvcc: file(line): error: text
 _LOCATED = re.compile(
-    r"^\S[^\n]*?(?::\d+(?::\d+)?|\(\d+\)): (?:(?:fatal |catastrophic )?error|Error)\b"
+    r"^\S[^\n]*?(?::\d+(?::\d+)?|\(\d+\)): "
+    r"(?:(?:fatal |catastrophic |internal compiler )?error|Error)\b"
 )
 # ptxas, the linker and the drivers give no line of the source.
 _PLAIN = re.compile(
     r"^(?:ptxas\b.*(?:error|fatal)|nvcc (?:error|fatal)|nvlink (?:error|fatal)"
-    r"|[^\s:]+: (?:fatal )?error:|.*: undefined reference to"
+    r"|[^\s:]+: (?:fatal |internal compiler )?error:|.*: undefined reference to"
     r"|\S*ld(?:\.\w+)?: (?!.*: in function))"
 )
 _MAX_LINES = 6

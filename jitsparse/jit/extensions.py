@@ -186,8 +186,11 @@ def _missing(tools: toolchain.Toolchain) -> dict[str, str]:
     """Variables that have to change for torch to find what a build needs."""
     changes: dict[str, str] = {}
     directory = toolchain.ninja_directory()
-    if directory is not None:
-        changes["PATH"] = f"{directory}{os.pathsep}{os.environ.get('PATH', '')}"
+    path = os.environ.get("PATH")
+    if directory is not None or path is None:
+        # Without PATH programs are found in these directories, but gcc does not find its own parts.
+        folders = (directory, os.defpath if path is None else path)
+        changes["PATH"] = os.pathsep.join(str(each) for each in folders if each is not None)
     if shutil.which(os.environ.get("CXX", "c++")) != str(tools.cxx.path):
         changes["CXX"] = str(tools.cxx.path)
     # Compilers translate their messages, and the first error is found by its English name.

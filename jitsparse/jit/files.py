@@ -9,7 +9,7 @@ import stat
 import uuid
 from pathlib import Path
 
-__all__ = ["read", "remove", "write"]
+__all__ = ["listed", "make_directories", "read", "remove", "write"]
 
 LIMIT = 1 << 26
 """Bytes of the largest file that is read; the largest that is written has a few thousand."""
@@ -49,6 +49,28 @@ def write(path: Path, text: str) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+def make_directories(*paths: Path, shared: bool) -> None:
+    """Make the directories that are missing.
+
+    Args:
+        paths: the directories, each below the one before it.
+        shared: whether for everyone whom the umask admits, and not for this user alone.
+
+    Raises:
+        OSError: one cannot be made.
+    """
+    for path in paths:
+        path.mkdir(mode=0o777 if shared else 0o700, parents=True, exist_ok=True)
+
+
+def listed(directory: Path, pattern: str = "*") -> list[Path]:
+    """What a directory has that matches a pattern, by name; nothing if it cannot be read."""
+    try:
+        return sorted(directory.glob(pattern))
+    except OSError:
+        return []
 
 
 def remove(path: Path) -> None:

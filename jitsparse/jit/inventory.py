@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from jitsparse.jit import files
 from jitsparse.jit.entry import META, Entry
 from jitsparse.jit.lookup import VERSION, Lookup
 
@@ -49,14 +50,14 @@ class Verdict:
 
 def directories(root: Path) -> list[Path]:
     """Directories of the entries below a root, valid or not, by name."""
-    return sorted((root / VERSION).glob("*-*"))
+    return files.listed(root / VERSION, "*-*")
 
 
 def disk_usage(path: Path) -> tuple[int, float]:
     """Size of an entry's files, and when it was last used; 0 and 0.0 if it is gone."""
     size, last_use = 0, 0.0
-    with contextlib.suppress(OSError), os.scandir(path) as files:
-        for file in files:
+    with contextlib.suppress(OSError), os.scandir(path) as found:
+        for file in found:
             status = file.stat(follow_symlinks=False)
             size += status.st_size
             if file.name == META:

@@ -272,9 +272,10 @@ def _record(template: Template, variant: Variant) -> None:
         return
     _recorded.add(use)
     line = json.dumps({"variant": variant.name, "template": template.name}) + "\n"
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK  # no waiting for a pipe's reader
     try:
         # One write of less than a page, appended: lines of several processes do not mix.
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        descriptor = os.open(path, flags, 0o600)
         try:
             os.write(descriptor, line.encode())
         finally:

@@ -56,6 +56,11 @@ class Lookup:
                 trust.check(root, (root, root / VERSION))
 
     @property
+    def shared(self) -> bool:
+        """Whether several users write to the root, which is then trusted for it."""
+        return self.root in self.trusted
+
+    @property
     def compiler_memos(self) -> tuple[Path, ...]:
         """Files that remember compilers' version texts, the writable one last."""
         return tuple(root / VERSION / "compilers.json" for root in self.roots)
@@ -77,7 +82,7 @@ class Lookup:
         """The newest valid entry whose fields agree in everything but the compiler's version."""
         for root in self.roots:
             found = []
-            for path in (root / VERSION).glob(f"{fields['variant']}-*"):
+            for path in files.listed(root / VERSION, f"{fields['variant']}-*"):
                 entry = self.open(path)
                 if entry is not None and same_but_compiler(entry.meta["fields"], fields):
                     found.append(entry)
@@ -88,12 +93,12 @@ class Lookup:
     def paths_of(self, variant: str) -> Iterator[Path]:
         """Directories of a variant's entries, valid or not."""
         for root in self.roots:
-            yield from (root / VERSION).glob(f"{variant}-*")
+            yield from files.listed(root / VERSION, f"{variant}-*")
 
     def entries(self) -> Iterator[Entry]:
         """Every valid entry of every root, without reading the libraries."""
         for root in self.roots:
-            for path in sorted((root / VERSION).glob("*-*")):
+            for path in files.listed(root / VERSION, "*-*"):
                 meta = read_meta(path, trusted=root in self.trusted)
                 if meta is not None:
                     yield Entry(path, meta)

@@ -179,7 +179,7 @@ def mapped(root: Path) -> set[str]:
 def _remove_leftovers(root: Path, now: float) -> None:
     """Delete what nobody will look at any more: old failures, and entries set aside as damaged."""
     for part in ("failed", "quarantine"):
-        for path in (root / VERSION / part).glob("*"):
+        for path in files.listed(root / VERSION / part):
             with contextlib.suppress(OSError):
                 if now - path.lstat().st_ctime > LEFTOVER_AGE:
                     files.remove(path)

@@ -76,7 +76,9 @@ class Request:
         if config.get().jit:
             try:
                 self.tools = toolchain.find(template.language)
-                self.version = self.tools.version(toolchain.Memo(caches.current().compiler_memos))
+                cache = caches.current()
+                memo = toolchain.Memo(cache.compiler_memos, shared=cache.shared)
+                self.version = self.tools.version(memo)
             except ToolchainError as error:
                 self.tools, self.missing = None, error
         self.fields: dict[str, Any] = {}
@@ -159,8 +161,9 @@ def resolve(
     check_backend(request.template, request.variant)
     if request.tools is None:
         raise request.missing or _miss(request, cache, permission)
-    if not cache.writable():
-        cache = caches.private_instead(cache)
+    reason = cache.hidden(request.name) if cache.writable() else cache.refusal()
+    if reason:
+        cache = caches.private_instead(cache, reason)
 
     asked = time.perf_counter()
 
@@ -241,8 +244,8 @@ def _miss(request: Request, cache: Cache, permission: Permission) -> CacheMiss:
     if changed:
         labels = ", ".join(each.field for each in changed)
         near = f"\n  an entry of this variant is there, but differs in: {labels}"
-    elif any(cache.paths_of(request.variant.name)):
-        near = "\n  an entry of this variant is there, but it is damaged"
+    elif defects := [cache.examine(path)[1] for path in cache.paths_of(request.variant.name)]:
+        near = f"\n  an entry of this variant is there, but not usable: {defects[0]}"
     elif targets := request.other_targets(cache):
         near = (
             f"\n  kernels of {request.variant.op} in {request.variant.dtype} are there for "

@@ -1,18 +1,18 @@
-"""What is wrong with the roots of a cache themselves: one that does not exist, or is a file.
+"""What is wrong with the roots of a cache themselves: one is missing, a file, or not to be read.
 
-Neither stops a lookup, which finds nothing there. So it is said where that matters.
+None of this stops a lookup, which finds nothing there. So it is said where that matters.
 """
 
 from __future__ import annotations
 
-import stat
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
 from jitsparse.errors import ConfigError
 from jitsparse.jit import config
-from jitsparse.jit.lookup import Lookup
+from jitsparse.jit.lookup import VERSION, Lookup
 
 __all__ = ["file_in_the_way", "notes", "require_directories"]
 
@@ -22,11 +22,13 @@ _READ_ONLY = "JITSPARSE_CACHE_PATH"
 _MISSING = "does not exist"
 _FILE = "is a file, not a directory"
 _BELOW_A_FILE = "lies below a file"
-_NO_DIRECTORY = (_FILE, _BELOW_A_FILE)
+_FILE_INSIDE = f"has a file where its {VERSION} should be"
+_NO_DIRECTORY = (_FILE, _BELOW_A_FILE, _FILE_INSIDE)
+_UNREADABLE = "cannot be read"
 
 
 def file_in_the_way(root: Path) -> str:
-    """That a root is a file, or is below one; otherwise an empty string."""
+    """That a root is a file, is below one, or has one inside; otherwise an empty string."""
     reason = _defect(root)
     return reason if reason in _NO_DIRECTORY else ""
 
@@ -44,30 +46,44 @@ def notes(cache: Lookup) -> list[str]:
 
 
 def require_directories(cache: C) -> C:
-    """The cache, unless it is a file, which would be reported as an empty cache.
+    """The cache, unless it would be reported as an empty one for another reason than being new.
 
     A root may be missing.
 
     Raises:
-        ConfigError: a root is a file, or is below one.
+        ConfigError: a root is a file, is below one or has one inside, or may not be read.
     """
     for root, variable, reason in _defects(cache):
         if reason in _NO_DIRECTORY:
             raise ConfigError(f"the cache {root} {reason}. Set {variable} to a directory.")
+        if reason.startswith(_UNREADABLE):
+            raise ConfigError(
+                f"the cache {root} {reason}. Make it readable (chmod -R a+rX {root}), or set "
+                f"{variable} to another directory."
+            )
     return cache
 
 
 def _defect(root: Path) -> str:
     """Why nothing can be found in a root, or an empty string."""
     try:
-        mode = root.stat().st_mode
+        root.stat()
     except FileNotFoundError:
         return _MISSING
     except NotADirectoryError:
         return _BELOW_A_FILE
     except OSError as error:
-        return f"cannot be read: {error.strerror}"
-    return "" if stat.S_ISDIR(mode) else _FILE
+        return f"{_UNREADABLE}: {error.strerror}"
+    for directory in (root, root / VERSION):
+        try:
+            os.scandir(directory).close()
+        except FileNotFoundError:
+            continue
+        except NotADirectoryError:
+            return _FILE if directory == root else _FILE_INSIDE
+        except OSError as error:
+            return f"{_UNREADABLE}: {error.strerror}"
+    return ""
 
 
 def _defects(cache: Lookup) -> Iterator[tuple[Path, str, str]]:

@@ -37,10 +37,12 @@ class Memo:
 
     Args:
         files: searched in order; the last one is written to.
+        shared: whether several users write to it.
     """
 
-    def __init__(self, files: tuple[Path, ...]) -> None:
+    def __init__(self, files: tuple[Path, ...], *, shared: bool = False) -> None:
         self._files = files
+        self._shared = shared
 
     def read(self, identity: str) -> str | None:
         """What the compiler of this identity answered, if it was asked before."""
@@ -55,8 +57,7 @@ class Memo:
         file = self._files[-1]
         content = {**self._content(file), identity: answer}
         with contextlib.suppress(OSError):
-            for directory in (file.parent.parent, file.parent):
-                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            files.make_directories(file.parent.parent, file.parent, shared=self._shared)
             files.write(file, json.dumps(content, indent=1))
 
     @staticmethod
@@ -135,9 +136,12 @@ class Compiler:
 
 
 def _script(program: Path) -> bytes | None:
-    """The text of a program that is a script, or None."""
-    with program.open("rb") as file:
-        return file.read() if file.read(2) == b"#!" else None
+    """The text of a program that is a script, or None; a script is one that can be read."""
+    try:
+        with program.open("rb") as file:
+            return file.read() if file.read(2) == b"#!" else None
+    except PermissionError:
+        return None
 
 
 @dataclass(frozen=True)

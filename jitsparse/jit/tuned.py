@@ -99,7 +99,7 @@ def record(
             raise ArgumentError(f"{name} cannot have taken {taken!r} seconds")
     cache = caches.current()
     if not cache.writable():
-        cache = caches.private_instead(cache)
+        cache = caches.private_instead(cache, cache.refusal())
     path = _path(cache.root, problem, machine)
     content = {
         "format": FORMAT,
@@ -111,7 +111,7 @@ def record(
         "variant": variant,
         "seconds": dict(seconds),
     }
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    files.make_directories(path.parent.parent, path.parent, shared=cache.shared)
     files.write(path, _text(content))
     config.bump()
     return Record(problem, variant, path, False, dict(seconds), driver)
@@ -135,7 +135,7 @@ def records(machine: str) -> dict[str, Record]:
     here = caches.current()
     found = dict(_shipped(SHIPPED / f"{_slug(machine)}.json"))
     for root in (*reversed(here.layers), here.root):
-        for path in (root / "tuned" / _slug(machine)).glob("*.json"):
+        for path in files.listed(root / "tuned" / _slug(machine), "*.json"):
             each = _read(path)
             if each is not None and path == _path(root, each.problem, machine):
                 found[each.problem] = each
@@ -184,7 +184,7 @@ def stored(cache: Lookup) -> Iterator[tuple[str, Record, bytes]]:
         The place below ``tuned/`` in a cache, the entry, and the content of its file.
     """
     for root in (cache.root, *cache.layers):
-        for path in sorted((root / "tuned").glob("*/*.json")):
+        for path in files.listed(root / "tuned", "*/*.json"):
             found = _read(path)
             if found is not None:
                 yield f"{path.parent.name}/{path.name}", found, files.read(path)
@@ -210,7 +210,7 @@ def adopt(cache: Lookup, place: str, content: bytes) -> bool:
         raise ValueError("it is the entry of another problem")
     if path.exists():
         return False
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    files.make_directories(path.parent.parent, path.parent, shared=cache.shared)
     files.write(path, _text(json.loads(content)))
     config.bump()
     return True

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import toykernel
@@ -203,6 +205,42 @@ def test_a_file_is_no_cache_without_entries(
             assert f"Set JITSPARSE_{setting.upper()} to a directory" in said
         assert run("cache", "info") == 0
         assert f"(JITSPARSE_{setting.upper()}) {reason}" in capsys.readouterr().err
+
+
+def test_a_file_inside_is_said_as_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "v1").touch()
+    with config.override(cache_dir=tmp_path):
+        assert main(["cache", "ls"]) == 2
+    assert f"the cache {tmp_path} has a file where its v1 should be" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("part", ["", "v1"])
+@pytest.mark.parametrize("setting", ["cache_dir", "cache_path"])
+def test_a_cache_that_may_not_be_read_is_no_cache_without_entries(
+    setting: str,
+    part: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    root = tmp_path / "cache"
+    (root / "v1").mkdir(parents=True)
+    whole = os.scandir
+
+    def refuse(path: Any) -> Any:
+        if Path(path) == root / part:  # which root could read whatever its mode is
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return whole(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with config.override(cache_dir=tmp_path / "own"), config.override(**{setting: str(root)}):
+        for command in ("ls", "verify"):
+            assert main(["cache", command]) == 2
+            said = capsys.readouterr().err
+            assert f"the cache {root} cannot be read: Permission denied" in said
+            assert f"or set JITSPARSE_{setting.upper()}" in said
+        assert run("cache", "info") == 0
+        assert "cannot be read: Permission denied" in capsys.readouterr().err
 
 
 def test_an_archive_has_a_directory_that_exists(

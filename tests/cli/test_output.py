@@ -80,3 +80,12 @@ def test_an_output_that_nobody_reads_is_none(redirect: str, tmp_path: Path) -> N
     assert done.returncode == 0
     assert "Traceback" not in done.stderr
     assert "Exception ignored" not in done.stderr
+
+
+def test_what_the_terminal_cannot_show_is_escaped(tmp_path: Path) -> None:
+    """And bytes that are no text are printed as they are."""
+    cache = os.fsdecode(os.fsencode(tmp_path) + b"/\xff") + "日"
+    environment = {**os.environ, "JITSPARSE_CACHE_DIR": cache, "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "jitsparse", "cache", "path"]
+    done = subprocess.run(command, capture_output=True, env=environment, check=True)
+    assert done.stdout == os.fsencode(tmp_path) + b"/\xff\\u65e5\n"

@@ -47,6 +47,12 @@ NO_LIBRARY = """\
 collect2: error: ld returned 1 exit status
 """
 KILLED = "g++: fatal error: Killed signal terminated program cc1plus\ncompilation terminated.\n"
+CRASHED = (
+    "body/axpy.h:9:3: internal compiler error: Segmentation fault\nPlease submit a bug report\n"
+)
+NO_ROOM = (
+    "c++: internal compiler error: File size limit exceeded signal terminated program cc1plus\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -59,8 +65,13 @@ KILLED = "g++: fatal error: Killed signal terminated program cc1plus\ncompilatio
         (LINKER, "kernel.cpp:(.text+0x5): undefined reference to `missing()'", 1),
         (NO_LIBRARY, "/usr/bin/ld: cannot find -lcudart", 1),
         (KILLED, "g++: fatal error: Killed signal terminated program cc1plus", 1),
+        (CRASHED, "body/axpy.h:9:3: internal compiler error: Segmentation fault", 1),
+        (NO_ROOM, "c++: internal compiler error: File size limit exceeded signal", 1),
     ],
-    ids=["gcc", "missing header", "nvcc", "ptxas", "linker", "missing library", "killed"],
+    ids=[
+        *("gcc", "missing header", "nvcc", "ptxas", "linker", "missing library", "killed"),
+        *("crashed", "no room"),
+    ],
 )
 def test_first_error(output: str, first: str, lines: int) -> None:
     found = first_error(output)

@@ -34,6 +34,21 @@ def test_who_cannot_write_leaves_what_was_there(
     assert os.listdir(tmp_path) == ["file"]
 
 
+def test_a_directory_that_cannot_be_read_has_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("b-2", "a-1", "other"):
+        (tmp_path / name).touch()
+    assert [path.name for path in files.listed(tmp_path, "*-*")] == ["a-1", "b-2"]
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    # As some versions of Python do, but not for root.
+    monkeypatch.setattr(Path, "glob", refuse)
+    assert files.listed(tmp_path) == []
+
+
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ValueError, match="not an ordinary file"):

@@ -252,6 +252,10 @@ def test_a_record_that_cannot_be_written_stops_nobody(
     with config.override(record=tmp_path / "no" / "record"):
         assert toykernel.run(load(template, toykernel.variant()))
     assert "cannot be written" in capsys.readouterr().err
+    os.mkfifo(tmp_path / "pipe")  # whose reader, which there is not, would be waited for
+    with config.override(record=tmp_path / "pipe"):
+        assert toykernel.run(load(template, toykernel.variant()))
+    assert "cannot be written" in capsys.readouterr().err
 
 
 def test_a_warm_first_use_imports_no_tools(template: Template, tmp_path: Path) -> None:

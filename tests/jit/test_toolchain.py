@@ -8,6 +8,7 @@ import shutil
 import stat
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -152,6 +153,22 @@ def test_a_version_is_asked_for_once(tmp_path: Path) -> None:
     assert Compiler(tmp_path / "link").version(memo) == "(A) 1"
     assert (tmp_path / "asked").read_text() == "asked\n"
     assert stat.S_IMODE((tmp_path / "cache").stat().st_mode) == 0o700
+
+
+@pytest.mark.usefixtures("compiled")
+def test_a_compiler_that_may_be_run_and_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = program(tmp_path / "cc", 'echo "cc (A) 1"')
+    whole = Path.open
+
+    def refuse(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path == compiler:  # which root could read whatever its mode is
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return whole(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    assert Compiler(compiler).version(Memo((tmp_path / "v1" / "compilers.json",))) == "(A) 1"
 
 
 @pytest.mark.usefixtures("compiled")
