@@ -55,11 +55,13 @@ def _tiles(dense: Tensor, block: tuple[int, int]) -> Tensor:
 def frobenius_norms(values: Tensor) -> Tensor:
     """``(nnz,)``: the norm of each block, in float32 or wider.
 
-    Squares of float16 overflow, and norms rounded to bfloat16 are mostly ties.
+    Norms rounded to bfloat16 would be mostly ties. Squares are summed in float64: those of float32
+    and bfloat16 leave the range of float32 from 2e19 on and below 1e-23, where norms would be ties
+    of infinity or zero.
     """
     at_least = torch.promote_types(values.dtype, torch.float32)
-    norms: Tensor = torch.linalg.vector_norm(values, dim=(1, 2), dtype=at_least)
-    return norms
+    norms: Tensor = torch.linalg.vector_norm(values, dim=(1, 2), dtype=torch.float64)
+    return norms.to(at_least)
 
 
 def clear_edge(values: Tensor, pattern: Pattern) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ __all__ = [
     "as_block_size",
     "as_blocks",
     "as_count",
+    "as_fraction",
     "as_shape",
     "check_alike",
     "check_coordinates",
@@ -103,13 +104,19 @@ def as_block_size(block_size: int | Sequence[int]) -> tuple[int, int]:
     return pair[0], pair[1]
 
 
+def as_fraction(thing: Any) -> float | None:
+    """A number from 0 to 1, which NumPy or torch may have made, or None for anything else."""
+    try:
+        fraction = math.nan if isinstance(thing, (str, bytes)) else float(thing)
+    except (TypeError, ValueError, RuntimeError):  # the last for a tensor with many entries
+        return None
+    return fraction if 0.0 <= fraction <= 1.0 else None
+
+
 def as_count(density: float, total: int) -> int:
     """Return how many of ``total`` blocks a density keeps, or raise PatternError."""
-    try:
-        fraction = math.nan if isinstance(density, (str, bytes)) else float(density)
-    except (TypeError, ValueError, RuntimeError):  # the last for a tensor with many entries
-        fraction = math.nan
-    if not 0.0 <= fraction <= 1.0:
+    fraction = as_fraction(density)
+    if fraction is None:
         raise PatternError(f"density is a fraction between 0 and 1, got {density!r}")
     return round(fraction * total)
 
@@ -166,6 +173,7 @@ def check_alike(sign: str, a: Pattern | BlockSparse, b: Pattern | BlockSparse) -
 
 def check_coordinates(row: Tensor, col: Tensor, grid: tuple[int, int]) -> None:
     """Raise PatternError unless these are coordinates of blocks of a grid. Reads them once."""
+    check_range(*grid, 0)
     check_places({"row_indices": row, "col_indices": col}, grid, "block", "Pattern.from_indices")
     check_range(*grid, col.numel())
 
@@ -201,7 +209,9 @@ def check_places(
             f"{' and '.join(places)} have one entry for each {kind}, on one device; got "
             f"{row.numel()} on {row.device} and {col.numel()} on {col.device}"
         )
-    outside = (row < 0) | (row >= extents[0]) | (col < 0) | (col >= extents[1])
+    # In 64 bits: torch compares in the tensor's type, in which a larger extent would be negative.
+    past = (row.long() >= extents[0]) | (col.long() >= extents[1])
+    outside = (row < 0) | (col < 0) | past
     if outside.any():
         at = int(outside.nonzero()[0])
         raise PatternError(

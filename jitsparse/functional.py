@@ -303,7 +303,7 @@ def _remedy(*got: object) -> str:
         return "; make one of the sparse operands dense, with to_dense()"
     if not any(isinstance(thing, BlockSparse) for thing in got):
         return "; BlockSparse.from_dense and from_sparse make a BlockSparse of a Tensor"
-    return "; dsd has the sparse operand first, dds second"
+    return "; the sparse operand is the first one of dsd, and the second one of dds and linear"
 
 
 def _remedy_of_sdd(a: object, b: object, pattern: object) -> str:

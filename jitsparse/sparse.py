@@ -257,7 +257,10 @@ class BlockSparse:
 
     @classmethod
     def from_bsr(cls, tensor: Tensor) -> BlockSparse:
-        """From torch's BSR layout. Values are shared; so are indices if they are int32.
+        """From torch's BSR layout. Contiguous values are shared, and so are int32 indices.
+
+        Torch (2.13) computes no gradient of a BSR leaf: backward raises an error of its own. One
+        that operations have made, of ``dense.to_sparse_bsr(...)`` say, takes gradients.
 
         Raises:
             ArgumentError: if the tensor is not a 2-d BSR tensor.
@@ -450,8 +453,9 @@ class BlockSparse:
         if values is self.values:
             return self
         pattern = self.pattern.to(values.device)
-        if values.dtype is not self.values.dtype:  # padding may be infinite in the new one
-            values = clear_edge(values, pattern)
+        if values.dtype is not self.values.dtype:
+            check_dtype(values.dtype)
+            values = clear_edge(values, pattern)  # padding may be infinite in the new one
         return self._with(values, pattern)
 
     def _with(self, values: Tensor, pattern: Pattern) -> BlockSparse:

@@ -325,6 +325,53 @@ def test_a_lazy_negation_is_done() -> None:
     torch.testing.assert_close(outer, torch.outer(y, x) * kept)
 
 
+@pytest.mark.parametrize("loss", ["abs", "sgn", "max"])
+@pytest.mark.parametrize("operation", ["dsd", "dds", "sdd", "linear", "tall batch"])
+def test_gradients_that_autograd_knows_to_be_zero(operation: str, loss: str) -> None:
+    """They are tensors without memory: of ``sgn``, and so in the penalties of L1 losses."""
+    a = matrix()
+    left, right = double(3, 20), double(30, 3)
+    batch = double(2, 40, 30).transpose(0, 1)
+
+    def gradients(sparse: bool) -> list[Tensor]:
+        values = a.values.detach().clone().requires_grad_()
+        held = js.BlockSparse(values, a.pattern)
+        weight = held if sparse else held.to_dense()
+        y, x = {
+            "dsd": lambda: (weight @ right, right),
+            "dds": lambda: (left @ weight, left),
+            "linear": lambda: (right.T @ weight.T, right),
+            "tall batch": lambda: (batch @ weight.T, batch),
+            "sdd": lambda: (sampled(left, right, sparse), left),
+        }[operation]()
+        operands = (left, right) if operation == "sdd" else (values, x)
+        total = {"abs": y.abs, "sgn": y.sgn, "max": y.flatten().abs().amax}[loss]().sum()
+        first = torch.autograd.grad(total, operands, create_graph=True)
+        penalty = sum(each.square().sum() for each in first) + y.square().sum()
+        return list(torch.autograd.grad(penalty, operands))
+
+    def sampled(left: Tensor, right: Tensor, sparse: bool) -> Tensor:
+        if sparse:
+            return js.sdd(left.T, right.T, a.pattern).to_dense()
+        return (left.T @ right.T) * js.BlockSparse(torch.ones_like(a.values), a.pattern).to_dense()
+
+    for mine, wanted in zip(gradients(True), gradients(False), strict=True):
+        torch.testing.assert_close(mine, wanted)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_operands_that_stand_for_zeros(device: str) -> None:
+    a = js.random((20, 30), BLOCK, 0.6, device=device)
+    zeros = torch._efficientzerotensor((30, 3), device=device)
+    x = torch.randn(20, 3, device=device)
+    assert not js.dsd(a, zeros).any()
+    assert not js.dsd(a, zeros.expand(4, 30, 3)).any()
+    assert not js.dds(zeros.T, a.T).any()
+    assert not js.sdd(x, zeros.T, a.pattern).values.any()
+    none = torch._efficientzerotensor(a.values.shape, device=device)
+    assert not js.dsd(a.with_values(none), torch.randn(30, 3, device=device)).any()
+
+
 def test_an_exported_program_trains() -> None:
     """Its graph holds the registered operations, which know their gradients themselves."""
     model = torch.nn.Sequential(

@@ -102,6 +102,15 @@ def test_zeros_are_stored() -> None:
     assert not a.values.any()
 
 
+@pytest.mark.parametrize("extent", [2**31 - 1, 2**31, 2**32 + 100])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_a_matrix_longer_than_its_indices_can_say(dtype: torch.dtype, extent: int) -> None:
+    rows, cols = torch.tensor([3], dtype=dtype), torch.tensor([2000], dtype=dtype)
+    wide = js.BlockSparse.from_coo(rows, cols, torch.ones(1), (8, extent), 128)
+    tall = js.BlockSparse.from_coo(cols, rows, torch.ones(1), (extent, 8), 128)
+    assert wide.pattern.col_indices.tolist() == tall.pattern.row_indices.tolist() == [15]
+
+
 def test_int32_and_int64_may_be_mixed_and_strided() -> None:
     rows, cols, values = elements((50, 60), 40)
     wanted = from_coo(rows, cols, values, (50, 60), 8)

@@ -399,6 +399,37 @@ def test_what_was_seen_before_a_checkpoint_was_loaded_does_not_count() -> None:
     assert sum(train(model, adam, moving, 1)) > 0
 
 
+def test_a_fraction_may_be_numpys() -> None:
+    model, adam = make()
+    np = pytest.importorskip("numpy")
+    js.nn.DropAndGrow(model, adam, every=1, until=9, fraction=np.float32(0.5))
+
+
+@pytest.mark.parametrize("steps", [-100, 2.7])
+def test_a_checkpoint_that_no_instance_wrote(steps: float) -> None:
+    moving = js.nn.DropAndGrow(*make(), every=1, until=100)
+    with pytest.raises(js.ArgumentError, match="takes what state_dict returned"):
+        moving.load_state_dict({**moving.state_dict(), "steps": steps})
+    assert moving.state_dict()["steps"] == 0
+
+
+@pytest.mark.parametrize("exponent", [-80, 60])
+def test_the_scale_of_a_loss_decides_nothing(exponent: int) -> None:
+    """Squares of these gradients are beyond the range of float32, at either end."""
+
+    def grown(scale: float) -> js.Pattern:
+        torch.manual_seed(0)
+        layer = js.nn.BlockSparseLinear(64, 64, 8, density=0.5)
+        sgd = torch.optim.SGD(layer.parameters(), 0.1)
+        moving = js.nn.DropAndGrow(layer, sgd, every=1, until=10)
+        with moving.watching():
+            (layer(torch.randn(9, 64)).square().sum() * scale).backward()
+        assert moving.step() == 9
+        return layer.pattern
+
+    assert grown(2.0**exponent) == grown(1.0)
+
+
 def test_a_layer_that_no_optimizer_trains_is_refused() -> None:
     model, _ = make()
     sgd = torch.optim.SGD(model.first.parameters(), 0.1)

@@ -32,6 +32,11 @@ def example() -> js.Pattern:
 def test_more_blocks_than_indices_can_name() -> None:
     with pytest.raises(PatternError, match="block indices are 32-bit: 125000000000 x 1 blocks"):
         js.Pattern.random((10**12, 8), 8, 1e-9)
+    for dtype in (torch.int32, torch.int64):
+        none = torch.zeros(1, dtype=dtype)
+        for extent in (2**34, 2**70):
+            with pytest.raises(PatternError, match="block indices are 32-bit: 1 x"):
+                js.Pattern.from_indices(none, none, 8, (8, extent))
 
 
 def test_facts() -> None:

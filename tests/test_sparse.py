@@ -540,6 +540,17 @@ def test_norms_of_blocks(device: str, shape: tuple[int, int], dtype: torch.dtype
     assert torch.equal(a.T.block_norms(), norms)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scale", [1e-30, 1e25])
+def test_norms_of_blocks_whose_squares_leave_the_range(scale: float, dtype: torch.dtype) -> None:
+    """They would be ties of zero or infinity, among which the wrong blocks are chosen."""
+    values = torch.tensor([1.0, 4.0, 2.0]).view(3, 1, 1).expand(3, 8, 8) * scale
+    pattern = js.Pattern.from_indices(torch.tensor([0, 1, 1]), torch.tensor([0, 0, 1]), 8, (16, 16))
+    norms = js.BlockSparse(values.to(dtype), pattern).block_norms()
+    wanted = torch.tensor([8.0, 32.0, 16.0]) * scale
+    torch.testing.assert_close(norms, wanted, rtol=torch.finfo(dtype).eps, atol=0)
+
+
 def test_norms_of_blocks_have_gradients() -> None:
     values = torch.randn(3, 8, 8, dtype=torch.float64, requires_grad=True)
     pattern = js.Pattern.from_mask(torch.tensor([[True, False], [True, True]]), 8, (13, 11))
@@ -649,6 +660,13 @@ def test_functions_of_torch_take_what_they_take_of_tensors() -> None:
             call()
 
 
+def test_a_dtype_that_values_cannot_have() -> None:
+    """Whether or not zeros past an edge have to be written in it."""
+    for shape in ((5, 5), (16, 24)):
+        with pytest.raises(js.ArgumentError, match=r"values must be float64, .* got torch\.float8"):
+            js.random(shape, 8, 1.0).to(torch.float8_e5m2)
+
+
 def test_operands_that_a_product_cannot_have() -> None:
     a, x = js.random((16, 16), 8, 0.5), torch.randn(16, 16)
     for call, remedy in (
@@ -658,8 +676,8 @@ def test_operands_that_a_product_cannot_have() -> None:
         (lambda: x.to_sparse() @ a, "to_dense"),
         (lambda: js.dsd(x, x), "from_dense"),
         (lambda: js.dsd(x.to_sparse(), x), "from_sparse"),
-        (lambda: js.dsd(x, a), "dsd has the sparse operand first"),
-        (lambda: js.linear(a, x), "dds second"),
+        (lambda: js.dsd(x, a), "sparse operand is the first one of dsd"),
+        (lambda: js.linear(a, x), "second one of dds and linear"),
     ):
         with pytest.raises(js.ArgumentError, match=remedy):
             call()

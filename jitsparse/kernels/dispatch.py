@@ -33,6 +33,7 @@ from jitsparse.kernels.operands import (
     layout_of,
     packed,
     require_memory,
+    write_zeros,
 )
 from jitsparse.kernels.scratch import SCRATCH_WORD
 from jitsparse.kernels.workspace import (
@@ -193,6 +194,9 @@ def dsd(
     if kernel is REFERENCE:
         return _run_reference(reference.dsd, device, values, index, dense, rows, cols, transposed)
     if values_ptr < FREED_BELOW or dense_ptr < FREED_BELOW:
+        if written := write_zeros(values, dense):
+            values, dense = written
+            return dsd(values, index, dense, rows, cols, transposed, find)
         require_memory(kernel, values, dense)
     if not aligned and device >= 0 and padding.needs(kernel.variant):
         run = partial(dsd, find=lambda key: kernel)
@@ -310,6 +314,9 @@ def dds(
         arguments = dense, values, index, rows, cols, transposed, bias, activation
         return _run_reference(reference.dds, device, *arguments)
     if values_ptr < FREED_BELOW or dense_ptr < FREED_BELOW:
+        if written := write_zeros(values, dense):
+            values, dense = written
+            return dds(dense, values, index, rows, cols, transposed, bias, activation, find)
         require_memory(kernel, values, dense)
     # A tangent that is a zero tensor has no address, which the kernel takes for no bias.
     if bias is not None and bias_ptr < FREED_BELOW and not bias._is_zerotensor():
@@ -414,6 +421,9 @@ def sdd(
         arguments = left, right, index, rows, cols, nnz, block_rows, block_cols
         return _run_reference(reference.sdd, device, *arguments)
     if left_ptr < FREED_BELOW or right_ptr < FREED_BELOW:
+        if written := write_zeros(left, right):
+            left, right = written
+            return sdd(left, right, index, rows, cols, nnz, block_rows, block_cols, find)
         require_memory(kernel, left, right)
     if not aligned and device >= 0 and padding.needs(kernel.variant):
         run = partial(sdd, find=lambda key: kernel)

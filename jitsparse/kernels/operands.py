@@ -5,6 +5,7 @@ A letter says which axis is contiguous; strides of the other axis and of the bat
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from jitsparse.errors import ArgumentError
@@ -17,6 +18,7 @@ __all__ = [
     "layout_of",
     "packed",
     "require_memory",
+    "write_zeros",
 ]
 
 FREED_BELOW = 1 << 40
@@ -34,6 +36,23 @@ def require_memory(kernel: object, *operands: Tensor) -> None:
     ]
     if missing and isinstance(kernel, Kernel):
         raise _without_memory(missing[0])
+
+
+def write_zeros(*operands: Tensor) -> list[Tensor]:
+    """The operands, with zeros in memory for those that stand for zeros without having any; an
+    empty list if none does.
+
+    Autograd makes such tensors, as the gradient of ``sgn`` for one. Torch's dispatcher would write
+    the zeros, but most calls bypass it. Only called for operands below :data:`FREED_BELOW`.
+    """
+    if not any(each._is_zerotensor() for each in operands):
+        return []
+    return [
+        torch.zeros(each.shape, dtype=each.dtype, device=each.device)
+        if each._is_zerotensor()
+        else each
+        for each in operands
+    ]
 
 
 def flipped(tensor: Tensor) -> Tensor:
@@ -66,7 +85,7 @@ def _require_storage(tensor: Tensor) -> None:
 def _without_memory(operand: Tensor) -> ArgumentError:
     return ArgumentError(
         f"an operand of shape {tuple(operand.shape)} has no memory: it was freed, as FSDP and "
-        "offloading do, or stands for zeros"
+        "offloading do"
     )
 
 

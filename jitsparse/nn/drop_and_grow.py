@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import math
 import numbers
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
 
+from jitsparse.checks import as_fraction
 from jitsparse.errors import ArgumentError
 from jitsparse.nn.patterns import assigned, layers_of, match_patterns_, move_all, pairs_of
 from jitsparse.nn.replacing import Where
@@ -99,7 +101,8 @@ class DropAndGrow:
                 f"every is a positive number of steps and until one that may be 0, got {every!r} "
                 f"and {until!r}"
             )
-        if not (isinstance(fraction, (int, float)) and 0 <= fraction <= 1):
+        share = as_fraction(fraction)
+        if share is None:
             raise ArgumentError(f"fraction is a number from 0 to 1, got {fraction!r}")
         if grow not in ("gradient", "random"):
             raise ArgumentError(f"grow is 'gradient' or 'random', got {grow!r}")
@@ -125,7 +128,7 @@ class DropAndGrow:
             raise ArgumentError("DropAndGrow: the values of all selected layers are frozen")
         self._check()
         self._watcher = Watcher(self._layers, group)
-        self.every, self.until, self.fraction, self.grow = every, until, float(fraction), grow
+        self.every, self.until, self.fraction, self.grow = every, until, share, grow
         self._generator = torch.Generator().manual_seed(int(seed))
         self._steps = 0
 
@@ -256,7 +259,10 @@ class DropAndGrow:
             ArgumentError: it is not. Nothing has changed then.
         """
         try:
-            steps, kept = int(state["steps"]), state["generator"].cpu()  # wherever it was loaded to
+            steps = operator.index(state["steps"])
+            kept = state["generator"].cpu()  # wherever it was loaded to
+            if steps < 0:
+                raise ValueError(f"steps is {steps}")
             generator = torch.Generator()
             generator.set_state(kept)
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
