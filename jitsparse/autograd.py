@@ -162,6 +162,17 @@ def _differentiable(grad: Tensor, *saved: Tensor | None) -> tuple[Callable[..., 
     return dsd, dds, sdd
 
 
+def _written_out(grad: Tensor) -> Tensor:
+    """A gradient, contiguous if it is expanded, as that of a sum is.
+
+    Each product would copy it, and not to the same layout: a transposed copy takes another kernel
+    than the one that a warm-up has compiled for gradients with memory of their own.
+    """
+    if torch.compiler.is_compiling() or torch._C._functorch.is_legacy_batchedtensor(grad):
+        return grad
+    return grad.contiguous() if 0 in grad.stride() else grad
+
+
 def _require_unchanged(ctx: Any, grad: Tensor, index: Tensor, *saved: Tensor | None) -> Tensor:
     """Check saved tensors before a kernel reads them.
 
@@ -236,6 +247,7 @@ class _Dsd(torch.autograd.Function):
         needs_values, _, needs_dense, *_ = ctx.needs_input_grad
         grad_values = grad_dense = None
         _dsd, _, _sdd = _differentiable(grad, values, dense)
+        grad = _written_out(grad)
         if needs_values:
             left, right = (dense, grad.mT) if transposed else (grad, dense.mT)
             *_, blocks, _ = ctx.seen
@@ -287,6 +299,7 @@ class _Dds(torch.autograd.Function):
         rows, cols, transposed, activation = ctx.sizes
         needs_dense, needs_values, _, _, _, _, needs_bias, _ = ctx.needs_input_grad
         _, _dds, _sdd = _differentiable(grad, dense, values, bias)
+        grad = _written_out(grad)
         if activation == _RELU:
             # relu's gradient is known from its output; its second derivative is zero.
             grad = torch.ops.aten.threshold_backward(grad, out, 0)

@@ -21,6 +21,10 @@ __all__ = [
 ]
 
 
+_AT_A_TIME = 1 << 24
+"""Elements whose squares are summed at a time."""
+
+
 def extract_blocks(dense: Tensor, row: Tensor, col: Tensor, block_size: tuple[int, int]) -> Tensor:
     """Blocks of a dense matrix at block coordinates, zero past its edge; differentiable.
 
@@ -60,8 +64,10 @@ def frobenius_norms(values: Tensor) -> Tensor:
     of infinity or zero.
     """
     at_least = torch.promote_types(values.dtype, torch.float32)
-    norms: Tensor = torch.linalg.vector_norm(values, dim=(1, 2), dtype=torch.float64)
-    return norms.to(at_least)
+    # A part at a time, since torch converts a copy of what it is given.
+    parts = values.split(max(1, _AT_A_TIME // (values.shape[1] * values.shape[2])))
+    norms = (torch.linalg.vector_norm(each, dim=(1, 2), dtype=torch.float64) for each in parts)
+    return torch.cat([each.to(at_least) for each in norms])
 
 
 def clear_edge(values: Tensor, pattern: Pattern) -> Tensor:

@@ -108,7 +108,7 @@ def as_fraction(thing: Any) -> float | None:
     """A number from 0 to 1, which NumPy or torch may have made, or None for anything else."""
     try:
         fraction = math.nan if isinstance(thing, (str, bytes)) else float(thing)
-    except (TypeError, ValueError, RuntimeError):  # the last for a tensor with many entries
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last for a tensor of many
         return None
     return fraction if 0.0 <= fraction <= 1.0 else None
 

@@ -108,7 +108,7 @@ def keys_of_model(
             with _explained(f"{asked} does not run", _advice), listener:
                 outputs = [each for each in tree_leaves(double(*arguments)) if _has_gradient(each)]
                 if outputs:
-                    # A gradient has the layout of its tensor, or is copied to have it.
+                    # A gradient has the layout of its tensor, or is copied to it (autograd.py).
                     torch.autograd.backward(outputs, [torch.ones_like(each) for each in outputs])
     index = -1 if device == "cpu" else 0
     keys = [key_on_device(key, index, float32) for key in listener.keys()]

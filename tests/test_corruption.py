@@ -103,6 +103,20 @@ def test_with_compiling_off_a_damaged_entry_is_named(
         load(template, toykernel.variant())
 
 
+def test_a_miss_names_what_is_damaged_and_not_what_is_sound(
+    tmp_path: Path, cache_dir: Path, forget: Callable[[], None]
+) -> None:
+    """Of several entries of a variant, in whatever order the directory lists them."""
+    template = toykernel.write(tmp_path)
+    (header,) = tmp_path.rglob("axpy.h")
+    for number in range(4):
+        header.write_text(f"{toykernel.HEADER}// {number}\n")
+        entry = compile_only(template, toykernel.variant())
+    flip_a_bit(entry.path)
+    with config.override(jit="off"), pytest.raises(CacheMiss, match=r"usable: kernel\.so differs"):
+        load(template, toykernel.variant())
+
+
 def test_a_library_that_cannot_be_mapped_when_new_is_an_error(
     tmp_path: Path,
     cache_dir: Path,

@@ -167,6 +167,49 @@ def test_an_error_is_raised_by_every_later_call(
     assert isinstance(kernels()[0], jit.Kernel)
 
 
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (KeyboardInterrupt(), True),
+        (OSError("some system call"), True),
+        (js.CompileError("as: cannot write: No space left on device"), True),
+        (js.CompileError("body.h:1:2: error: expected ';'"), False),
+    ],
+    ids=["interrupted", "system", "no room", "source"],
+)
+def test_a_failure_that_may_pass_is_raised_once(
+    error: BaseException,
+    passes: bool,
+    held: Held,
+    operands: Operands,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    def settle() -> None:
+        for future in background._builds.known.values():
+            future.exception(120)
+
+    a, x = operands
+    with monkeypatch.context() as patch:
+        patch.setattr(background, "load", fail)
+        js.dsd(a, x)
+        settle()
+        with pytest.raises((js.JitsparseError, OSError)) as caught:
+            js.dsd(a, x)
+    held.release()
+    if passes:
+        torch.testing.assert_close(js.dsd(a, x), a.to_dense() @ x)
+        settle()
+        js.dsd(a, x)
+        assert isinstance(kernels()[0], jit.Kernel)
+    else:
+        with pytest.raises(js.CompileError) as again:
+            js.dsd(a, x)
+        assert again.value is caught.value
+
+
 def test_jit_off_has_nothing_to_wait_for(held: Held, operands: Operands) -> None:
     with config.override(jit="off"), pytest.raises(js.CacheMiss):
         js.dsd(*operands)

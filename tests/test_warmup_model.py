@@ -92,6 +92,18 @@ def test_keys_are_those_of_real_calls(
     assert len(keys) == len(set(keys))
 
 
+@pytest.mark.parametrize("shape", [(8, 64), (2, 4, 64)])
+@pytest.mark.parametrize("dims", [(), (0,), (1,), (-1,)])
+def test_a_loss_that_sums_needs_no_other_kernels(
+    dims: tuple[int, ...], shape: tuple[int, ...], real_keys: set[dispatch.Key]
+) -> None:
+    """The gradient of a sum is expanded: rows or columns of it lie on each other."""
+    layer = js.nn.BlockSparseLinear(64, 64, 16, density=0.5)
+    keys = tracing.keys_of_model(layer, [shape], device="cpu")
+    layer(torch.randn(shape, requires_grad=True)).sum(dims or None).square().sum().backward()
+    assert set(keys) == real_keys
+
+
 def test_the_forward_pass_alone(real_keys: set[dispatch.Key]) -> None:
     model = warmmodels.everything()
     keys = tracing.keys_of_model(model, [(2, 16, 64)], device="cpu", backward=False)
@@ -120,12 +132,12 @@ def test_what_is_frozen_has_no_gradient(real_keys: set[dispatch.Key]) -> None:
 
 
 def test_a_model_that_returns_its_loss(real_keys: set[dispatch.Key]) -> None:
-    """Then gradients lie as that loss has them: a sum hands out one number, broadcast."""
+    """Then gradients lie as that loss has them: a sum's are expanded, and written out."""
     model = warmmodels.Summed()
     keys = tracing.keys_of_model(model, [(8, 64)], device="cpu")
     model(torch.randn(8, 64, requires_grad=True)).backward()
     assert set(keys) == real_keys
-    assert {key[5] for key in keys if key[0] == "sdd"} == {"n"}
+    assert {key[5] for key in keys if key[0] == "sdd"} == {"t"}
 
 
 def test_values_that_are_not_aligned(real_keys: set[dispatch.Key]) -> None:

@@ -8,6 +8,7 @@ build. A forked child has none of these threads, and starts its own.
 from __future__ import annotations
 
 import atexit
+import errno
 import os
 import threading
 import time
@@ -15,7 +16,7 @@ from collections import deque
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from jitsparse.errors import JitsparseError
+from jitsparse.errors import CompileError, JitsparseError
 from jitsparse.jit import build, config, extensions, progress
 from jitsparse.jit.kernel import Kernel, load
 from jitsparse.jit.resolve import Request
@@ -26,12 +27,13 @@ if TYPE_CHECKING:
     from jitsparse.jit.template import Template
     from jitsparse.jit.variant import Variant
 
-__all__ = ["start", "submit"]
+__all__ = ["forget", "start", "submit"]
 
 T = TypeVar("T")
 Key = tuple[object, ...]
 """(cache key, number of arguments); (source, variant name) if the key cannot be computed."""
 
+_NO_ROOM = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 EXIT_PATIENCE = 2.0
 """Seconds that a program's exit may take to clean up the builds that it interrupts."""
 
@@ -61,8 +63,8 @@ def start(
 ) -> Future[Kernel]:
     """The background build of a variant: the existing one, else a new one.
 
-    As many builds run at a time as in a warm-up. A failed one is kept, and retried when the
-    configuration changes.
+    As many builds run at a time as in a warm-up. A failed one is kept until the configuration
+    changes, or :func:`forget` is told that its error was raised.
 
     Args:
         template: what it is rendered from.
@@ -88,6 +90,19 @@ def start(
             )
             _builds.known[key] = future
     return future
+
+
+def forget(future: Future[Kernel]) -> None:
+    """Let the next call build again what failed for a reason that may pass.
+
+    That is Ctrl-C, a lack of room, or whatever else the compiler did not say about the source.
+    """
+    error = future.exception()
+    text = str(error)
+    if isinstance(error, CompileError) and not any(each in text for each in _NO_ROOM):
+        return
+    with _builds.guard:
+        _builds.known = {k: each for k, each in _builds.known.items() if each is not future}
 
 
 def submit(job: Callable[[], T], jobs: int | None = None) -> Future[T]:

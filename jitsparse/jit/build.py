@@ -144,9 +144,9 @@ def _require_functions(template: Template, variant: Variant, library: Path) -> N
 
 
 _IN_BUILD_FILES = "$\n\r"
+"""Characters with a special meaning anywhere in the file that torch writes for ninja."""
 _IN_OUTPUTS = _IN_BUILD_FILES + ":|"
-"""Characters with a special meaning in the file that torch writes for ninja, and in the paths of
-what is built."""
+"""Those, and characters with one in the paths of what is built."""
 
 
 def unusable_name(path: Path, forbidden: str = _IN_OUTPUTS) -> str:

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import os
 import socket
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -47,10 +48,11 @@ def exclusively(
     import filelock
 
     holder = path.with_suffix(".holder")
-    mode = 0o666 if shared else 0o600
-    lock = filelock.FileLock(path.with_suffix(".lock"), mode=mode)
+    file = path.with_suffix(".lock")
+    lock = filelock.FileLock(file)
     try:
-        _try(path.with_suffix(".lock"), mode)
+        # Some versions of filelock change the file's mode, too.
+        lock = filelock.FileLock(file, mode=_try(file, 0o666 if shared else 0o600))
         try:
             lock.acquire(timeout=LOCK_PATIENCE, poll_interval=LOCK_POLL)
         except filelock.Timeout:
@@ -74,8 +76,8 @@ def exclusively(
             lock.release()
 
 
-def _try(path: Path, mode: int) -> None:
-    """Check that the file system has locks at all.
+def _try(path: Path, mode: int) -> int:
+    """Check that the file system has locks at all; returns the mode of the lock's file.
 
     Where it has none, filelock would take the existence of a file for the lock, which a killed
     process would leave behind forever.
@@ -91,7 +93,9 @@ def _try(path: Path, mode: int) -> None:
     except BlockingIOError:
         pass  # somebody holds it, so there are locks
     finally:
+        made = stat.S_IMODE(os.fstat(descriptor).st_mode)
         os.close(descriptor)
+    return made
 
 
 def remove_locks(folder: Path) -> None:

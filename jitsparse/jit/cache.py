@@ -193,17 +193,19 @@ class Cache(Lookup):
         reason = obstacle.strerror if obstacle else ""
         raise OSError(f"{target} cannot be replaced: {reason}") from obstacle
 
-    def hidden(self, name: str) -> str:
-        """That another user's entry of a name can be neither read nor replaced, as the beginning of
-        a message; otherwise an empty string."""
+    def blocked(self, name: str) -> str:
+        """That the entry of a name is unusable and may not be moved, as the beginning of a message;
+        otherwise an empty string. It is another user's then: moving a directory takes the right to
+        write to it."""
         path = self.root / VERSION / name
-        try:
-            os.scandir(path).close()
-        except PermissionError as error:
-            return f"the kernel {path} cannot be used: {error.strerror}"
-        except OSError:
-            pass  # it is not there, or is no directory, which is repaired
-        return ""
+        if not path.is_dir() or path.is_symlink() or os.access(path, os.W_OK):
+            return ""
+        _, reason = self.examine(path)
+        return f"the cached kernel {path} is unusable: {reason}" if reason else ""
+
+    def ignore(self, name: str) -> None:
+        """Look past the entries of a name in every root but the writable one."""
+        self._rejected.update(root / VERSION / name for root in self.layers)
 
     def _let_in(self, staging: Path) -> None:
         """Let those into a finished directory who may read its files, which the umask decided.
@@ -397,12 +399,16 @@ def _identity(settings: Config) -> tuple[tuple[Path, ...], ...]:
     return (settings.cache_dir,), settings.cache_path, settings.trust_cache
 
 
-def private_instead(cache: Cache, reason: str) -> Cache:
+_WRITABLE = "Set JITSPARSE_CACHE_DIR to a directory that can be written."
+
+
+def private_instead(cache: Cache, reason: str, remedy: str = _WRITABLE) -> Cache:
     """A cache for this process alone, where the configured one cannot be used; warns once.
 
     Args:
         cache: the configured one.
         reason: why it cannot, as the beginning of a message.
+        remedy: what to do about it.
 
     Raises:
         UnwritableCache: there is no place for one either.
@@ -412,8 +418,5 @@ def private_instead(cache: Cache, reason: str) -> Cache:
             return current()
         root = private.directory(reason)
         _caches[_identity(config.get())] = Cache(root, cache.roots, trusted=cache.trusted)
-    progress.warn(
-        f"jitsparse: {reason}; what this process compiles is lost when it ends. Set "
-        "JITSPARSE_CACHE_DIR to a directory that can be written."
-    )
+    progress.warn(f"jitsparse: {reason}; what this process compiles is lost when it ends. {remedy}")
     return current()

@@ -161,9 +161,12 @@ def resolve(
     check_backend(request.template, request.variant)
     if request.tools is None:
         raise request.missing or _miss(request, cache, permission)
-    reason = cache.hidden(request.name) if cache.writable() else cache.refusal()
-    if reason:
-        cache = caches.private_instead(cache, reason)
+    if not cache.writable():
+        cache = caches.private_instead(cache, cache.refusal())
+    elif blocked := cache.blocked(request.name):
+        remedy = f"Its owner can mend it: chmod -R a+rX {request.path(cache)}, or delete it."
+        cache = caches.private_instead(cache, blocked, remedy)
+        cache.ignore(request.name)
 
     asked = time.perf_counter()
 
@@ -241,10 +244,11 @@ def _miss(request: Request, cache: Cache, permission: Permission) -> CacheMiss:
     remedy = permission.hint() if permission.hint else "load it once with JITSPARSE_JIT=on"
     _, changed = request.nearest(cache)
     near = ""
+    paths = cache.paths_of(request.variant.name)
     if changed:
         labels = ", ".join(each.field for each in changed)
         near = f"\n  an entry of this variant is there, but differs in: {labels}"
-    elif defects := [cache.examine(path)[1] for path in cache.paths_of(request.variant.name)]:
+    elif defects := [*filter(None, (cache.examine(path)[1] for path in paths))]:
         near = f"\n  an entry of this variant is there, but not usable: {defects[0]}"
     elif targets := request.other_targets(cache):
         near = (

@@ -1,4 +1,4 @@
-"""What is wrong with the roots of a cache themselves: one is missing, a file, or not to be read.
+"""What is wrong with the roots of a cache themselves: one is missing, a file, or unreadable.
 
 None of this stops a lookup, which finds nothing there. So it is said where that matters.
 """

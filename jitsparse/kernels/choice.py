@@ -80,6 +80,7 @@ def _load(template: Template, variant: Variant, command: str) -> Kernel | Future
         return build
     error = build.exception()
     if error is not None:
+        background.forget(build)
         # Drops what earlier calls that raised it left in its traceback.
         raise error.with_traceback(None)
     return build.result()

@@ -318,9 +318,11 @@ def dds(
             values, dense = written
             return dds(dense, values, index, rows, cols, transposed, bias, activation, find)
         require_memory(kernel, values, dense)
-    # A tangent that is a zero tensor has no address, which the kernel takes for no bias.
-    if bias is not None and bias_ptr < FREED_BELOW and not bias._is_zerotensor():
-        require_memory(kernel, bias)
+    if bias is not None and bias_ptr < FREED_BELOW:
+        if bias._is_zerotensor():
+            bias_ptr = 0  # none; a slice of such a tensor reports its offset
+        else:
+            require_memory(kernel, bias)
     if not aligned and device >= 0 and padding.needs(kernel.variant):
         run = partial(dds, find=lambda key: kernel)
         arguments = dense, values, index, rows, cols, transposed, bias, activation
