@@ -72,6 +72,14 @@ def test_a_process_without_path(tmp_path: Path) -> None:
     assert done.stdout == "True\n", done.stderr
 
 
+def test_what_has_a_meaning_in_the_path_of_an_output_has_none_in_that_of_a_header(
+    tmp_path: Path, forget: Callable[[], None]
+) -> None:
+    path, _ = toykernel.compiler(tmp_path / "a:b", version="g++ (Odd) 1.1")
+    with config.override(cache_dir=tmp_path / "cache", cxx=str(path)):
+        assert toykernel.run(load(toykernel.write(tmp_path / "c:d"), toykernel.variant()))
+
+
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
     template = toykernel.write(tmp_path / "templates")
     root = tmp_path / os.fsdecode(b"latin-\xff-1") / "cache"

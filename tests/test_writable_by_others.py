@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +13,10 @@ from typing import Any
 import pytest
 import toykernel
 
-from jitsparse.errors import CacheMiss, UntrustedCache
-from jitsparse.jit import Template, cache_info, compile_only, config, load, trust, tuned
+from jitsparse.errors import CacheMiss, UntrustedCache, UnwritableCache
+from jitsparse.jit import Template, cache, cache_info, compile_only, config, load, trust, tuned
 from jitsparse.jit.environment import Config
+from jitsparse.jit.prune import prune
 
 NOBODY = 65534
 
@@ -124,9 +126,10 @@ def test_a_shared_cache_lets_in_whom_the_umask_admits(umask: int, tmp_path: Path
     try:
         with config.override(cache_dir=root, trust_cache=[root]):
             entry = compile_only(template, toykernel.variant())
+            tuned.record("a problem", "a machine", "a variant", {"a variant": 1.0})
     finally:
         os.umask(before)
-    for path in (root / "v1", root / "v1" / "locks", root / "v1" / "staging"):
+    for path in (root / "v1", root / "v1" / "locks", root / "v1" / "staging", root / "tuned"):
         assert path.stat().st_mode & 0o777 == 0o777 & ~umask, path
     (lock,) = (root / "v1" / "locks").glob("*.lock")
     assert lock.stat().st_mode & 0o777 == 0o666 & ~umask
@@ -165,6 +168,37 @@ def test_what_another_user_compiled_and_may_not_be_read_is_compiled_again(
     assert f"{entry} is unusable: meta.json cannot be read (Permission" in str(seen[0].message)
     assert f"chmod -R a+rX {entry}, or delete it" in str(seen[0].message)
     assert toykernel.run(kernel)
+
+
+def test_what_another_user_keeps_stops_no_cleaning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template = toykernel.write(tmp_path)
+    whole = os.rename
+
+    def refuse(path: Any, to: Any) -> None:
+        if path == first:  # moving a directory takes the right to write to it
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        whole(path, to)
+
+    with config.override(cache_dir=tmp_path / "cache"):
+        for clean in (lambda: cache.current().clear(), lambda: prune(cache.current(), max_size=0)):
+            for scale in (1, 2, 3):
+                compile_only(template, toykernel.variant(scale))
+            first, *_ = toykernel.entries(tmp_path / "cache")
+            monkeypatch.setattr(os, "rename", refuse)
+            monkeypatch.setattr("jitsparse.jit.prune.mapped", lambda root: set())
+            with pytest.raises(UnwritableCache, match=f"{first.name}: Permission denied"):
+                clean()
+            monkeypatch.undo()
+            assert toykernel.entries(tmp_path / "cache") == [first]
+
+
+def test_a_file_in_the_place_of_the_locks_stops_nobody(built: Template, tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / "cache" / "v1" / "locks")
+    (tmp_path / "cache" / "v1" / "locks").touch()
+    with config.override(cache_dir=tmp_path / "cache"):
+        assert toykernel.run(load(built, toykernel.variant(3)))
 
 
 def test_the_variable_names_paths() -> None:

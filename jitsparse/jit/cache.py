@@ -275,14 +275,24 @@ class Cache(Lookup):
         """Delete every entry, remains of failed builds, and locks; returns how many entries.
 
         Read-only layers are left alone, and so are builds in progress.
+
+        Raises:
+            UnwritableCache: one cannot be deleted; all others have been.
         """
         root = self.root / VERSION
-        count = sum(self.discard(path) for path in files.listed(root, "*-*"))
+        count, refused = 0, None
+        for path in files.listed(root, "*-*"):
+            try:
+                count += self.discard(path)
+            except UnwritableCache as error:
+                refused = refused or error
         # Only their contents: another process may be about to rename an entry into them.
         for part in ("quarantine", "failed"):
             for path in files.listed(root / part):
                 files.remove(path)
         builders.remove_locks(root / "locks")
+        if refused is not None:
+            raise refused
         return count
 
     # Excluding other builders

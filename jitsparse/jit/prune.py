@@ -18,6 +18,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from jitsparse.errors import UnwritableCache
 from jitsparse.jit import files, progress
 from jitsparse.jit.cache import VERSION, Cache
 from jitsparse.jit.inventory import directories, disk_usage
@@ -75,7 +76,7 @@ def prune(
         dry_run: only report what would be deleted.
 
     Raises:
-        UnwritableCache: something should be deleted and cannot be.
+        UnwritableCache: something should be deleted and cannot be; what else should be has been.
     """
     now = time.time()
     found = [(path, *disk_usage(path)) for path in directories(cache.root)]
@@ -84,6 +85,7 @@ def prune(
     busy: set[str] | None = None
     deleted: list[Path] = []
     in_use: list[Path] = []
+    refused: UnwritableCache | None = None
     before = kept_bytes
     for path, size, last_use in found:
         age = abs(now - last_use)  # a time by a clock that was ahead says as little as an old one
@@ -95,11 +97,19 @@ def prune(
             busy = mapped(cache.root)
         if path.name in busy:
             in_use.append(path)
-        elif dry_run or cache.discard(path):
+            continue
+        try:
+            gone = dry_run or cache.discard(path)
+        except UnwritableCache as error:
+            refused = refused or error
+            continue
+        if gone:
             deleted.append(path)
             kept, kept_bytes = kept - 1, kept_bytes - size
     if not dry_run:
         _remove_leftovers(cache.root, now)
+    if refused is not None:
+        raise refused
     return Pruned(tuple(deleted), before - kept_bytes, kept, kept_bytes, tuple(in_use))
 
 

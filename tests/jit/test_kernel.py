@@ -252,9 +252,13 @@ def test_a_record_that_cannot_be_written_stops_nobody(
     with config.override(record=tmp_path / "no" / "record"):
         assert toykernel.run(load(template, toykernel.variant()))
     assert "cannot be written" in capsys.readouterr().err
-    os.mkfifo(tmp_path / "pipe")  # whose reader, which there is not, would be waited for
+    os.mkfifo(tmp_path / "pipe")
+    # No reader is waited for. If one is, it comes, and nothing is said.
+    reader = threading.Timer(20, os.open, (tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK))
+    reader.start()
     with config.override(record=tmp_path / "pipe"):
         assert toykernel.run(load(template, toykernel.variant()))
+    reader.cancel()
     assert "cannot be written" in capsys.readouterr().err
 
 
