@@ -136,7 +136,7 @@ class Compiler:
 
 
 def _script(program: Path) -> bytes | None:
-    """The text of a program that is a script, or None. Without the right to read it none is run."""
+    """The text of a program that is a script, or None. One that may not be read could not run."""
     try:
         with program.open("rb") as file:
             return file.read() if file.read(2) == b"#!" else None

@@ -320,7 +320,7 @@ def dds(
         require_memory(kernel, values, dense)
     if bias is not None and bias_ptr < FREED_BELOW:
         if bias._is_zerotensor():
-            bias_ptr = 0  # none; a slice of such a tensor reports its offset
+            bias_ptr = 0  # as without one; a slice of such a tensor reports its offset
         else:
             require_memory(kernel, bias)
     if not aligned and device >= 0 and padding.needs(kernel.variant):
