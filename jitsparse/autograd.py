@@ -168,9 +168,8 @@ def _written_out(grad: Tensor) -> Tensor:
     Each product would copy it, and not to the same layout: a transposed copy takes another kernel
     than the one that a warm-up has compiled for gradients with memory of their own.
     """
-    if torch.compiler.is_compiling() or torch._C._functorch.is_legacy_batchedtensor(grad):
-        return grad
-    return grad.contiguous() if 0 in grad.stride() else grad
+    expanded = not torch.compiler.is_compiling() and 0 in grad.stride()
+    return grad.contiguous() if expanded else grad
 
 
 def _require_unchanged(ctx: Any, grad: Tensor, index: Tensor, *saved: Tensor | None) -> Tensor:

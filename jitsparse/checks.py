@@ -210,8 +210,8 @@ def check_places(
             f"{row.numel()} on {row.device} and {col.numel()} on {col.device}"
         )
     # In 64 bits: torch compares in the tensor's type, in which a larger extent would be negative.
-    past = (row.long() >= extents[0]) | (col.long() >= extents[1])
-    outside = (row < 0) | (col < 0) | past
+    row, col = row.long(), col.long()
+    outside = (row < 0) | (row >= extents[0]) | (col < 0) | (col >= extents[1])
     if outside.any():
         at = int(outside.nonzero()[0])
         raise PatternError(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import toykernel
@@ -142,18 +140,8 @@ def test_what_another_user_compiled_and_may_not_be_read_is_compiled_again(
 ) -> None:
     """For this process alone, since it can be neither used nor replaced."""
     (entry,) = toykernel.entries(tmp_path / "cache")
-    denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-    def refusing(function: Callable[..., Any]) -> Callable[..., Any]:
-        def refuse(path: Any, *arguments: Any, **options: Any) -> Any:
-            if str(path).startswith(str(entry)):  # which root could read whatever its mode is
-                raise denied
-            return function(path, *arguments, **options)
-
-        return refuse
-
     for name in ("open", "rename"):
-        monkeypatch.setattr(os, name, refusing(getattr(os, name)))
+        toykernel.deny(monkeypatch, os, name, entry)
     monkeypatch.setattr(os, "access", lambda path, mode: not str(path).startswith(str(entry)))
     with config.override(cache_dir=tmp_path / "cache", jit="off"):
         with pytest.raises(CacheMiss, match=r"not usable: meta.json cannot be read \(Permission"):
@@ -174,19 +162,13 @@ def test_what_another_user_keeps_stops_no_cleaning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     template = toykernel.write(tmp_path)
-    whole = os.rename
-
-    def refuse(path: Any, to: Any) -> None:
-        if path == first:  # moving a directory takes the right to write to it
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        whole(path, to)
-
     with config.override(cache_dir=tmp_path / "cache"):
         for clean in (lambda: cache.current().clear(), lambda: prune(cache.current(), max_size=0)):
             for scale in (1, 2, 3):
                 compile_only(template, toykernel.variant(scale))
             first, *_ = toykernel.entries(tmp_path / "cache")
-            monkeypatch.setattr(os, "rename", refuse)
+            # Moving a directory takes the right to write to it.
+            toykernel.deny(monkeypatch, os, "rename", first)
             monkeypatch.setattr("jitsparse.jit.prune.mapped", lambda root: set())
             with pytest.raises(UnwritableCache, match=f"{first.name}: Permission denied"):
                 clean()

@@ -6,15 +6,19 @@ The kernel computes y += scale * x for n floats. Its body lives in a header.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING, Any
 
 from jitsparse.jit import Cache, Kernel, Template, Variant, background, key
+
+if TYPE_CHECKING:
+    import pytest  # child processes import this module, too
 
 # A shell's background job inherits SIGINT ignored, and Python leaves it so.
 HEARS_CTRL_C = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
@@ -203,6 +207,21 @@ def publish(cache: Cache, number: int, *, age: float, size: int = 10_000) -> Pat
     path = cache.publish(staging, name, about).path
     os.utime(path / "meta.json", (time.time() - age,) * 2)
     return path
+
+
+def deny(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, path: Path) -> None:
+    """Let a function refuse a path, and what is below it, as the system refuses it to another user.
+
+    Taking the right away by a mode would not stop root.
+    """
+    whole = getattr(owner, name)
+
+    def refuse(place: object, *arguments: Any, **options: Any) -> Any:
+        if f"{place}/".startswith(f"{path}/"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return whole(place, *arguments, **options)
+
+    monkeypatch.setattr(owner, name, refuse)
 
 
 def entries(cache: Path) -> list[Path]:

@@ -32,8 +32,7 @@ from jitsparse.kernels.operands import (
     is_worth_gathering,
     layout_of,
     packed,
-    require_memory,
-    write_zeros,
+    with_memory,
 )
 from jitsparse.kernels.scratch import SCRATCH_WORD
 from jitsparse.kernels.workspace import (
@@ -194,10 +193,9 @@ def dsd(
     if kernel is REFERENCE:
         return _run_reference(reference.dsd, device, values, index, dense, rows, cols, transposed)
     if values_ptr < FREED_BELOW or dense_ptr < FREED_BELOW:
-        if written := write_zeros(values, dense):
+        if written := with_memory(kernel, values, dense):
             values, dense = written
             return dsd(values, index, dense, rows, cols, transposed, find)
-        require_memory(kernel, values, dense)
     if not aligned and device >= 0 and padding.needs(kernel.variant):
         run = partial(dsd, find=lambda key: kernel)
         return padding.dsd(run, letter, values, index, dense, rows, cols, transposed)
@@ -314,15 +312,11 @@ def dds(
         arguments = dense, values, index, rows, cols, transposed, bias, activation
         return _run_reference(reference.dds, device, *arguments)
     if values_ptr < FREED_BELOW or dense_ptr < FREED_BELOW:
-        if written := write_zeros(values, dense):
+        if written := with_memory(kernel, values, dense):
             values, dense = written
             return dds(dense, values, index, rows, cols, transposed, bias, activation, find)
-        require_memory(kernel, values, dense)
-    if bias is not None and bias_ptr < FREED_BELOW:
-        if bias._is_zerotensor():
-            bias_ptr = 0  # as without one; a slice of such a tensor reports its offset
-        else:
-            require_memory(kernel, bias)
+    if bias is not None and bias_ptr < FREED_BELOW and with_memory(kernel, bias):
+        bias_ptr = 0  # it stands for zeros: as without one
     if not aligned and device >= 0 and padding.needs(kernel.variant):
         run = partial(dds, find=lambda key: kernel)
         arguments = dense, values, index, rows, cols, transposed, bias, activation
@@ -423,10 +417,9 @@ def sdd(
         arguments = left, right, index, rows, cols, nnz, block_rows, block_cols
         return _run_reference(reference.sdd, device, *arguments)
     if left_ptr < FREED_BELOW or right_ptr < FREED_BELOW:
-        if written := write_zeros(left, right):
+        if written := with_memory(kernel, left, right):
             left, right = written
             return sdd(left, right, index, rows, cols, nnz, block_rows, block_cols, find)
-        require_memory(kernel, left, right)
     if not aligned and device >= 0 and padding.needs(kernel.variant):
         run = partial(sdd, find=lambda key: kernel)
         letters = left_letter + right_letter

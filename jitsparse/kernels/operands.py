@@ -17,8 +17,7 @@ __all__ = [
     "is_worth_gathering",
     "layout_of",
     "packed",
-    "require_memory",
-    "write_zeros",
+    "with_memory",
 ]
 
 FREED_BELOW = 1 << 40
@@ -26,33 +25,29 @@ FREED_BELOW = 1 << 40
 this; allocated memory is above."""
 
 
-def require_memory(kernel: object, *operands: Tensor) -> None:
-    """Raise if an operand has no memory; the stand-in kernel of a warm-up reads none.
+def with_memory(kernel: object, *operands: Tensor) -> list[Tensor]:
+    """The operands, with zeros in memory for those that stand for zeros without having any; an
+    empty list if all have memory. The stand-in kernel of a warm-up reads none.
 
-    Only called for operands below :data:`FREED_BELOW`.
+    Autograd makes tensors that stand for zeros, as the gradient of ``sgn`` for one. Torch's
+    dispatcher would write the zeros, but most calls bypass it. Only called for operands below
+    :data:`FREED_BELOW`.
+
+    Raises:
+        ArgumentError: one was freed.
     """
+    zeros = [each._is_zerotensor() for each in operands]
+    if any(zeros):
+        return [
+            torch.zeros(each.shape, dtype=each.dtype, device=each.device) if zero else each
+            for each, zero in zip(operands, zeros, strict=True)
+        ]
     missing = [
         each for each in operands if not (each.data_ptr() and each.untyped_storage().nbytes())
     ]
     if missing and isinstance(kernel, Kernel):
         raise _without_memory(missing[0])
-
-
-def write_zeros(*operands: Tensor) -> list[Tensor]:
-    """The operands, with zeros in memory for those that stand for zeros without having any; an
-    empty list if none does.
-
-    Autograd makes such tensors, as the gradient of ``sgn`` for one. Torch's dispatcher would write
-    the zeros, but most calls bypass it. Only called for operands below :data:`FREED_BELOW`.
-    """
-    if not any(each._is_zerotensor() for each in operands):
-        return []
-    return [
-        torch.zeros(each.shape, dtype=each.dtype, device=each.device)
-        if each._is_zerotensor()
-        else each
-        for each in operands
-    ]
+    return []
 
 
 def flipped(tensor: Tensor) -> Tensor:

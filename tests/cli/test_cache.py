@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import errno
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import toykernel
@@ -190,6 +189,13 @@ def test_a_read_only_cache_that_does_not_exist_is_named(
     assert "does not exist" not in capsys.readouterr().err, "as the writable one may"
 
 
+def refusals(capsys: pytest.CaptureFixture[str]) -> Iterator[str]:
+    """What the commands say that would report a cache as empty, and refuse it."""
+    for command in ("ls", "verify"):
+        assert main(["cache", command]) == 2
+        yield capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("below", "reason"), [("", "is a file, not"), ("v", "lies below a file")])
 @pytest.mark.parametrize("setting", ["cache_dir", "cache_path"])
 def test_a_file_is_no_cache_without_entries(
@@ -198,9 +204,7 @@ def test_a_file_is_no_cache_without_entries(
     (tmp_path / "file").touch()
     root = tmp_path / "file" / below
     with config.override(cache_dir=tmp_path / "own"), config.override(**{setting: str(root)}):
-        for command in ("ls", "verify"):
-            assert main(["cache", command]) == 2
-            said = capsys.readouterr().err
+        for said in refusals(capsys):
             assert f"the cache {root} {reason}" in said
             assert f"Set JITSPARSE_{setting.upper()} to a directory" in said
         assert run("cache", "info") == 0
@@ -210,8 +214,8 @@ def test_a_file_is_no_cache_without_entries(
 def test_a_file_inside_is_said_as_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "v1").touch()
     with config.override(cache_dir=tmp_path):
-        assert main(["cache", "ls"]) == 2
-    assert f"the cache {tmp_path} has a file where its v1 should be" in capsys.readouterr().err
+        for said in refusals(capsys):
+            assert f"the cache {tmp_path} has a file where its v1 should be" in said
 
 
 @pytest.mark.parametrize("part", ["", "v1"])
@@ -225,18 +229,9 @@ def test_a_cache_that_may_not_be_read_is_no_cache_without_entries(
 ) -> None:
     root = tmp_path / "cache"
     (root / "v1").mkdir(parents=True)
-    whole = os.scandir
-
-    def refuse(path: Any) -> Any:
-        if Path(path) == root / part:  # which root could read whatever its mode is
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        return whole(path)
-
-    monkeypatch.setattr(os, "scandir", refuse)
+    toykernel.deny(monkeypatch, os, "scandir", root / part)
     with config.override(cache_dir=tmp_path / "own"), config.override(**{setting: str(root)}):
-        for command in ("ls", "verify"):
-            assert main(["cache", command]) == 2
-            said = capsys.readouterr().err
+        for said in refusals(capsys):
             assert f"the cache {root} cannot be read: Permission denied" in said
             assert f"or set JITSPARSE_{setting.upper()}" in said
         assert run("cache", "info") == 0

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+import toykernel
 
 from jitsparse.jit import files
 
@@ -40,12 +41,8 @@ def test_a_directory_that_cannot_be_read_has_nothing(
     for name in ("b-2", "a-1", "other"):
         (tmp_path / name).touch()
     assert [path.name for path in files.listed(tmp_path, "*-*")] == ["a-1", "b-2"]
-
-    def refuse(*_: object) -> None:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-    # As some versions of Python do, but not for root.
-    monkeypatch.setattr(Path, "glob", refuse)
+    # As some versions of Python refuse it.
+    toykernel.deny(monkeypatch, Path, "glob", tmp_path)
     assert files.listed(tmp_path) == []
 
 

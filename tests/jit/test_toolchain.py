@@ -8,9 +8,9 @@ import shutil
 import stat
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+import toykernel
 
 from jitsparse.errors import CompilerNotFound, ToolchainError
 from jitsparse.jit import config, toolchain
@@ -160,14 +160,7 @@ def test_a_compiler_that_may_be_run_and_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler = program(tmp_path / "cc", 'echo "cc (A) 1"')
-    whole = Path.open
-
-    def refuse(path: Path, *arguments: Any, **options: Any) -> Any:
-        if path == compiler:  # which root could read whatever its mode is
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        return whole(path, *arguments, **options)
-
-    monkeypatch.setattr(Path, "open", refuse)
+    toykernel.deny(monkeypatch, Path, "open", compiler)
     assert Compiler(compiler).version(Memo((tmp_path / "v1" / "compilers.json",))) == "(A) 1"
 
 
