@@ -1,4 +1,5 @@
-"""Families of the CPU: ``vec``, vector code for every dtype, and ``amx``, Intel's tiles for bf16.
+"""Families of the CPU: ``vec``, vector code for every dtype, ``amx``, Intel's tiles for bf16, and
+``split``, the same tiles for float32 whose elements are divided into three bf16.
 
 Knobs: ``b`` block, ``l`` layout, and the register tile: ``r``, rows of the sparse operand (in an
 sdd, of the left one) x vectors of columns, or rows x columns of AMX tiles; or, for a dds whose
@@ -69,7 +70,11 @@ def candidates(problem: Problem, target: str) -> list[Candidate]:
         target: the best instruction set to consider.
     """
     height = _height(problem)
-    return [*_amx(problem, target, height), *_vec(problem, target, height)]
+    return [
+        *_amx(problem, target, height),
+        *_split(problem, target),
+        *_vec(problem, target, height),
+    ]
 
 
 def _amx(problem: Problem, target: str, height: int) -> Iterator[Candidate]:
@@ -86,6 +91,21 @@ def _amx(problem: Problem, target: str, height: int) -> Iterator[Candidate]:
         if refused is None and height % (16 * tile[0]) and tile[0] > 1:
             refused = f"{tile[0]} tiles of 16 rows do not divide blocks that are {height} high"
         yield _candidate(problem, "amx", "amx", tile, refused)
+
+
+def _split(problem: Problem, target: str) -> Iterator[Candidate]:
+    refused = None
+    if problem.dtype not in ("f32", "tf32"):
+        refused = f"dtype {problem.dtype}: divides f32 into three bf16"
+    elif target != "amx":
+        refused = f"target {target}: needs AMX tiles for bfloat16"
+    elif min(problem.block) < 32:
+        rows, cols = problem.block
+        refused = f"block {rows}x{cols}: vec is faster unless both sides are at least 32"
+    if problem.op == "dds":
+        of_rows = refused or _refusal_of_rows(problem, 16 * _AMX_ROW_TILE[1])
+        yield _candidate(problem, "split", "amx", _AMX_ROW_TILE, of_rows, knob="v")
+    yield _candidate(problem, "split", "amx", _AMX_TILES[0], refused)
 
 
 def _vec(problem: Problem, target: str, height: int) -> Iterator[Candidate]:

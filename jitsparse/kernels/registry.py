@@ -81,7 +81,7 @@ class Module(Protocol):
 
 
 _FAMILIES: dict[str, dict[str, Module]] = {
-    "cpu": {"amx": cpu, "vec": cpu},
+    "cpu": {"amx": cpu, "split": cpu, "vec": cpu},
     "cuda": {"wgmma": wgmma, "thin": thin, "mma": mma, "fma": fma, "simt": simt},
 }
 """Family to module, for each device."""

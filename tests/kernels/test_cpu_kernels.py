@@ -8,6 +8,7 @@ What a caller can do with them (shapes, strides, batches) is tried for the machi
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import os
 import re
@@ -571,25 +572,26 @@ def test_words_are_the_members_of_the_structs() -> None:
 
 
 def test_every_problem_has_a_kernel_on_every_target() -> None:
-    for target in TARGETS:
-        for op in ("dsd", "dds", "sdd"):
-            for dtype in (*DTYPES, "tf32"):
-                for rows in BLOCKS:
-                    for cols in BLOCKS:
-                        for layout in LAYOUTS:
-                            offered = cpu.candidates(
-                                problem(op, dtype, (rows, cols), layout), target
-                            )
-                            best = next(each for each in offered if not each.refused)
-                            wanted = "amx" if target == "amx" and dtype == "bf16" else "vec"
-                            assert best.variant.family == wanted
-                            assert len({each.variant for each in offered}) == len(offered)
+    for target, op, dtype, rows, cols, layout in itertools.product(
+        TARGETS, ("dsd", "dds", "sdd"), (*DTYPES, "tf32"), BLOCKS, BLOCKS, LAYOUTS
+    ):
+        offered = cpu.candidates(problem(op, dtype, (rows, cols), layout), target)
+        best = next(each for each in offered if not each.refused)
+        on_tiles = {"bf16": "amx"}
+        if min(rows, cols) >= 32:
+            on_tiles |= {"f32": "split", "tf32": "split"}
+        wanted = on_tiles.get(dtype, "vec") if target == "amx" else "vec"
+        assert best.variant.family == wanted
+        assert len({each.variant for each in offered}) == len(offered)
 
 
 def test_refusals_say_why() -> None:
     offered = cpu.candidates(problem("dsd", "f32", (8, 8), "nn"), "amx")
     reasons = {each.variant.name: each.refused for each in offered}
     assert reasons["dsd.amx.amx.f32.b8x8.lnn.r2x2"] == "dtype f32: AMX tiles multiply bf16"
+    assert reasons["dsd.split.amx.f32.b8x8.lnn.r2x2"] == (
+        "block 8x8: vec is faster unless both sides are at least 32"
+    )
     assert reasons["dsd.vec.avx512.f32.b8x8.lnn.r16x1"] == (
         "16 rows of registers do not divide blocks that are 8 high"
     )

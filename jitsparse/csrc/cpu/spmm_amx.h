@@ -1,25 +1,26 @@
-// dsd and dds in bfloat16 on AMX tiles: C = op(S) B as in spmm.h.
+// dsd and dds on AMX tiles, in bfloat16 or in float32 divided into planes: C = op(S) B as in spmm.h.
 //
-// Blocks are left tiles as stored; flipped ones are transposed once per call. A strip of B is packed as
-// right tiles and is many tiles wide, so that the blocks of a row are in the L1 cache for all but the
-// strip's first columns.
+// Blocks of bfloat16 are left tiles as stored; flipped ones are transposed, and those of float32 divided, once per call. A strip of B is
+// packed as right tiles and is many tiles wide, so that the blocks of a row are in the L1 cache for all but the strip's first columns.
 #pragma once
 
 #include "cpu/epilogue.h"
-#include "cpu/pairs.h"
+#include "cpu/planes.h"
+#include "cpu/split.h"
 #include "cpu/strips.h"
-#include "cpu/tiles.h"
 
 namespace jitsparse::cpu {
 
+// T                         element type
 // BLOCK_ROWS, BLOCK_COLS    size of a block as stored
 // FLIPPED                   the rows of op(S) are the columns of S as stored
 // DENSE_K_CONTIGUOUS        the contiguous axis of B is k, which it shares with op(S)
 // OUT_TRANSPOSED            the contiguous axis of C is m, which it shares with op(S)
 // TILE_ROWS, TILE_COLS      sums held in tile registers, in tiles of 16 x 16
-template <int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CONTIGUOUS, bool OUT_TRANSPOSED, int TILE_ROWS,
+template <class T, int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CONTIGUOUS, bool OUT_TRANSPOSED, int TILE_ROWS,
           int TILE_COLS>
 class SpmmAmx : public StripProduct {
+  using P = Planes<T>;
   static constexpr int kRows = FLIPPED ? BLOCK_COLS : BLOCK_ROWS;  // of a block of op(S)
   static constexpr int kDepth = FLIPPED ? BLOCK_ROWS : BLOCK_COLS;
   static constexpr int kBlock = kRows * kDepth;
@@ -27,20 +28,37 @@ class SpmmAmx : public StripProduct {
   static constexpr int kK = min(32, kDepth);  // depth of a left and a right tile
   static constexpr int kSteps = kDepth / kK;
   static constexpr int kN = 16;               // columns of a right tile
-  static constexpr int kRightTile = kK / 2 * kN;  // its size, in pairs
+  static constexpr int kRightPlane = kK / 2 * kN;  // its size, in pairs
+  static constexpr int kRightTile = P::kCount * kRightPlane;
   static constexpr int kTileRows = TILE_ROWS * kM;
   static_assert(kRows % kTileRows == 0, "the tiles must not cross block rows");
   using Registers = TileRegisters<TILE_ROWS, TILE_COLS>;
-
+  // Left tiles are in the order of the blocks of op(S). Those of bfloat16 that are not flipped are read in place; others are packed, in
+  // the order in which they are multiplied: BFloat16[r][step][i][plane][row][depth].
+  static constexpr bool kAsStored = P::kCount == 1 && !FLIPPED;
+  static constexpr bool kByChunks = P::kCount > 1;
+  static constexpr int kLeftPlane = kM * kK;  // elements
+  static constexpr int kLeftTile = P::kCount * kLeftPlane;
+  static constexpr int kLeftBlock = P::kCount * kBlock;
   // Block columns that are packed at a time, as in spmm.h.
   static constexpr int64 kPart = DENSE_K_CONTIGUOUS ? max(1, 128 / kDepth) : 1;
   // Tiles of 16 columns in a strip: as in spmm.h, strips are as wide as lets their panels stay in the L2 cache.
   static constexpr int64 kWidestTiles = 8;
 
+  // Blocks of float32 are multiplied in pieces of at most two steps. All tiles of a strip finish a chunk of pieces before any goes on, so that
+  // its left tiles stay in L1: 12 KB, beside the sums and a step's right tiles (24 KB take 1.1 to 1.25 times as long, all of a row's blocks
+  // 1.05 to 1.2, 6 KB 1.0 to 1.05). Meanwhile each tile prefetches its share of the next chunk's.
+  static constexpr int kPieceSteps = kByChunks ? min(kSteps, 2) : kSteps, kPieces = kSteps / kPieceSteps;
+  static constexpr int64 kChunk = kByChunks ? max(1, (12 << 10) / (TILE_ROWS * kPieceSteps * kLeftTile * int(sizeof(BFloat16)))) : 1LL << 40;
+  static constexpr int kAheadLines = TILE_ROWS * kLeftTile * int(sizeof(BFloat16)) * TILE_COLS / int(kLine * kWidestTiles);
+
  public:
   static int run(const SpmmArgs& args) {
     return request_tiles() ? run_strips<SpmmAmx>(args, kBlock, kAmxRate) : kNoTileRegisters;
   }
+
+  // Whether dividing elements into planes takes less time than it saves.
+  static bool serves(const SpmmArgs& args) { return planes_serve(args, kBlock, FLIPPED ? args.rows : args.cols); }
 
   SpmmAmx(const SpmmArgs& args, int64 threads)
       : args_(args),
@@ -57,58 +75,74 @@ class SpmmAmx : public StripProduct {
     plan = {args.batch, tiles, widest, FLIPPED ? index_.C : index_.R, row_ptr_, kDepth};
     panels_bytes_ = column_bytes * widest;
     sums_bytes_ = kTileRows * widest * kN * sizeof(float);
-    shared_bytes = FLIPPED ? args.nnz * kBlock * sizeof(BFloat16) : 0;
+    shared_bytes = kAsStored ? 0 : args.nnz * P::kCount * kBlock * sizeof(BFloat16);
     own_bytes = panels_bytes_ + sums_bytes_ + block_cols_;
-    expect_output(args, m_, sizeof(BFloat16), threads);
+    expect_output(args, m_, sizeof(T), threads);
   }
 
   void begin(int64 rank, int64 size, char* shared) const {
-    if (FLIPPED) {
-      transpose_values(rank, size, reinterpret_cast<Pair*>(shared));
+    if (!kAsStored) {
+      pack_values(rank, size, reinterpret_cast<Pair*>(shared));
       barrier(size);
     }
     tile_configure(Registers::config(kM, kN, kK));
   }
   void end() const { tile_release(); }
+  int status() const { return outside_.status(); }
 
   // Computes block rows from .. to of the strip of `width` tiles of columns that begins at tile `first`.
   void multiply_strip(int64 batch, int64 first, int64 width, int64 from, int64 to, Memory memory) const {
-    // In the order of the blocks of op(S), [row][depth].
-    const auto* const values = static_cast<const BFloat16*>(FLIPPED ? memory.shared : args_.values);
+    if (outside_.seen()) return;
+    const auto* const values = static_cast<const BFloat16*>(kAsStored ? args_.values : memory.shared);
     Pair* const panels = reinterpret_cast<Pair*>(memory.own);
     float* const sums = reinterpret_cast<float*>(memory.own + panels_bytes_);
     PackedParts<kPart> parts(memory.own + panels_bytes_ + sums_bytes_, col_, block_cols_);
-    const auto dense = dense_of<BFloat16, DENSE_K_CONTIGUOUS>(args_, batch, k_);
-    const auto out = out_of<BFloat16, OUT_TRANSPOSED>(args_, batch, m_, args_.n);
+    const auto dense = dense_of<T, DENSE_K_CONTIGUOUS>(args_, batch, k_);
+    const auto out = out_of<T, OUT_TRANSPOSED>(args_, batch, m_, args_.n);
+    typename P::Range range;
     for (int64 row = from; row < to; ++row) {
       const int64 begin = row_ptr_[row], end = row_ptr_[row + 1];
       parts.complete(begin, end, [&](int64 part) {
-        pack_right<kN, kK>(dense, part * kPart * kDepth, blocks_of(part) * kSteps, first * kN, width,
-                           panels + part * kPart * kSteps * width * kRightTile, {kRightTile, width * kRightTile});
+        P::template pack_right<kN, kK>(dense, part * kPart * kDepth, blocks_of(part) * kSteps, first * kN, width,
+                                       panels + part * kPart * kSteps * width * kRightTile, {kRightTile, width * kRightTile}, range);
       });
       // Compute the sums of all the strip's columns first, so that whole runs of memory are written.
       for (int r = 0; r < kRows; r += kTileRows) {
-        for (int64 tile = 0; tile < width; tile += TILE_COLS) {
-          multiply_tiles<TILE_COLS>(begin, end, values + r * kDepth, panels, tile, width, sums + tile * kN);
-        }
+        const int64 last = end * kPieces;
+        int64 piece = begin * kPieces;
+        bool add = false;
+        do {
+          const int64 stop = last - piece > kChunk ? piece + kChunk : last;
+          for (int64 tile = 0; tile < width; tile += TILE_COLS) {
+            multiply_tiles<TILE_COLS>(piece, stop, add, values + r * kDepth * P::kCount, panels, tile, width, sums + tile * kN);
+          }
+          piece = stop;
+          add = true;
+        } while (piece < last);
+        P::unscale(sums, kTileRows * width * kN);
         write_tile<kTileRows>(out, row * kRows + r, first * kN, sums, width * kN);
       }
     }
+    outside_.note(range);
   }
 
  private:
-  // Transposes this thread's share of the blocks, in column order: [row of op(S)][pair].
-  void transpose_values(int64 rank, int64 size, Pair* to) const {
-    constexpr int S = min(16, min(kRows, kDepth / 2));
+  // Packs this thread's share of the blocks.
+  void pack_values(int64 rank, int64 size, Pair* to) const {
+    constexpr int S = min(kM, kK / 2);
+    typename P::Range range;
     for (int64 z = args_.nnz * rank / size; z < args_.nnz * (rank + 1) / size; ++z) {
-      const BFloat16* stored = static_cast<const BFloat16*>(args_.values) + index_.perm()[z] * int64(kBlock);
-      const DenseView<BFloat16, false> block{stored, kDepth, kRows, kRows};
+      const T* const stored = static_cast<const T*>(args_.values) + (FLIPPED ? index_.perm()[z] : z) * int64(kBlock);
+      const DenseView<T, !FLIPPED> block{stored, kDepth, kRows, FLIPPED ? kRows : kDepth};
       for (int r = 0; r < kRows; r += S) {
         for (int d = 0; d < kDepth; d += 2 * S) {
-          pack_square<S, true>(block, d, r, to + (z * kBlock + r * kDepth + d) / 2, kDepth / 2);
+          const int tile = (r / kTileRows * kSteps + d / kK) * TILE_ROWS + r % kTileRows / kM;
+          Pair* const at = to + (z * kLeftBlock + tile * kLeftTile + r % kM * kK + d % kK) / 2;
+          P::template pack_square<S, true>(block, d, r, at, kK / 2, kLeftPlane / 2, range);
         }
       }
     }
+    outside_.note(range);
   }
 
   int64 blocks_of(int64 part) const {
@@ -116,28 +150,52 @@ class SpmmAmx : public StripProduct {
     return left_over < kPart ? left_over : kPart;
   }
 
-  // Sums up kTileRows rows of blocks begin .. end times N tiles of their panels. `values`: those rows of the very first
-  // block.
+  // Sets, or adds to, the sums of kTileRows rows of pieces begin .. end of blocks times N tiles of their panels. `values`: those rows of the
+  // very first block.
   template <int N>
-  void multiply_tiles(int64 begin, int64 end, const BFloat16* values, const Pair* panels, int64 tile, int64 width,
+  void multiply_tiles(int64 begin, int64 end, bool add, const BFloat16* values, const Pair* panels, int64 tile, int64 width,
                       float* sums) const {
     if constexpr (N > 1) {
-      if (width - tile < N) return multiply_tiles<N - 1>(begin, end, values, panels, tile, width, sums);
+      if (width - tile < N) return multiply_tiles<N - 1>(begin, end, add, values, panels, tile, width, sums);
     }
-    for_constants<TILE_ROWS * N>([](auto t) { tile_zero<Registers::sum(t / N, t % N)>(); });
-    for (int64 z = begin; z < end; ++z) {
-      const BFloat16* left = values + z * kBlock;
-      const Pair* right = panels + (col_[z] * kSteps * width + tile) * kRightTile;
-      for (int step = 0; step < kSteps; ++step, left += kK, right += width * kRightTile) {
-        for_constants<TILE_ROWS>([&](auto i) {
-          tile_load<Registers::left(i)>(left + i * kM * kDepth, kDepth * sizeof(BFloat16));
-        });
-        for_constants<N>([&](auto j) {
-          tile_load<Registers::right(j)>(right + j * kRightTile, kN * sizeof(Pair));
-          for_constants<TILE_ROWS>([&](auto i) {
-            tile_multiply_bf16<Registers::sum(i, j), Registers::left(i), Registers::right(j)>();
-          });
-        });
+    for_constants<TILE_ROWS * N>([&](auto t) {
+      constexpr int kSum = Registers::sum(t / N, t % N);
+      if (add) {
+        tile_load<kSum>(sums + t / N * kM * width * kN + t % N * kN, width * kN * sizeof(float));
+      } else {
+        tile_zero<kSum>();
+      }
+    });
+    constexpr int kLeftStep = kAsStored ? kK : TILE_ROWS * kLeftTile;
+    const int64 right_step = width * kRightTile;
+    const auto left_at = [=](int64 piece) {
+      return values + piece / kPieces * kLeftBlock + piece % kPieces * (kPieceSteps * kLeftStep);
+    };
+    const auto right_at = [=, col = col_](int64 piece) {
+      return panels + (col[piece / kPieces] * kSteps + piece % kPieces * kPieceSteps) * right_step + tile * kRightTile;
+    };
+    for (int64 piece = begin; piece < end; ++piece) {
+      const BFloat16* left = left_at(piece);
+      const Pair* right = right_at(piece);
+      // What is multiplied next in the same chunk; and this tile's share of the next chunk's left tiles.
+      const Pair* const next = piece + 1 < end ? right_at(piece + 1) : right_at(begin) + N * kRightTile;
+      const BFloat16* ahead = left_at(piece + end - begin) + tile / TILE_COLS * (kAheadLines * kLine / int64(sizeof(BFloat16)));
+      for (int step = 0; step < kPieceSteps; ++step, left += kLeftStep, right += right_step, ahead += kLeftStep) {
+        const Pair* const following = step + 1 < kPieceSteps ? right + right_step : next;
+        multiply_step<T, Registers, TILE_ROWS, N>(
+            [=](auto i, auto plane) {
+              constexpr int kBelow = kAsStored ? kM * kDepth : kLeftTile, kLineOfTile = kAsStored ? kDepth : kK;
+              tile_load<Registers::left(i)>(left + i * kBelow + plane * kLeftPlane, kLineOfTile * sizeof(BFloat16));
+            },
+            [=](auto j, auto plane) {
+              tile_load<Registers::right(j)>(right + j * kRightTile + plane * kRightPlane, kN * sizeof(Pair));
+            },
+            [=](auto share, auto shares) {
+              if constexpr (kByChunks) {
+                prefetch_share<share, shares, N * kRightTile * int(sizeof(Pair)) / kLine, kIntoL1>(following);
+                prefetch_share<share, shares, kAheadLines, kIntoL2>(ahead);
+              }
+            });
       }
     }
     for_constants<TILE_ROWS * N>([&](auto t) {
@@ -152,6 +210,7 @@ class SpmmAmx : public StripProduct {
   const int32 *const row_ptr_, *const col_;
   const int64 block_cols_;
   int64 panels_bytes_, sums_bytes_;
+  OutsideRange outside_;
 };
 
 }  // namespace jitsparse::cpu

@@ -148,6 +148,8 @@ struct StripProduct {
   // Each thread calls these before its first strip and after its last; a product may define its own.
   void begin(int64 /*rank*/, int64 /*size*/, char* /*shared*/) const {}
   void end() const {}
+  // What run_strips returns once all threads are done.
+  int status() const { return kOk; }
 };
 
 // Runs a product. `block`: elements of a block; `rate`: of its multiply-adds, relative to vectors.
@@ -168,7 +170,7 @@ template <class Product> int run_strips(const SpmmArgs& args, int64 block, doubl
     product.end();
     if (product.past_caches) stream_fence();
   });
-  return kOk;
+  return product.status();
 }
 
 }  // namespace jitsparse::cpu

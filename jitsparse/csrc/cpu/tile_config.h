@@ -25,9 +25,10 @@ static_assert(sizeof(TileConfig) == 64);
 template <int ROWS, int COLS> struct TileRegisters {
   static_assert(ROWS * COLS <= 4 && ROWS < 4, "sums take four registers, left and right tiles the others");
 
+  static constexpr int kRights = 4 - ROWS;
   static constexpr int sum(int i, int j) { return i * COLS + j; }
   static constexpr int left(int i) { return 4 + i; }
-  static constexpr int right(int j) { return 4 + ROWS + j % (4 - ROWS); }
+  static constexpr int right(int j) { return 4 + ROWS + j % kRights; }
 
   // m x n sums of 32-bit elements, over a depth of k 16-bit ones.
   static constexpr TileConfig config(int m, int n, int k) {

@@ -51,7 +51,7 @@ template <class T> constexpr int kTogether = PackedOf<T>::kTogether;
 // How much a loop may keep in a core's L2 cache and still find there the next time round: most of 1 MB.
 constexpr int64 kL2Bytes = 800 << 10;
 constexpr int kLine = 64;    // bytes of a cache line
-constexpr int kIntoL2 = 2;   // the locality argument of __builtin_prefetch for the L2 cache
+constexpr int kIntoL1 = 3, kIntoL2 = 2;  // the locality argument of __builtin_prefetch
 
 template <class A> constexpr int kLanes = kVecBytes / int(sizeof(A));
 

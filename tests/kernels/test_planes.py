@@ -1,0 +1,253 @@
+"""float32 on AMX tiles: elements divided into three bfloat16, on this machine's tiles or emulated.
+
+Results are held against float64, and against those of multiply-adds: equal bits say which of the
+two computed a product.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import cases
+import pytest
+import torch
+from test_cpu_kernels import (
+    Blocks,
+    blocks,
+    dense_operand,
+    judge_blocks,
+    kernel,
+    multiply,
+    native,
+    runnable,
+    sample,
+)
+from torch import Tensor
+
+from jitsparse import jit
+from jitsparse.kernels.roles import LAYOUTS
+
+TARGET = "amx" if "amx" in runnable() else "emulated"
+OPS = ("dsd", "dds", "sdd")
+LEAST, END = 2.0**-130, 2.0**24
+"""Magnitudes of elements that have planes: from the first on, below the second."""
+
+
+def kernels(op: str, block: tuple[int, int], layout: str) -> tuple[jit.Kernel, jit.Kernel]:
+    """On tiles, and by multiply-adds."""
+    by_tiles = kernel(op, TARGET, "f32", block, layout)
+    assert by_tiles.variant.family == "split"
+    return by_tiles, kernel(op, native("f32")[0], "f32", block, layout)
+
+
+def compute(
+    run: jit.Kernel, sparse: Blocks, operands: list[Tensor], bias: Tensor | None, threads: int
+) -> Tensor:
+    if run.variant.op == "sdd":
+        return sample(run, *operands, sparse, threads)
+    activation = None if bias is None else "silu"
+    return multiply(run, sparse, *operands, bias=bias, activation=activation, threads=threads)
+
+
+class Product:
+    """Operands of a product, large enough for tiles unless said otherwise."""
+
+    def __init__(
+        self,
+        op: str,
+        block: tuple[int, int] = (32, 32),
+        layout: str = "nn",
+        *,
+        cut: tuple[int, int] = (0, 0),
+        extent: int = 320,
+        batch: int = 2,
+        grid: tuple[int, int] = (16, 15),
+        density: float = 0.7,
+    ) -> None:
+        torch.manual_seed(0)
+        self.op, self.layout, self.block = op, layout, block
+        mask = torch.rand(grid) < density
+        mask[1] = mask[:, 2] = False
+        mask[3, 3] = True
+        self.sparse = blocks(mask, block, torch.float32, cut)
+        rows, cols = self.sparse.shape
+        self.matrix = self.sparse.dense()
+        if op != "sdd" and layout[0 if op == "dsd" else 1] == "t":
+            self.matrix = self.matrix.mT
+        if op == "sdd":
+            shapes = [(batch, rows, extent), (batch, extent, cols)]
+        elif op == "dsd":
+            shapes = [(batch, self.matrix.shape[1], extent)]
+        else:
+            shapes = [(batch, extent, self.matrix.shape[0])]
+        letters = layout[1:] if op == "dsd" else layout
+        self.operands = [
+            dense_operand(shape, letter, torch.float32)
+            for shape, letter in zip(shapes, letters, strict=False)
+        ]
+        self.bias = torch.randn(self.matrix.shape[1]) if op == "dds" else None
+
+    def on_tiles(self, threads: int = 2) -> Tensor:
+        return compute(
+            kernels(self.op, self.block, self.layout)[0],
+            *(self.sparse, self.operands, self.bias, threads),
+        )
+
+    def by_multiply_adds(self) -> Tensor:
+        return compute(
+            kernels(self.op, self.block, self.layout)[1],
+            *(self.sparse, self.operands, self.bias, 2),
+        )
+
+    def check(self, got: Tensor) -> None:
+        if self.op == "sdd":
+            judge_blocks(Blocks(got, self.sparse.mask, self.sparse.shape), *self.operands)
+        elif self.op == "dsd":
+            cases.check_product(got, self.matrix, *self.operands)
+        else:
+            activation = None if self.bias is None else "silu"
+            cases.check_product(got, *self.operands, self.matrix, self.bias, activation)
+
+
+SHAPES = (
+    ((0, 0), 320, 2),
+    ((5, 3), 301, 2),
+    ((1, 31), 1, 600),
+    ((31, 2), 33, 18),
+)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(
+    ("layout", "block"),
+    [*itertools.product(LAYOUTS, ((32, 32),)), ("nn", (64, 128)), ("tt", (128, 64))],
+)
+def test_right(op: str, layout: str, block: tuple[int, int]) -> None:
+    grid = 640 // block[0], 768 // block[1]
+    for cut, extent, batch in SHAPES:
+        product = Product(
+            op, block, layout, cut=cut, extent=extent, batch=batch, grid=grid, density=0.9
+        )
+        got = product.on_tiles()
+        product.check(got)
+        assert not torch.equal(got, product.by_multiply_adds()), "not computed on tiles"
+
+
+@pytest.mark.skipif(TARGET == "emulated", reason="needs the processor's own rounding")
+@pytest.mark.parametrize("op", OPS)
+def test_no_farther_from_the_exact_result_than_multiply_adds(op: str) -> None:
+    product = Product(op, extent=1024, batch=1, grid=(32, 32))
+    product.bias = None
+    dense = product.operands[0][0]
+    left, right = {
+        "dsd": (product.matrix, dense),
+        "dds": (dense, product.matrix),
+        "sdd": (dense, product.operands[-1][0]),
+    }[op]
+    exact = left.double() @ right.double()
+    size = left.double().abs() @ right.double().abs()
+
+    def error(got: Tensor) -> float:
+        if op == "sdd":
+            got = Blocks(got, product.sparse.mask, product.sparse.shape).dense()
+        relative = (got.squeeze(0).double() - exact) / size
+        return float(relative[(got != 0).squeeze(0)].square().mean().sqrt())
+
+    assert error(product.on_tiles()) <= error(product.by_multiply_adds())
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("power", [-60, -66, -72, 20])
+def test_tiny_and_large_results(op: str, power: int) -> None:
+    """Down to subnormal ones."""
+    product = Product(op)
+    for operand in (product.sparse.values, *product.operands):
+        operand *= 2.0**power
+    product.matrix *= 2.0**power
+    product.bias = None
+    got = product.on_tiles()
+    product.check(got)
+    assert not torch.equal(got, product.by_multiply_adds()), "not computed on tiles"
+    if power == -72:
+        assert got.abs().max() < torch.finfo(torch.float32).tiny
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_the_same_on_any_number_of_threads(op: str) -> None:
+    product = Product(op)
+    first, *others = (product.on_tiles(threads) for threads in (1, 2, 3, 7, 2))
+    assert all(torch.equal(first, other) for other in others)
+
+
+def ends() -> Tensor:
+    """Floats of every exponent that has planes, the first and the last of them among them."""
+    torch.manual_seed(0)
+    fraction = torch.randint(1 << 23, (154, 30), dtype=torch.int32)
+    fraction[:, 0], fraction[:, 1] = 0, (1 << 23) - 1
+    exponent = torch.arange(-130, 24, dtype=torch.int32)[:, None]
+    found = torch.ldexp(1 + fraction.double() / (1 << 23), exponent).float().flatten()
+    found = found[found < END]
+    assert found.min() == LEAST
+    assert found.max() < END
+    return torch.cat([found, -found, torch.tensor([0.0])])
+
+
+@pytest.mark.parametrize("op", ["dsd", "dds"])
+@pytest.mark.parametrize("of_values", [False, True])
+def test_an_element_is_the_sum_of_its_planes(op: str, of_values: bool) -> None:
+    """A product with a matrix that has a single one in each row and column is exact."""
+    elements = ends()
+    size, extent = 512, 1024
+    by_tiles, _ = kernels(op, (32, 32), "nn")
+    ones = torch.eye(size)[torch.randperm(size)]
+    matrix, dense = ones, torch.zeros(size, extent)
+    if of_values:
+        matrix, dense = torch.zeros(size, size), torch.cat([ones, ones], 1)
+    where = matrix if of_values else dense
+    where.flatten()[torch.randperm(where.numel())[: len(elements)]] = elements
+    values = matrix.reshape(16, 32, 16, 32).transpose(1, 2).reshape(256, 32, 32).contiguous()
+    sparse = Blocks(values, torch.ones(16, 16).bool(), (size, size))
+    operand = (dense if op == "dsd" else dense.mT.contiguous())[None]
+    got = multiply(by_tiles, sparse, operand)
+    left, right = (matrix, dense) if op == "dsd" else (dense.mT, matrix)
+    assert torch.equal(got[0].double(), left.double() @ right.double())
+
+
+@pytest.mark.parametrize("extreme", [LEAST, END * (1 - 2**-24)])
+def test_elements_that_have_planes_are_multiplied_on_tiles(extreme: float) -> None:
+    product = Product("dsd")
+    product.sparse.values *= 2.0**-20
+    product.operands[0][0, 100, 5] = extreme
+    assert not torch.equal(product.on_tiles(), product.by_multiply_adds())
+
+
+OUTSIDE = {
+    "infinity": float("inf"),
+    "nan": float("nan"),
+    "large": -END,
+    "small": LEAST * (1 - 2**-19),
+    "subnormal": 1e-42,
+}
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("kind", OUTSIDE)
+@pytest.mark.parametrize("operand", [0, 1])
+def test_other_elements_are_multiplied_by_multiply_adds(op: str, kind: str, operand: int) -> None:
+    """Of whichever operand, and wherever they are."""
+    for place in (0.0, 0.4, 1.0):
+        product = Product(op)
+        if operand < len(product.operands):
+            product.operands[operand][-1, int(place * 300), 100] = OUTSIDE[kind]
+        else:
+            of_blocks = product.sparse.values.flatten()
+            of_blocks[int(place * (len(of_blocks) - 1))] = OUTSIDE[kind]
+        got, expected = product.on_tiles(), product.by_multiply_adds()
+        torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
+        assert got.isnan().any() or kind != "nan"
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_small_products_are_computed_by_multiply_adds(op: str) -> None:
+    product = Product(op, extent=7, batch=1, grid=(5, 6), density=0.3)
+    assert torch.equal(product.on_tiles(), product.by_multiply_adds())
