@@ -28,6 +28,8 @@ from jitsparse import jit
 from jitsparse.kernels.roles import LAYOUTS
 
 TARGET = "amx" if "amx" in runnable() else "emulated"
+PLAIN = "generic" if TARGET == "emulated" else native("f32")[0]
+"""The target whose multiply-adds round as those of the kernels on tiles do."""
 OPS = ("dsd", "dds", "sdd")
 LEAST, END = 2.0**-130, 2.0**24
 """Magnitudes of elements that have planes: from the first on, below the second."""
@@ -37,7 +39,7 @@ def kernels(op: str, block: tuple[int, int], layout: str) -> tuple[jit.Kernel, j
     """On tiles, and by multiply-adds."""
     by_tiles = kernel(op, TARGET, "f32", block, layout)
     assert by_tiles.variant.family == "split"
-    return by_tiles, kernel(op, native("f32")[0], "f32", block, layout)
+    return by_tiles, kernel(op, PLAIN, "f32", block, layout)
 
 
 def compute(
@@ -124,7 +126,7 @@ SHAPES = (
 )
 def test_right(op: str, layout: str, block: tuple[int, int]) -> None:
     grid = 640 // block[0], 768 // block[1]
-    for cut, extent, batch in SHAPES:
+    for cut, extent, batch in SHAPES if TARGET == "amx" else SHAPES[1::2]:
         product = Product(
             op, block, layout, cut=cut, extent=extent, batch=batch, grid=grid, density=0.9
         )
