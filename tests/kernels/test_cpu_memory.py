@@ -13,6 +13,7 @@ import pytest
 from test_cpu_kernels import native, runnable
 
 KERNELS = Path(__file__).with_name("test_cpu_kernels.py")
+PLANES = Path(__file__).with_name("test_planes.py")
 INDEXING = Path(__file__).parents[1] / "test_indexing.py"
 
 PAST_THE_END = """
@@ -80,6 +81,16 @@ def test_kernels_stay_inside(watched: dict[str, str]) -> None:
     ended = subprocess.run(command, env=shared, capture_output=True, text=True)
     assert ended.returncode == 0, (ended.stdout + ended.stderr)[-4000:]
     assert f"{len(tests)} passed" in ended.stdout
+
+
+def test_kernels_of_planes_stay_inside(watched: dict[str, str]) -> None:
+    """On emulated tiles: of every operation, a layout as stored and one that is transposed."""
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-k"]
+    tests = "test_right and (nn-block0 or tt-block3)"
+    command = [sys.executable, "-m", "pytest", *options, tests, str(PLANES)]
+    ended = subprocess.run(command, env=watched, capture_output=True, text=True)
+    assert ended.returncode == 0, (ended.stdout + ended.stderr)[-4000:]
+    assert "6 passed" in ended.stdout
 
 
 def test_the_function_that_computes_indices_stays_inside(watched: dict[str, str]) -> None:
