@@ -1,4 +1,5 @@
-// When float32 is multiplied on AMX tiles, divided into planes (planes.h), and when by multiply-adds.
+// When float32 is multiplied on AMX tiles, divided into planes (planes.h), and when by multiply-adds. (A product that is computed twice takes
+// 1.2 to 1.9 times as long as by multiply-adds alone, depending on where the element is.)
 #pragma once
 
 #include "cpu/parallel.h"
