@@ -25,6 +25,7 @@ from test_cpu_kernels import (
 )
 from torch import Tensor
 
+import jitsparse as js
 from jitsparse import jit
 from jitsparse.kernels.roles import LAYOUTS
 
@@ -256,3 +257,21 @@ def test_other_elements_are_multiplied_by_multiply_adds(op: str, kind: str, oper
 def test_small_products_are_computed_by_multiply_adds(op: str) -> None:
     product = Product(op, extent=7, batch=1, grid=(5, 6), density=0.3)
     assert torch.equal(product.on_tiles(), product.by_multiply_adds())
+
+
+@pytest.mark.skipif(TARGET == "emulated", reason="this processor has no tiles")
+def test_a_linear_layer_and_its_gradients() -> None:
+    torch.manual_seed(0)
+    a = js.random((640, 608), 32, density=0.8)
+    a.values.requires_grad_()
+    x, bias = torch.randn(700, 608, requires_grad=True), torch.randn(640, requires_grad=True)
+    assert ".split." in js.explain("linear", x, a, bias).variant
+    weight = a.to_dense().detach()
+    y = js.linear(x, a, bias)
+    cases.check_product(y.detach(), x.detach(), weight.mT, bias.detach())
+    gradient = torch.randn_like(y)
+    y.backward(gradient)
+    cases.check_product(x.grad, gradient, weight)
+    stored = weight.reshape(20, 32, 19, 32).any(3).any(1)
+    of_values = Blocks(a.values.grad, stored, (640, 608))
+    judge_blocks(of_values, gradient.mT[None], x.detach()[None])
