@@ -51,6 +51,15 @@ _AMX_TILES = ((2, 2), (1, 4), (1, 2))
 """Register tiles of ``amx``, the preferred one first. Eight registers hold four sums, the operands
 and nothing else."""
 
+_VECTORS_OF_SPLIT = {
+    ("dsd", "r"): _VEC_TILES["avx512"][1],
+    ("dds", "r"): _VEC_TILES["avx512"][1],
+    ("dds", "v"): _ROW_TILE["avx512"],
+    ("sdd", "r"): _VEC_TILES["avx512"][0],
+}
+"""Register tiles with which ``split`` computes what it does not compute on tiles of AMX. The second
+best of a dsd compiles 0.2 s faster."""
+
 _ELEMENTS = {"f64": "double", "f32": "float", "f16": "Float16", "bf16": "BFloat16"}
 """The C++ element type of each dtype (``csrc/cpu/vec.h``)."""
 
@@ -190,6 +199,9 @@ def _context(variant: Variant) -> Context:
     """The names that a template may use."""
     tile_rows, tile_cols = variant.ints(_tile_knob(variant))
     tiles = {"tile_rows": tile_rows, "tile_cols": tile_cols}
+    if variant.family == "split":
+        of_vectors = _VECTORS_OF_SPLIT[variant.op, _tile_knob(variant)]
+        tiles |= {"vector_rows": of_vectors[0], "vector_cols": of_vectors[1]}
     return {**operand_names(variant, _ELEMENTS), **tiles}
 
 

@@ -42,17 +42,17 @@ class DdsRowsAmx : public StripProduct {
   // 0.86 to 1.)
   static constexpr int64 kLongestInPlace = kK == 32 ? 5 << 10 : 0;
   // As in spmm_amx.h, with right tiles for left ones.
-  static constexpr bool kByChunks = P::kCount > 1;
+  static constexpr bool kDivided = P::kCount > 1;  // whether elements are divided into planes
   static constexpr int kRightStep = kTiles * kRightTile, kRightBytes = TILE_COLS * kRightTile * int(sizeof(Pair));
-  static constexpr int kPieceSteps = kByChunks ? min(kSteps, 2) : kSteps, kPieces = kSteps / kPieceSteps;
-  static constexpr int64 kChunk = kByChunks ? max(1, (12 << 10) / (kPieceSteps * kRightBytes)) : 1LL << 40;
+  static constexpr int kPieceSteps = kDivided ? min(kSteps, 2) : kSteps, kPieces = kSteps / kPieceSteps;
+  static constexpr int64 kChunk = kDivided ? max(1, (12 << 10) / (kPieceSteps * kRightBytes)) : 1LL << 40;
   static constexpr int kAheadLines = kRightBytes / (4 * kLine);  // most strips have four units
   // Block columns that are written together, so that rows are written two cache lines at a time.
   static constexpr int64 kGroup = max(1, 64 / BLOCK_COLS);
 
  public:
   static int run(const SpmmArgs& args) {
-    return request_tiles() ? run_strips<DdsRowsAmx>(args, kBlock, kAmxRate) : kNoTileRegisters;
+    return request_tiles() ? run_strips<DdsRowsAmx>(args, kBlock, kTileRate<T>) : kNoTileRegisters;
   }
 
   // Whether dividing elements into planes takes less time than it saves.
@@ -114,17 +114,11 @@ class DdsRowsAmx : public StripProduct {
       for (int64 each = col; each < end; ++each) {
         for (int tile = 0; tile < kTiles; tile += TILE_COLS) {
           float* const to_tile = sums + (each - col) * BLOCK_COLS + tile * kN;
-          const int64 last = begin_of(each + 1) * kPieces;
-          int64 piece = begin_of(each) * kPieces;
-          bool add = false;
-          do {
-            const int64 stop = last - piece > kChunk ? piece + kChunk : last;
+          for_chunks(begin_of(each) * kPieces, begin_of(each + 1) * kPieces, kChunk, [&](int64 piece, int64 stop, bool add) {
             for (int64 i = 0; i < units; ++i) {
               multiply_tiles(piece, stop, add, tiles_of(i), i, values + tile * kRightTile, to_tile + i * kTileRows * width, width);
             }
-            piece = stop;
-            add = true;
-          } while (piece < last);
+          });
         }
       }
       P::unscale(sums, units * kTileRows * width);
@@ -161,7 +155,7 @@ class DdsRowsAmx : public StripProduct {
       Pair* const at = reinterpret_cast<Pair*>(to + r / kM * kLeftTile + r % kM * kK);
       for (int64 step = 0; step < steps; ++step) {
         const T* from = line + step * kK;
-        if constexpr (kByChunks) prefetch_share<0, 1, kK * int(sizeof(T)) / kLine, kIntoL1>(from + kRowsAhead * dense.ld);
+        if constexpr (kDivided) prefetch_share<0, 1, kK * int(sizeof(T)) / kLine, kIntoL1>(from + kRowsAhead * dense.ld);
         const int64 inside = dense.depth - (first + step * kK);
         T edge[kK] = {};
         if (inside < kK) {
@@ -178,14 +172,7 @@ class DdsRowsAmx : public StripProduct {
   // block column's blocks. `values`: those tiles of the very first block.
   void multiply_tiles(int64 begin, int64 end, bool add, const LeftTiles& panel, int64 unit, const Pair* values, float* sums,
                       int64 width) const {
-    for_constants<TILE_ROWS * TILE_COLS>([&](auto t) {
-      constexpr int kSum = Registers::sum(t / TILE_COLS, t % TILE_COLS);
-      if (add) {
-        tile_load<kSum>(sums + t / TILE_COLS * kM * width + t % TILE_COLS * kN, width * sizeof(float));
-      } else {
-        tile_zero<kSum>();
-      }
-    });
+    load_sums<Registers, TILE_ROWS, TILE_COLS, kM>(sums, width, add);
     const auto left_at = [=, block_row = index_.row_t()](int64 piece) {
       return panel.first + (block_row[piece / kPieces] * int64(kSteps) + piece % kPieces * kPieceSteps) * panel.step;
     };
@@ -208,17 +195,14 @@ class DdsRowsAmx : public StripProduct {
               tile_load<Registers::right(j)>(right + j * kRightTile + plane * kRightPlane, kN * sizeof(Pair));
             },
             [=](auto share, auto shares) {
-              if constexpr (kByChunks) {
+              if constexpr (kDivided) {
                 prefetch_share<share, shares, TILE_ROWS * kLeftTile * int(sizeof(BFloat16)) / kLine, kIntoL1>(following);
                 prefetch_share<share, shares, kAheadLines, kIntoL2>(ahead);
               }
             });
       }
     }
-    for_constants<TILE_ROWS * TILE_COLS>([&](auto t) {
-      float* const to = sums + t / TILE_COLS * kM * width + t % TILE_COLS * kN;
-      tile_store<Registers::sum(t / TILE_COLS, t % TILE_COLS)>(to, width * sizeof(float));
-    });
+    store_sums<Registers, TILE_ROWS, TILE_COLS, kM>(sums, width);
   }
 
   const SpmmArgs& args_;

@@ -2,7 +2,8 @@
 //
 // A float is the sum of three bfloat16, each of which has the next 8 of its 24 bits: x = x0 + x1 + x2. Of the nine products of planes in
 // x y, six are summed up; the other three are at most 2^-23 of |x y| together, far less in the mean. Tiles sum up 32 products at a time
-// before they are added to a sum in float32, so that results are closer to the exact ones than those of multiply-adds one after the other.
+// before they are added to a sum in float32, so that sums of more than a few dozen products are closer to the exact ones than those of
+// multiply-adds one after the other.
 //
 // AMX takes subnormal numbers for zero, planes and sums alike. So elements are multiplied by 2^28 first and sums by 2^-56 last, which
 // rounds only results that are subnormal themselves. Then nothing is lost of elements that are zero or 2^-130 <= |x| < 2^24, and no sum of
@@ -24,12 +25,15 @@ struct Term {
   int left, right;
 };
 
+// The rate of multiply-adds on tiles, relative to vectors.
+template <class T> struct Planes;
+template <class T> constexpr double kTileRate = kAmxRate / (sizeof Planes<T>::kTerms / sizeof(Term));
+
 // Planes<T> says for an element type
 //   kCount, kTerms         how many planes an element has, and which of their products are summed up
 //   Range                  whether the elements that were packed could be divided into planes
 //   unscale                makes sums of `count` elements, whole vectors, from what tiles yield
-//   pack_right, pack_left, pack_square   as in pairs.h; the planes of a tile follow each other
-template <class T> struct Planes;
+//   pack_right, pack_left, pack_square   as in pairs.h; the planes of a tile follow each other, and elements are added to a Range
 
 template <> struct Planes<BFloat16> {
   static constexpr int kCount = 1;
@@ -261,6 +265,34 @@ template <> struct Planes<float> {
     for (int64 i = 0; i < OUTER && i < outer && inside > 0; ++i) __builtin_memcpy(to + i * INNER, from + i * ld, inside * sizeof(float));
   }
 };
+
+// Calls body(from, to, add) for each chunk of `chunk` pieces, from begin to end, and at least once; `add` is false for the first.
+template <class Body> JITSPARSE_INLINE void for_chunks(int64 begin, int64 end, int64 chunk, const Body& body) {
+  int64 from = begin;
+  do {
+    const int64 to = end - from > chunk ? from + chunk : end;
+    body(from, to, from > begin);
+    from = to;
+  } while (from < end);
+}
+
+// Sums of ROWS x COLS tiles of M x 16, whose rows are `ld` apart: into their tile registers (zeros unless `add`), and back.
+template <class Registers, int ROWS, int COLS, int M> JITSPARSE_INLINE void load_sums(const float* sums, int64 ld, bool add) {
+  for_constants<ROWS * COLS>([&](auto t) {
+    constexpr int kSum = Registers::sum(t / COLS, t % COLS);
+    if (add) {
+      tile_load<kSum>(sums + t / COLS * M * ld + t % COLS * 16, ld * sizeof(float));
+    } else {
+      tile_zero<kSum>();
+    }
+  });
+}
+
+template <class Registers, int ROWS, int COLS, int M> JITSPARSE_INLINE void store_sums(float* sums, int64 ld) {
+  for_constants<ROWS * COLS>([&](auto t) {
+    tile_store<Registers::sum(t / COLS, t % COLS)>(sums + t / COLS * M * ld + t % COLS * 16, ld * sizeof(float));
+  });
+}
 
 // Prefetches one of SHARES shares of LINES lines.
 template <int SHARE, int SHARES, int LINES, int LEVEL> JITSPARSE_INLINE void prefetch_share(const void* from) {

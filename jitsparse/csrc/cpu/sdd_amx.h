@@ -52,7 +52,7 @@ class SddAmx {
   static int run(const SddArgs& args) {
     if (!request_tiles()) return kNoTileRegisters;
     const double work = double(args.nnz) * kBlock * double(args.k) * double(args.batch);
-    const int threads = useful_threads(args.context, work / kAmxRate);
+    const int threads = useful_threads(args.context, work / kTileRate<T>);
     const SddAmx product(args);
     const Scratch scratch(product.shared_bytes_ + threads * product.left_bytes_, args.workspace);
     if (!scratch) return kOutOfMemory;
@@ -71,7 +71,8 @@ class SddAmx {
   // 205 times, 0.97 to 1.04 if 256 to 410 times; larger blocks 1.07 to 1.2, 1.01 to 1.2.)
   static bool serves(const SddArgs& args) {
     constexpr double kTimes = BLOCK_ROWS >= 64 ? 65 : 85;
-    if (args.k * args.batch > Planes<float>::kMostTerms) return false;
+    const int64 terms = args.k * args.batch;  // of a sum; of few, planes are no more accurate
+    if (terms < 64 || terms > Planes<float>::kMostTerms) return false;
     return kTimes * double(2 * args.rows + args.cols) <= double(args.nnz) * kBlock;
   }
 
@@ -108,8 +109,9 @@ class SddAmx {
           P::template pack_right<kN, kK>(b, k, steps, c, cols / kN, right + c / kN * steps_ * kRightTile,
                                          {steps_ * kRightTile, kRightTile}, range);
         }
+        outside_.note(range);
         barrier(size);
-        multiply_slice(a, k, steps, share, add, right, left, sums, range);
+        if (!outside_.seen()) multiply_slice(a, k, steps, share, add, right, left, sums, range);
         add = true;
         second = !second;
       }
@@ -150,7 +152,7 @@ class SddAmx {
   template <int N>
   void multiply_tiles(int64 tiles, const LeftTiles& left, const Pair* right, int64 steps, int64 z, int64 first, int r,
                       bool add, float* sums) const {
-    if constexpr (kTiles % N != 0) {
+    if constexpr (N > 1 && kTiles % TILE_COLS != 0) {
       if (tiles < N) return multiply_tiles<N - 1>(tiles, left, right, steps, z, first, r, add, sums);
     }
     const Pair *panel[N], *next[N];

@@ -7,12 +7,10 @@
 
 namespace jitsparse::cpu {
 
-// Runs a product on tiles if that is faster. If an element turns out to have no planes, the product is computed again, by multiply-adds.
+// Runs a product on tiles if that is faster. If an element turns out to have no planes, the product is computed again, by multiply-adds;
+// these also serve where the system refuses the tile registers, or the memory for planes.
 template <class Tiles, class Vectors, class Args> int run_split(const Args& args) {
-  if (Tiles::serves(args)) {
-    const int status = Tiles::run(args);
-    if (status != kOutsideRange) return status;
-  }
+  if (Tiles::serves(args) && Tiles::run(args) == kOk) return kOk;
   return Vectors::run(args);
 }
 

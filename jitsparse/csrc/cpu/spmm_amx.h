@@ -36,7 +36,7 @@ class SpmmAmx : public StripProduct {
   // Left tiles are in the order of the blocks of op(S). Those of bfloat16 that are not flipped are read in place; others are packed, in
   // the order in which they are multiplied: BFloat16[r][step][i][plane][row][depth].
   static constexpr bool kAsStored = P::kCount == 1 && !FLIPPED;
-  static constexpr bool kByChunks = P::kCount > 1;
+  static constexpr bool kDivided = P::kCount > 1;  // whether elements are divided into planes
   static constexpr int kLeftPlane = kM * kK;  // elements
   static constexpr int kLeftTile = P::kCount * kLeftPlane;
   static constexpr int kLeftBlock = P::kCount * kBlock;
@@ -48,13 +48,13 @@ class SpmmAmx : public StripProduct {
   // Blocks of float32 are multiplied in pieces of at most two steps. All tiles of a strip finish a chunk of pieces before any goes on, so that
   // its left tiles stay in L1: 12 KB, beside the sums and a step's right tiles (24 KB take 1.1 to 1.25 times as long, all of a row's blocks
   // 1.05 to 1.2, 6 KB 1.0 to 1.05). Meanwhile each tile prefetches its share of the next chunk's.
-  static constexpr int kPieceSteps = kByChunks ? min(kSteps, 2) : kSteps, kPieces = kSteps / kPieceSteps;
-  static constexpr int64 kChunk = kByChunks ? max(1, (12 << 10) / (TILE_ROWS * kPieceSteps * kLeftTile * int(sizeof(BFloat16)))) : 1LL << 40;
+  static constexpr int kPieceSteps = kDivided ? min(kSteps, 2) : kSteps, kPieces = kSteps / kPieceSteps;
+  static constexpr int64 kChunk = kDivided ? max(1, (12 << 10) / (TILE_ROWS * kPieceSteps * kLeftTile * int(sizeof(BFloat16)))) : 1LL << 40;
   static constexpr int kAheadLines = TILE_ROWS * kLeftTile * int(sizeof(BFloat16)) * TILE_COLS / int(kLine * kWidestTiles);
 
  public:
   static int run(const SpmmArgs& args) {
-    return request_tiles() ? run_strips<SpmmAmx>(args, kBlock, kAmxRate) : kNoTileRegisters;
+    return request_tiles() ? run_strips<SpmmAmx>(args, kBlock, kTileRate<T>) : kNoTileRegisters;
   }
 
   // Whether dividing elements into planes takes less time than it saves.
@@ -108,17 +108,11 @@ class SpmmAmx : public StripProduct {
       });
       // Compute the sums of all the strip's columns first, so that whole runs of memory are written.
       for (int r = 0; r < kRows; r += kTileRows) {
-        const int64 last = end * kPieces;
-        int64 piece = begin * kPieces;
-        bool add = false;
-        do {
-          const int64 stop = last - piece > kChunk ? piece + kChunk : last;
+        for_chunks(begin * kPieces, end * kPieces, kChunk, [&](int64 piece, int64 stop, bool add) {
           for (int64 tile = 0; tile < width; tile += TILE_COLS) {
             multiply_tiles<TILE_COLS>(piece, stop, add, values + r * kDepth * P::kCount, panels, tile, width, sums + tile * kN);
           }
-          piece = stop;
-          add = true;
-        } while (piece < last);
+        });
         P::unscale(sums, kTileRows * width * kN);
         write_tile<kTileRows>(out, row * kRows + r, first * kN, sums, width * kN);
       }
@@ -158,14 +152,7 @@ class SpmmAmx : public StripProduct {
     if constexpr (N > 1) {
       if (width - tile < N) return multiply_tiles<N - 1>(begin, end, add, values, panels, tile, width, sums);
     }
-    for_constants<TILE_ROWS * N>([&](auto t) {
-      constexpr int kSum = Registers::sum(t / N, t % N);
-      if (add) {
-        tile_load<kSum>(sums + t / N * kM * width * kN + t % N * kN, width * kN * sizeof(float));
-      } else {
-        tile_zero<kSum>();
-      }
-    });
+    load_sums<Registers, TILE_ROWS, N, kM>(sums, width * kN, add);
     constexpr int kLeftStep = kAsStored ? kK : TILE_ROWS * kLeftTile;
     const int64 right_step = width * kRightTile;
     const auto left_at = [=](int64 piece) {
@@ -191,17 +178,14 @@ class SpmmAmx : public StripProduct {
               tile_load<Registers::right(j)>(right + j * kRightTile + plane * kRightPlane, kN * sizeof(Pair));
             },
             [=](auto share, auto shares) {
-              if constexpr (kByChunks) {
+              if constexpr (kDivided) {
                 prefetch_share<share, shares, N * kRightTile * int(sizeof(Pair)) / kLine, kIntoL1>(following);
                 prefetch_share<share, shares, kAheadLines, kIntoL2>(ahead);
               }
             });
       }
     }
-    for_constants<TILE_ROWS * N>([&](auto t) {
-      float* const to = sums + t / N * kM * width * kN + t % N * kN;
-      tile_store<Registers::sum(t / N, t % N)>(to, width * kN * sizeof(float));
-    });
+    store_sums<Registers, TILE_ROWS, N, kM>(sums, width * kN);
   }
 
   const SpmmArgs& args_;
