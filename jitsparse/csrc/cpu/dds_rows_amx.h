@@ -169,8 +169,8 @@ class DdsRowsAmx : public StripProduct {
   }
 
   // Sets, or adds to, the sums of kTileRows rows of X, which are the strip's unit `unit`, times TILE_COLS tiles of pieces begin .. end of a
-  // block column's blocks. `values`: those tiles of the very first block.
-  void multiply_tiles(int64 begin, int64 end, bool add, const LeftTiles& panel, int64 unit, const Pair* values, float* sums,
+  // block column's blocks. `values`: those tiles of the very first block. (A call of it takes a tenth of a product in bfloat16 at density 0.1.)
+  JITSPARSE_INLINE void multiply_tiles(int64 begin, int64 end, bool add, const LeftTiles& panel, int64 unit, const Pair* values, float* sums,
                       int64 width) const {
     load_sums<Registers, TILE_ROWS, TILE_COLS, kM>(sums, width, add);
     const auto left_at = [=, block_row = index_.row_t()](int64 piece) {
