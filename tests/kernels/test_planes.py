@@ -274,7 +274,7 @@ OUTSIDE = {
 @pytest.mark.parametrize("operand", [0, 1])
 def test_other_elements_are_multiplied_by_multiply_adds(op: str, kind: str, operand: int) -> None:
     """Of whichever operand, and wherever they are."""
-    for place in (0.0, 0.4, 1.0):
+    for place in (0.0, 1.0):
         product = Product(op)
         product.set(operand, place, OUTSIDE[kind])
         got, expected = product.on_tiles(), product.by_multiply_adds()
