@@ -42,6 +42,37 @@ JITSPARSE_INLINE void interleave_two(const BFloat16* even, const BFloat16* odd, 
   __builtin_memcpy(second, &b, sizeof b);
 }
 
+// Copies OUTER rows of INNER elements; those outside of `outer` x `inner` become zero.
+template <int OUTER, int INNER, class T> inline void copy_edge(const T* from, int64 ld, int64 outer, int64 inner, T* to) {
+  const int64 inside = inner < INNER ? inner : INNER;
+  __builtin_memset(to, 0, OUTER * INNER * sizeof(T));
+  for (int64 i = 0; i < OUTER && i < outer && inside > 0; ++i) __builtin_memcpy(to + i * INNER, from + i * ld, inside * sizeof(T));
+}
+
+// Calls body(k, w, at) for each square of S x S pairs of `steps` x `tiles` right tiles, or `steps` x TILES left ones: the square's place,
+// relative to the first, and where it is packed to.
+template <int N, int K, int S, class Body>
+JITSPARSE_INLINE void for_right_squares(int64 steps, int64 tiles, Pair* to, TileStrides strides, const Body& body) {
+  for (int64 tile = 0; tile < tiles; ++tile) {
+    for (int64 step = 0; step < steps; ++step) {
+      Pair* const at = to + tile * strides.tile + step * strides.step;
+      for (int p = 0; p < K / 2; p += S) {
+        for (int n = 0; n < N; n += S) body(step * K + 2 * p, tile * N + n, at + p * N + n);
+      }
+    }
+  }
+}
+
+template <int M, int K, int TILES, int S, class Body>
+JITSPARSE_INLINE void for_left_squares(int64 steps, Pair* to, TileStrides strides, const Body& body) {
+  for (int t = 0; t < TILES * M; t += S) {
+    for (int64 step = 0; step < steps; ++step) {
+      Pair* const at = to + t / M * strides.tile + step * strides.step + t % M * (K / 2);
+      for (int p = 0; p < K / 2; p += S) body(step * K + 2 * p, t, at + p);
+    }
+  }
+}
+
 // Packs SIZE values of w x SIZE pairs of k, from (k, w) on, inside the matrix or not. LEFT: the rows of
 // the result are along w. `stride`, in pairs, is from one row to the next.
 template <int SIZE, bool LEFT, bool K_CONTIGUOUS>
@@ -53,11 +84,7 @@ inline void pack_square(const DenseView<BFloat16, K_CONTIGUOUS>& from, int64 k, 
     constexpr int64 kOuter = K_CONTIGUOUS ? SIZE : 2 * SIZE, kInner = K_CONTIGUOUS ? 2 * SIZE : SIZE;
     const int64 outer = K_CONTIGUOUS ? from.width - w : from.depth - k;
     const int64 inner = K_CONTIGUOUS ? from.depth - k : from.width - w;
-    const int64 inside = inner < kInner ? inner : kInner;
-    __builtin_memset(edge, 0, sizeof edge);
-    for (int64 i = 0; i < kOuter && i < outer && inside > 0; ++i) {
-      __builtin_memcpy(edge + i * kInner, source + i * ld, inside * sizeof(BFloat16));
-    }
+    copy_edge<kOuter, kInner>(source, ld, outer, inner, edge);
     source = edge;
     ld = kInner;
   }
@@ -126,16 +153,9 @@ inline void pack_right(const DenseView<BFloat16, K_CONTIGUOUS>& from, int64 k, i
     }
     return;
   }
-  for (int64 tile = 0; tile < tiles; ++tile) {
-    for (int64 step = 0; step < steps; ++step) {
-      Pair* const at = to + tile * strides.tile + step * strides.step;
-      for (int p = 0; p < K / 2; p += S) {
-        for (int n = 0; n < N; n += S) {
-          pack_square<S, false>(from, k + step * K + 2 * p, w + tile * N + n, at + p * N + n, N);
-        }
-      }
-    }
-  }
+  for_right_squares<N, K, S>(steps, tiles, to, strides, [&](int64 dk, int64 dw, Pair* at) {
+    pack_square<S, false>(from, k + dk, w + dw, at, N);
+  });
 }
 
 // Packs `steps` x TILES left tiles, from (k, w) on.
@@ -168,12 +188,9 @@ inline void pack_left(const DenseView<BFloat16, K_CONTIGUOUS>& from, int64 k, in
     }
     return;
   }
-  for (int t = 0; t < TILES * M; t += S) {
-    for (int64 step = 0; step < steps; ++step) {
-      Pair* const at = to + t / M * strides.tile + step * strides.step + t % M * (K / 2);
-      for (int p = 0; p < K / 2; p += S) pack_square<S, true>(from, k + step * K + 2 * p, w + t, at + p, K / 2);
-    }
-  }
+  for_left_squares<M, K, TILES, S>(steps, to, strides, [&](int64 dk, int64 dw, Pair* at) {
+    pack_square<S, true>(from, k + dk, w + dw, at, K / 2);
+  });
 }
 
 }  // namespace jitsparse::cpu

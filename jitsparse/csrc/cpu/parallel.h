@@ -14,14 +14,13 @@ void free(void* memory) noexcept;
 
 namespace jitsparse::cpu {
 
-enum Status : int { kOk = 0, kOutOfMemory = 1, kNoTileRegisters = 2, kOutsideRange = 3 };
+enum Status : int { kOk = 0, kOutOfMemory = 1, kNoTileRegisters = 2, kOutsideRange = 3 };  // the last stays inside of run_split
 
 inline const char* describe(int status) {
   switch (status) {
     case kOk: return "no error";
     case kOutOfMemory: return "out of memory: the scratch space of the product cannot be allocated";
     case kNoTileRegisters: return "the operating system does not let this process use the AMX tile registers";
-    case kOutsideRange: return "an element is outside the range of bfloat16 planes";
     default: return "unknown error";
   }
 }

@@ -208,16 +208,9 @@ template <> struct Planes<float> {
       range = seen;
       return;
     }
-    for (int64 tile = 0; tile < tiles; ++tile) {
-      for (int64 step = 0; step < steps; ++step) {
-        Pair* const at = to + tile * strides.tile + step * strides.step;
-        for (int p = 0; p < K / 2; p += S) {
-          for (int n = 0; n < N; n += S) {
-            pack_square<S, false>(from, k + step * K + 2 * p, w + tile * N + n, at + p * N + n, N, kPlane, range);
-          }
-        }
-      }
-    }
+    for_right_squares<N, K, S>(steps, tiles, to, strides, [&](int64 dk, int64 dw, Pair* at) {
+      pack_square<S, false>(from, k + dk, w + dw, at, N, kPlane, range);
+    });
   }
 
   template <int M, int K, int TILES, bool K_CONTIGUOUS>
@@ -238,14 +231,9 @@ template <> struct Planes<float> {
       range = seen;
       return;
     }
-    for (int t = 0; t < TILES * M; t += S) {
-      for (int64 step = 0; step < steps; ++step) {
-        Pair* const at = to + t / M * strides.tile + step * strides.step + t % M * (K / 2);
-        for (int p = 0; p < K / 2; p += S) {
-          pack_square<S, true>(from, k + step * K + 2 * p, w + t, at + p, K / 2, kPlane, range);
-        }
-      }
-    }
+    for_left_squares<M, K, TILES, S>(steps, to, strides, [&](int64 dk, int64 dw, Pair* at) {
+      pack_square<S, true>(from, k + dk, w + dw, at, K / 2, kPlane, range);
+    });
   }
 
  private:
@@ -256,13 +244,6 @@ template <> struct Planes<float> {
     const Vec<Pair, N> upper = rounded & 0xffff0000;
     x -= (Vec<float, N>)upper;
     return upper;
-  }
-
-  template <int OUTER, int INNER>
-  static void copy_edge(const float* from, int64 ld, int64 outer, int64 inner, float* to) {
-    const int64 inside = inner < INNER ? inner : INNER;
-    __builtin_memset(to, 0, OUTER * INNER * sizeof(float));
-    for (int64 i = 0; i < OUTER && i < outer && inside > 0; ++i) __builtin_memcpy(to + i * INNER, from + i * ld, inside * sizeof(float));
   }
 };
 
