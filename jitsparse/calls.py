@@ -22,6 +22,7 @@ from jitsparse.jit import Variant
 from jitsparse.kernels import dispatch, registry
 from jitsparse.kernels.choice import Key, problem_of
 from jitsparse.kernels.float32 import float32_as
+from jitsparse.kernels.problem import LESS_PRECISE
 from jitsparse.layout import div_up
 from jitsparse.pattern import Pattern
 from jitsparse.sparse import BlockSparse
@@ -110,6 +111,8 @@ class Call:
         relative = 2 * (self._terms() / 8 + 16) * arithmetic
         if problem.dtype == "tf32":
             relative += 2**-9  # both factors lose the last 13 of 23 bits
+        if problem.dtype == "bf32":
+            relative += 2**-7 + 2**-16  # both are rounded to 8 bits
         if activation:
             relative = 1.13 * relative + 16 * arithmetic  # no activation is steeper than that
         stored = torch.finfo(self._operands()[0].dtype)
@@ -231,7 +234,8 @@ def sample(problem: Problem, device: torch.device | None = None, *, seed: int = 
             f"{block_cols}, so it cannot store {problem.nnz}"
         )
     generator = torch.Generator(where).manual_seed(seed)
-    dtype = {"tf32": torch.float32} | {name: dtype for dtype, (name, _) in dispatch.DTYPES.items()}
+    dtype = {name: dtype for dtype, (name, _) in dispatch.DTYPES.items()}
+    dtype |= dict.fromkeys(LESS_PRECISE, torch.float32)
 
     def normal(*shape: int, layout: str = "n") -> Tensor:
         if layout == "t":

@@ -24,7 +24,7 @@ from jitsparse.compilation import (
 from jitsparse.errors import ArgumentError, PinError
 from jitsparse.kernels import dispatch, price_table, registry
 from jitsparse.kernels.choice import choose, problem_of
-from jitsparse.kernels.problem import Problem
+from jitsparse.kernels.problem import LESS_PRECISE, Problem
 
 if TYPE_CHECKING:
     from jitsparse.jit import Variant
@@ -107,8 +107,9 @@ def warmup(
             example tensor, of which only shape, strides, dtype and ``requires_grad`` count; or a
             list with one of these for each positional argument.
         op: ``"dsd"``, ``"dds"``, ``"sdd"``. Not with a model.
-        dtype: a torch dtype or its name, long or short (``"bf16"``); ``"tf32"`` for float32 with
-            TF32 allowed. With a model, the one that it will be converted to; by default it keeps
+        dtype: a torch dtype or its name, long or short (``"bf16"``); ``"tf32"`` and
+            ``"bf32"`` for float32 where torch's float32 matmul precision is ``"high"`` and
+            ``"medium"``. With a model, the one that it will be converted to; by default it keeps
             its own.
         block_size: ``32``, ``"32x64"`` or ``(32, 64)``. Not with a model.
         device: ``"cpu"`` or ``"cuda"``; by default where the model is; without a model the GPU, if
@@ -320,7 +321,7 @@ def _model_dtype(dtype: OneOrMore | torch.dtype) -> tuple[torch.dtype | None, st
     if not isinstance(dtype, (str, torch.dtype)):
         raise ArgumentError(f"a model has one dtype, got {dtype!r}")
     name = _dtype_name(dtype)
-    if name == "tf32":
+    if name in LESS_PRECISE:
         return torch.float32, name
     for converted, (short, _) in dispatch.DTYPES.items():
         if name == short:

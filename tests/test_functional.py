@@ -13,6 +13,7 @@ import torch
 
 import jitsparse as js
 from jitsparse.errors import ArgumentError
+from jitsparse.kernels import float32
 from jitsparse.kernels.float32 import float32_arithmetic, float32_as
 from jitsparse.kernels.roles import LAYOUTS
 
@@ -267,28 +268,54 @@ def test_a_bias_that_is_negated_later(bias: torch.Tensor) -> None:
     )
 
 
-def test_a_float32_precision_by_either_api() -> None:
-    matmul: Any = torch.backends.cuda.matmul
-    if not hasattr(matmul, "fp32_precision"):
-        pytest.skip("this torch has one API")
-    before = matmul.fp32_precision
+CPU, GPU = -1, 0
+
+
+@pytest.mark.parametrize(
+    ("device", "means"),
+    [
+        (GPU, {"tf32": "tf32", "ieee": "f32"}),
+        (CPU, {"tf32": "tf32", "bf16": "bf32", "ieee": "f32"}),
+    ],
+)
+def test_a_float32_precision_of_one_device(device: int, means: dict[str, str]) -> None:
+    matmul: Any = torch.backends.cuda.matmul if device == GPU else torch.backends.mkldnn.matmul
+    other = CPU if device == GPU else GPU
+    before, of_other = matmul.fp32_precision, float32_arithmetic(other)
     try:
-        for asked, means in (("tf32", "tf32"), ("ieee", "f32")):
+        for asked, dtype in means.items():
             matmul.fp32_precision = asked
-            assert float32_arithmetic() == means
-            for dtype in ("f32", "tf32"):
-                with float32_as(dtype):
-                    assert float32_arithmetic() == dtype
-            assert float32_arithmetic() == means
+            assert float32_arithmetic(device) == dtype
+            assert float32_arithmetic(other) == of_other
+            for inside in means.values():
+                with float32_as(inside):
+                    assert float32_arithmetic(device) == inside
+            assert float32_arithmetic(device) == dtype
     finally:
         matmul.fp32_precision = before
-    legacy = torch.get_float32_matmul_precision()
+
+
+@pytest.mark.parametrize("newer", [False, True])
+@pytest.mark.parametrize(
+    ("asked", "on_cpu", "on_gpu"),
+    [("high", "tf32", "tf32"), ("medium", "bf32", "tf32"), ("highest", "f32", "f32")],
+)
+def test_a_float32_precision_of_all_devices(
+    asked: str, on_cpu: str, on_gpu: str, newer: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the API that all versions of torch have, read by it, or by that of 2.9 and later."""
+    if not newer:
+        monkeypatch.setattr(float32, "_fp32_precision", None)
+    before = torch.get_float32_matmul_precision()
     try:
-        for asked, means in (("high", "tf32"), ("medium", "tf32"), ("highest", "f32")):
-            torch.set_float32_matmul_precision(asked)
-            assert float32_arithmetic() == means
+        torch.set_float32_matmul_precision(asked)
+        assert (float32_arithmetic(CPU), float32_arithmetic(GPU)) == (on_cpu, on_gpu)
+        if not newer:
+            with float32_as("bf32"):
+                assert (float32_arithmetic(CPU), float32_arithmetic(GPU)) == ("bf32", "tf32")
+            assert torch.get_float32_matmul_precision() == asked
     finally:
-        torch.set_float32_matmul_precision(legacy)
+        torch.set_float32_matmul_precision(before)
 
 
 @pytest.mark.parametrize(

@@ -719,6 +719,17 @@ def test_tf32_may_cut_off_13_bits_of_both_factors() -> None:
     assert call.fault(answer, call.exact()) is not None
 
 
+def test_bf32_may_round_both_factors_to_bfloat16() -> None:
+    a, x = operands()
+    call = calls.catch("dsd", a, x)
+    short = replace(call, key=key_on_device(call.key, -1, "bf32"))
+    factors = [each.bfloat16().float() for each in (a.to_dense(), x)]
+    answer = factors[0] @ factors[1]
+    assert short.fault(answer, short.exact()) is None
+    in_tf32 = replace(call, key=key_on_device(call.key, -1, "tf32"))
+    assert in_tf32.fault(answer, in_tf32.exact()) is not None
+
+
 def test_a_random_pattern_is_random_whatever_chance_makes_of_it() -> None:
     """A GPU's kernels are chosen by the profile, which the problem asked for has none of."""
     drawn = js.Pattern.random((512, 512), 64, 2 / 64, generator=torch.Generator().manual_seed(0))
@@ -761,16 +772,16 @@ def test_a_call_for_a_problem_has_its_arithmetic(monkeypatch: pytest.MonkeyPatch
     catch = calls.catch
 
     def watched(op: str, *operands: Any) -> calls.Call:
-        arithmetic.append(float32_arithmetic())
+        arithmetic.append(float32_arithmetic(-1))
         return catch(op, *operands)
 
     monkeypatch.setattr(calls, "catch", watched)
     problem = product_problem("dsd", "cpu", "f32", (16, 32), "nn", (64, 32, 128), 0.5)
-    for around in ("f32", "tf32"):
+    for around in ("f32", "tf32", "bf32"):
         with float32_as(around):
             calls.sample(problem)
-            assert float32_arithmetic() == around
-    assert arithmetic == ["f32", "f32"]
+            assert float32_arithmetic(-1) == around
+    assert arithmetic == ["f32", "f32", "f32"]
 
 
 def test_bytes_are_those_of_all_operands() -> None:

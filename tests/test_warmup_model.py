@@ -313,7 +313,7 @@ def test_mixed_precision_inside_the_model(device: str, arch: str) -> None:
     assert {variant.dtype for variant in found} - {registry.INDEX.dtype} == {"bf16"}
 
 
-def test_float32_with_and_without_tf32() -> None:
+def test_float32_in_each_precision() -> None:
     model = js.nn.BlockSparseLinear(64, 64, 32, density=0.5)
 
     def dtypes(dtype: str, arch: str) -> set[str]:
@@ -322,7 +322,10 @@ def test_float32_with_and_without_tf32() -> None:
 
     assert dtypes("tf32", "8.0") == {"tf32"}
     assert dtypes("f32", "8.0") == {"f32"}
-    assert dtypes("tf32", "avx2") == {"f32"}
+    assert dtypes("bf32", "8.0") == {"tf32"}, "a GPU has nothing less precise"
+    assert dtypes("tf32", "avx2") == dtypes("bf32", "avx2") == {"f32"}
+    assert dtypes("tf32", "amx") == {"tf32"}
+    assert dtypes("bf32", "amx") == {"bf32"}
 
 
 class UsesNumpy(nn.Module):

@@ -32,6 +32,7 @@ DTYPES = {
     "f64": torch.float64,
     "f32": torch.float32,
     "tf32": torch.float32,
+    "bf32": torch.float32,
     "f16": torch.float16,
     "bf16": torch.bfloat16,
 }
@@ -46,7 +47,8 @@ class Case:
         size: ``(m, n, k)`` of the product ``(m, k) @ (k, n)``.
         block: ``(block_rows, block_cols)`` of the sparse operand as stored, or of the result.
         density: share of its blocks that are stored.
-        dtype: a key of :data:`DTYPES`; ``tf32`` is float32 with TF32 allowed, for the peers too.
+        dtype: a key of :data:`DTYPES`; ``tf32`` and ``bf32`` are float32 where torch's
+            precision is ``"high"`` and ``"medium"``, for the peers too.
         device: where it runs.
         pattern: one of :data:`~jitsparse.bench.patterns.PATTERNS`.
         layout: one letter per operand, left then right, as in a variant's ``l`` knob: ``n`` as

@@ -40,7 +40,7 @@ def command(
         help="nn, nt, tn, tt: a letter an operand, n as stored or last axis contiguous, t a "
         "transposed view.",
     ),
-    dtype: list[str] = typer.Option([], help="f64, f32, tf32, f16, bf16."),
+    dtype: list[str] = typer.Option([], help="f64, f32, tf32, bf32, f16, bf16."),
     block_size: list[str] = typer.Option([], help="32 or 32x64."),
     size: list[str] = typer.Option([], help="m = n = k, or MxNxK."),
     density: list[str] = typer.Option([], help="Share of blocks that are stored."),

@@ -17,7 +17,7 @@ SIZE = at_most(MAX_SIZE)
 
 def command(
     op: str = typer.Argument(help="dsd, dds or sdd."),
-    dtype: str = typer.Option("f32", help="f64, f32, tf32, f16, bf16."),
+    dtype: str = typer.Option("f32", help="f64, f32, tf32, bf32, f16, bf16."),
     block_size: str = typer.Option("32", help="32 or 32x64."),
     m: int = typer.Option(4096, min=1, callback=SIZE, help="Rows of the product."),
     n: int = typer.Option(4096, min=1, callback=SIZE, help="Columns of the product."),

@@ -27,7 +27,7 @@ def command(
         False, "--known", help="List the default table of variants instead of the cache."
     ),
     op: list[str] = typer.Option([], help="dsd, dds, sdd."),
-    dtype: list[str] = typer.Option([], help="f64, f32, tf32, f16, bf16."),
+    dtype: list[str] = typer.Option([], help="f64, f32, tf32, bf32, f16, bf16."),
     block_size: list[str] = typer.Option([], help="32 or 32x64."),
     arch: list[str] = typer.Option(
         [], help="Targets, e.g. 9.0a, 8.0, avx512; with --known, by default this machine's."

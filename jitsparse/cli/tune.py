@@ -34,7 +34,7 @@ __all__ = ["command"]
 def command(
     op: list[str] = typer.Option([], help="dsd, dds, sdd; by default all."),
     dtype: list[str] = typer.Option(
-        [], help="f64, f32, tf32, f16, bf16; by default f32 on a CPU and bf16 on a GPU."
+        [], help="f64, f32, tf32, bf32, f16, bf16; by default f32 on a CPU and bf16 on a GPU."
     ),
     block_size: list[str] = typer.Option([], help="32 or 32x64; by default 32."),
     size: list[str] = typer.Option([], help="m = n = k, or MxNxK; by default 2048, on a GPU 4096."),

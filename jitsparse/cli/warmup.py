@@ -37,7 +37,7 @@ MISSING = 3
 def command(
     op: list[str] = typer.Option([], help="dsd, dds, sdd; by default all."),
     dtype: list[str] = typer.Option(
-        [], help="f64, f32, tf32, f16, bf16; by default all, or a model's own."
+        [], help="f64, f32, tf32, bf32, f16, bf16; by default all, or a model's own."
     ),
     block_size: list[str] = typer.Option(
         [], help="32 or 32x64; by default those of the default table."

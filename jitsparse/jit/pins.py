@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 ENVIRONMENT = "JITSPARSE_PIN"
-DTYPES = ("f64", "f32", "tf32", "f16", "bf16")
+DTYPES = ("f64", "f32", "tf32", "bf32", "f16", "bf16")
 _TARGET = re.compile(r"sm\d+[af]?")
 _BLOCK = re.compile(r"[a-z]\d+(x\d+)*")
 

@@ -13,7 +13,7 @@ from jitsparse.errors import CacheMiss, CompilerNotFound
 from jitsparse.jit import config, progress
 from jitsparse.kernels import registry
 from jitsparse.kernels.float32 import float32_arithmetic
-from jitsparse.kernels.problem import Problem
+from jitsparse.kernels.problem import LESS_PRECISE, Problem, dtype_on
 from jitsparse.traits import profile_of, sizes_of, without_profile
 
 if TYPE_CHECKING:
@@ -173,10 +173,11 @@ def key_on_device(key: Key, device: int, float32: str | None = None) -> Key:
     Args:
         key: that of a call whose operands are laid out in memory as they would be there.
         device: index of the GPU; -1 for the CPU.
-        float32: arithmetic of float32 on a GPU, ``"f32"`` or ``"tf32"``; by default what torch's
-            float32 matmul precision asks for.
+        float32: dtype of the problem if it is in float32, ``"f32"``, ``"tf32"`` or ``"bf32"``; by
+            default what torch's float32 matmul precision asks for.
     """
     op, _, dtype, *others = key
-    if dtype in ("f32", "tf32"):
-        dtype = "f32" if device < 0 else float32 or float32_arithmetic()
+    if dtype in ("f32", *LESS_PRECISE):
+        asked = float32 or float32_arithmetic(device)
+        dtype = dtype_on("cpu" if device < 0 else "cuda", asked)
     return selection_key((op, device, dtype, *others))

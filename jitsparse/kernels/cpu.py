@@ -1,5 +1,5 @@
 """Families of the CPU: ``vec``, vector code for every dtype, ``amx``, Intel's tiles for bf16, and
-``split``, the same tiles for float32 whose elements are divided into three bf16.
+``split``, the same tiles for float32 whose elements are divided into bf16.
 
 Knobs: ``b`` block, ``l`` layout, and the register tile: ``r``, rows of the sparse operand (in an
 sdd, of the left one) x vectors of columns, or rows x columns of AMX tiles; or, for a dds whose
@@ -19,7 +19,13 @@ from pathlib import Path
 from jitsparse.jit import Candidate, Template, Variant
 from jitsparse.jit.template import Context
 from jitsparse.kernels import abi
-from jitsparse.kernels.problem import TYPICAL_BLOCKS, Priority, Problem, typical_problem
+from jitsparse.kernels.problem import (
+    LESS_PRECISE,
+    TYPICAL_BLOCKS,
+    Priority,
+    Problem,
+    typical_problem,
+)
 from jitsparse.kernels.roles import LAYOUTS, op_block, operand_names
 
 __all__ = ["candidates", "default_variants", "priority", "template"]
@@ -51,6 +57,9 @@ _AMX_TILES = ((2, 2), (1, 4), (1, 2))
 """Register tiles of ``amx``, the preferred one first. Eight registers hold four sums, the operands
 and nothing else."""
 
+_PLANES = {"f32": 3, "tf32": 2, "bf32": 1, "bf16": 1}
+"""How many bfloat16 an element is on AMX tiles (``csrc/cpu/planes.h``)."""
+
 _VECTORS_OF_SPLIT = {
     ("dsd", "r"): _VEC_TILES["avx512"][1],
     ("dds", "r"): _VEC_TILES["avx512"][1],
@@ -60,7 +69,11 @@ _VECTORS_OF_SPLIT = {
 """Register tiles with which ``split`` computes what it does not compute on tiles of AMX. The second
 best of a dsd compiles 0.2 s faster."""
 
-_ELEMENTS = {"f64": "double", "f32": "float", "f16": "Float16", "bf16": "BFloat16"}
+_OF_FLOAT32 = ("f32", *LESS_PRECISE)
+
+_ELEMENTS = {"f64": "double", "f16": "Float16", "bf16": "BFloat16"} | dict.fromkeys(
+    _OF_FLOAT32, "float"
+)
 """The C++ element type of each dtype (``csrc/cpu/vec.h``)."""
 
 
@@ -81,7 +94,7 @@ def candidates(problem: Problem, target: str) -> list[Candidate]:
     height = _height(problem)
     return [
         *_amx(problem, target, height),
-        *_split(problem, target),
+        *_split(problem, target, height),
         *_vec(problem, target, height),
     ]
 
@@ -102,19 +115,19 @@ def _amx(problem: Problem, target: str, height: int) -> Iterator[Candidate]:
         yield _candidate(problem, "amx", "amx", tile, refused)
 
 
-def _split(problem: Problem, target: str) -> Iterator[Candidate]:
+def _split(problem: Problem, target: str, height: int) -> Iterator[Candidate]:
     refused = None
-    if problem.dtype not in ("f32", "tf32"):
-        refused = f"dtype {problem.dtype}: divides f32 into three bf16"
+    if problem.dtype not in _OF_FLOAT32:
+        refused = f"dtype {problem.dtype}: divides float32 into bf16"
     elif target != "amx":
         refused = f"target {target}: needs AMX tiles for bfloat16"
-    elif min(problem.block) < 32:
+    elif min(problem.block) < (least := 32 if problem.dtype == "f32" else 16):
         rows, cols = problem.block
-        refused = f"block {rows}x{cols}: vec is faster unless both sides are at least 32"
+        refused = f"block {rows}x{cols}: vec is faster unless both sides are at least {least}"
     if problem.op == "dds":
         of_rows = refused or _refusal_of_rows(problem, 16 * _AMX_ROW_TILE[1])
         yield _candidate(problem, "split", "amx", _AMX_ROW_TILE, of_rows, knob="v")
-    yield _candidate(problem, "split", "amx", _AMX_TILES[0], refused)
+    yield _candidate(problem, "split", "amx", _AMX_TILES[height % 32 != 0], refused)
 
 
 def _vec(problem: Problem, target: str, height: int) -> Iterator[Candidate]:
@@ -156,11 +169,12 @@ def _candidate(
     *,
     knob: str = "r",
 ) -> Candidate:
+    in_full = family == "vec" and problem.dtype in LESS_PRECISE
     variant = Variant(
         op=problem.op,
         family=family,
         target=target,
-        dtype="f32" if problem.dtype == "tf32" else problem.dtype,
+        dtype="f32" if in_full else problem.dtype,
         knobs=(
             ("b", f"{problem.block[0]}x{problem.block[1]}"),
             ("l", problem.layout),
@@ -177,7 +191,9 @@ def default_variants(target: str) -> Iterator[Variant]:
             for block in TYPICAL_BLOCKS:
                 for layout in LAYOUTS:
                     problem = typical_problem(op, "cpu", dtype, block, layout)
-                    yield next(c.variant for c in candidates(problem, target) if not c.refused)
+                    chosen = next(c.variant for c in candidates(problem, target) if not c.refused)
+                    if chosen.dtype == dtype:
+                        yield chosen
 
 
 def template(variant: Variant) -> Template:
@@ -198,11 +214,13 @@ def template(variant: Variant) -> Template:
 def _context(variant: Variant) -> Context:
     """The names that a template may use."""
     tile_rows, tile_cols = variant.ints(_tile_knob(variant))
-    tiles = {"tile_rows": tile_rows, "tile_cols": tile_cols}
+    names = {"tile_rows": tile_rows, "tile_cols": tile_cols}
+    if variant.family != "vec":
+        names["planes"] = _PLANES[variant.dtype]
     if variant.family == "split":
         of_vectors = _VECTORS_OF_SPLIT[variant.op, _tile_knob(variant)]
-        tiles |= {"vector_rows": of_vectors[0], "vector_cols": of_vectors[1]}
-    return {**operand_names(variant, _ELEMENTS), **tiles}
+        names |= {"vector_rows": of_vectors[0], "vector_cols": of_vectors[1]}
+    return {**operand_names(variant, _ELEMENTS), **names}
 
 
 def _tile_knob(variant: Variant) -> str:

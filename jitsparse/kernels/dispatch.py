@@ -177,7 +177,7 @@ def dsd(
         (
             "dsd",
             device,
-            name if device < 0 or name != "f32" else float32_arithmetic(),
+            name if name != "f32" else float32_arithmetic(device),
             block_rows,
             block_cols,
             "t" if transposed else "n",
@@ -297,7 +297,7 @@ def dds(
         (
             "dds",
             device,
-            name if device < 0 or name != "f32" else float32_arithmetic(),
+            name if name != "f32" else float32_arithmetic(device),
             block_rows,
             block_cols,
             letter,
@@ -402,7 +402,7 @@ def sdd(
         (
             "sdd",
             device,
-            name if device < 0 or name != "f32" else float32_arithmetic(),
+            name if name != "f32" else float32_arithmetic(device),
             block_rows,
             block_cols,
             left_letter,

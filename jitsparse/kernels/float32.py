@@ -1,13 +1,14 @@
-"""How torch multiplies float32 on a GPU: in full precision or as TF32."""
+"""How torch's float32 matmul precision asks to multiply float32."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+from jitsparse.kernels.problem import LESS_PRECISE
 
 __all__ = ["float32_arithmetic", "float32_as"]
 
@@ -16,26 +17,48 @@ __all__ = ["float32_arithmetic", "float32_as"]
 _fp32_precision = getattr(torch._C, "_get_fp32_precision_getter", None)
 
 
-def float32_arithmetic() -> str:
-    """Name of the arithmetic that torch's float32 matmul precision asks for on a GPU."""
-    if _fp32_precision is not None:
-        return "tf32" if _fp32_precision("cuda", "matmul") == "tf32" else "f32"
-    return "f32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+_ON_CPU = {"tf32": "tf32", "bf16": "bf32", "high": "tf32", "medium": "bf32"}
+"""The arithmetic that precisions of torch ask for on a CPU, by their newer and older names."""
+
+
+def float32_arithmetic(device: int) -> str:
+    """The dtype of problems in float32, by what torch's float32 matmul precision asks for.
+
+    That is ``"f32"``, ``"tf32"`` or, on a CPU, ``"bf32"``: elements rounded to bfloat16.
+
+    Args:
+        device: index of the GPU; -1 for the CPU.
+    """
+    if _fp32_precision is None:
+        asked = torch.get_float32_matmul_precision()
+        if device < 0:
+            return _ON_CPU.get(asked, "f32")
+        return "f32" if asked == "highest" else "tf32"
+    if device < 0:
+        return _ON_CPU.get(_fp32_precision("mkldnn", "matmul"), "f32")
+    return "tf32" if _fp32_precision("cuda", "matmul") == "tf32" else "f32"
 
 
 @contextmanager
 def float32_as(dtype: str) -> Iterator[None]:
-    """Have torch multiply float32 on a GPU as TF32 for ``"tf32"``, in full precision otherwise."""
-    ask: Callable[[str], None]
-    if _fp32_precision is not None:
-        matmul: Any = torch.backends.cuda.matmul
-        ask, before = functools.partial(setattr, matmul, "fp32_precision"), matmul.fp32_precision
-        names = "tf32", "ieee"
-    else:
-        ask, before = torch.set_float32_matmul_precision, torch.get_float32_matmul_precision()
-        names = "high", "highest"
-    ask(names[0] if dtype == "tf32" else names[1])
+    """Have torch multiply float32 as for problems of a dtype; in full precision by default.
+
+    For ``"bf32"`` a GPU multiplies TF32.
+    """
+    if _fp32_precision is None:
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision({"tf32": "high", "bf32": "medium"}.get(dtype, "highest"))
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
+        return
+    on_gpu: Any = torch.backends.cuda.matmul
+    on_cpu: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    asked = on_gpu.fp32_precision, on_cpu.fp32_precision
+    on_gpu.fp32_precision = "tf32" if dtype in LESS_PRECISE else "ieee"
+    on_cpu.fp32_precision = {"tf32": "tf32", "bf32": "bf16"}.get(dtype, "ieee")
     try:
         yield
     finally:
-        ask(before)
+        on_gpu.fp32_precision, on_cpu.fp32_precision = asked

@@ -9,14 +9,33 @@ from typing import NamedTuple
 from jitsparse.layout import div_up
 from jitsparse.traits import describe, of_class, of_side, side_class, size_class
 
-__all__ = ["TYPICAL_BLOCKS", "Priority", "Problem", "octave", "product_problem", "typical_problem"]
+__all__ = [
+    "LESS_PRECISE",
+    "TYPICAL_BLOCKS",
+    "Priority",
+    "Problem",
+    "dtype_on",
+    "octave",
+    "product_problem",
+    "typical_problem",
+]
 
 _NAME = re.compile(
-    r"(dsd|dds|sdd)\.(f64|f32|tf32|f16|bf16)\.b(8|16|32|64|128)x(8|16|32|64|128)\.l([nt]{2})\.a([01])"
+    r"(dsd|dds|sdd)\.(f64|f32|tf32|bf32|f16|bf16)\.b(8|16|32|64|128)x(8|16|32|64|128)\.l([nt]{2})\.a([01])"
     r"\.r(\d{1,10})\.c(\d{1,10})\.z(\d{1,10})\.e(\d{1,10})\.x(\d{1,10})"
     r"(?:\.p(?!0000)([0-9a-f]{4}))?",
     re.ASCII,
 )
+
+
+LESS_PRECISE = ("tf32", "bf32")
+"""Dtypes of problems in float32 whose products may be less precise than that: as TF32, or as if
+elements were rounded to bfloat16."""
+
+
+def dtype_on(device: str, dtype: str) -> str:
+    """The dtype of the problem that asks for ``dtype``: a GPU multiplies TF32 for ``bf32``."""
+    return "tf32" if device == "cuda" and dtype == "bf32" else dtype
 
 
 def octave(size: int) -> int:
@@ -46,8 +65,8 @@ class Problem:
     Attributes:
         op: ``"dsd"``, ``"dds"`` or ``"sdd"``.
         device: ``"cpu"`` or ``"cuda"``.
-        dtype: short name: f64, f32, f16, bf16, or tf32 (float32 where torch's float32 matmul
-            precision allows it).
+        dtype: short name: f64, f32, f16, bf16, or tf32 or bf32 (float32 where torch's float32
+            matmul precision allows it).
         block: ``(block_rows, block_cols)`` as stored.
         layout: one letter per operand, left then right, as in a variant's ``l`` knob: ``n`` as
             stored or last axis contiguous, ``t`` transposed.
@@ -138,8 +157,8 @@ def product_problem(
     """The problem of a product ``(m, k) @ (k, n)``, with unrounded sizes.
 
     Args:
-        op, device, dtype, block, layout, aligned: as in :class:`Problem`; on a CPU, which has no
-            TF32, ``tf32`` becomes ``f32``.
+        op, device, dtype, block, layout, aligned: as in :class:`Problem`; see also
+            :func:`dtype_on`.
         size: ``(m, n, k)``.
         density: share of the blocks that the sparse operand or result stores.
     """
@@ -148,8 +167,6 @@ def product_problem(
         # As its call does: the dds of the vector's row.
         op, layout = "dds", "n" + ("n" if layout[0] == "t" else "t")
         m, n = n, m
-    if device == "cpu" and dtype == "tf32":
-        dtype = "f32"
     # The matrix as read, then as stored.
     rows, cols = {"dsd": (m, k), "dds": (k, n), "sdd": (m, n)}[op]
     if {"dsd": layout[0], "dds": layout[1], "sdd": "n"}[op] == "t":
@@ -164,7 +181,11 @@ def product_problem(
     if op != "dds":
         right = _letter(right, k, n)
     layout = left + right
-    return Problem(op, device, dtype, block, layout, aligned, rows, cols, nnz, extent, batch=1)
+    return Problem(
+        *(op, device, dtype_on(device, dtype), block, layout, aligned),
+        *(rows, cols, nnz, extent),
+        batch=1,
+    )
 
 
 def _letter(asked: str, rows: int, cols: int) -> str:
@@ -196,7 +217,7 @@ def typical_problem(
     return Problem(
         op=op,
         device=device,
-        dtype=dtype,
+        dtype=dtype_on(device, dtype),
         block=(rows, cols),
         layout=layout,
         aligned=aligned,

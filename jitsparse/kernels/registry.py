@@ -15,6 +15,7 @@ from jitsparse.jit import Variant, config
 from jitsparse.jit.environment import CPU_TARGETS, parse_arch
 from jitsparse.jit.pins import declare_ops, declare_values
 from jitsparse.kernels import cost, cpu, fma, mma, price_table, simt, thin, wgmma
+from jitsparse.kernels.problem import LESS_PRECISE, dtype_on, typical_problem
 
 if TYPE_CHECKING:
     from jitsparse.jit import Candidate, Template
@@ -55,7 +56,7 @@ declare_values(
     OPS,
 )
 
-DTYPES = ("f64", "f32", "tf32", "f16", "bf16")
+DTYPES = ("f64", "f32", "tf32", "bf32", "f16", "bf16")
 
 INDEX = Variant("index", "host", "generic", "i32")
 """Not a user-facing operation: computes the indices of GPU patterns (:mod:`jitsparse.indexing`).
@@ -267,9 +268,10 @@ def select_variants(
 
 def _serves(variant: Variant, dtypes: Sequence[str]) -> bool:
     """Whether calls of these dtypes may choose a variant: ``simt`` and ``vec`` multiply in full
-    precision where TF32 is allowed."""
+    precision where less is allowed."""
+    asked = {dtype_on(device_of(variant.target), dtype) for dtype in dtypes}
     full = variant.dtype == "f32" and variant.family in ("simt", "vec")
-    return variant.dtype in dtypes or (full and "tf32" in dtypes)
+    return variant.dtype in asked or (full and not asked.isdisjoint(LESS_PRECISE))
 
 
 def _check_names(ops: Sequence[str], dtypes: Sequence[str]) -> None:
@@ -286,8 +288,6 @@ def _typical_problems(
     block_sizes: Sequence[tuple[int, int]],
 ) -> Iterator[Problem]:
     """Representative problems of a program: all layouts, few columns and many."""
-    from jitsparse.kernels.problem import typical_problem
-
     for op, dtype, block in itertools.product(ops, dtypes or DTYPES, block_sizes):
         for layout, aligned, extent in itertools.product(
             ("nn", "nt", "tn", "tt"), (True, False), (8, 16, 32, 64, 256, 4096)

@@ -277,22 +277,22 @@ def test_a_case_beside_another() -> None:
     assert row["uniform rate"] > 0
 
 
-@pytest.mark.parametrize("dtype", ["tf32", "f32"])
+@pytest.mark.parametrize("dtype", ["tf32", "bf32", "f32"])
 def test_the_precision_is_everyones_and_is_put_back(
     dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = float32_arithmetic()
+    before = float32_arithmetic(-1)
     while_timed = set()
 
     def watched(*arguments: Any, **options: Any) -> Any:
-        while_timed.add(float32_arithmetic())
+        while_timed.add(float32_arithmetic(-1))
         return interleave(*arguments, **options)
 
     interleave = products_module.interleave
     monkeypatch.setattr(products_module, "interleave", watched)
     measured = measure(case("dsd", dtype=dtype), seconds=0.0, peers=(DENSE,))
     assert while_timed == {dtype}
-    assert float32_arithmetic() == before
+    assert float32_arithmetic(-1) == before
     assert set(measured.timings) == {OURS, DENSE}
 
 

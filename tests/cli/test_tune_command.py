@@ -259,13 +259,12 @@ def test_export(
     assert second.read_text() == first.read_text()
 
 
-def test_what_a_processor_makes_of_tf32(capsys: pytest.CaptureFixture[str]) -> None:
-    """Calls on a CPU are in float32, so this is the problem that they look for."""
-    said = []
-    for dtype in ("tf32", "f32"):
-        assert run(*SMALL, "--device", "cpu", "--dtype", dtype, "--dry-run", "--json") == 0
-        said.append(capsys.readouterr().out)
-    assert said[0] == said[1]
+@pytest.mark.parametrize("dtype", ["f32", "tf32", "bf32"])
+def test_problems_of_float32_in_each_precision(
+    dtype: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*SMALL, "--device", "cpu", "--dtype", dtype, "--dry-run", "--json") == 0
+    assert f".{dtype}.b" in capsys.readouterr().out
 
 
 def test_an_export_is_no_dry_run(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from jitsparse import jit
 from jitsparse.kernels import abi, cpu
-from jitsparse.kernels.problem import Problem
+from jitsparse.kernels.problem import LESS_PRECISE, Problem
 from jitsparse.kernels.roles import LAYOUTS
 from jitsparse.reference import ACTIVATIONS
 from jitsparse.schedule import build_index
@@ -217,13 +217,13 @@ def dense_operand(shape: tuple[int, int, int], letter: str, dtype: torch.dtype) 
     return inside if letter == "n" else inside.mT
 
 
-def judge_blocks(got: Blocks, left: Tensor, right: Tensor) -> None:
-    """Hold the blocks of an sdd against float64."""
-    exact = (left.double() @ right.double()).sum(0)
-    size = (left.double().abs() @ right.double().abs()).sum(0)
+def judge_blocks(got: Blocks, left: Tensor, right: Tensor, products: float = 0) -> None:
+    """Hold the blocks of an sdd, whose products have a relative precision, against float64."""
+    # A batch is summed over like k.
+    left, right = left.double().transpose(0, 1).flatten(1), right.double().flatten(0, 1)
+    exact, size = left @ right, left.abs() @ right.abs()
     stored = Blocks(torch.ones_like(got.values), got.mask, got.shape).dense().bool()
-    batch, _, extent = left.shape
-    allowed = 2 * (batch * extent + 8) * cases.accumulator(got.values.dtype) * size
+    allowed = (2 * (left.shape[1] + 8) * cases.accumulator(got.values.dtype) + products) * size
     cases._judge(got.dense(), exact * stored, allowed)
 
 
@@ -573,15 +573,19 @@ def test_words_are_the_members_of_the_structs() -> None:
 
 def test_every_problem_has_a_kernel_on_every_target() -> None:
     for target, op, dtype, rows, cols, layout in itertools.product(
-        TARGETS, ("dsd", "dds", "sdd"), (*DTYPES, "tf32"), BLOCKS, BLOCKS, LAYOUTS
+        TARGETS, ("dsd", "dds", "sdd"), (*DTYPES, *LESS_PRECISE), BLOCKS, BLOCKS, LAYOUTS
     ):
         offered = cpu.candidates(problem(op, dtype, (rows, cols), layout), target)
         best = next(each for each in offered if not each.refused)
         on_tiles = {"bf16": "amx"}
         if min(rows, cols) >= 32:
-            on_tiles |= {"f32": "split", "tf32": "split"}
+            on_tiles["f32"] = "split"
+        if min(rows, cols) >= 16:
+            on_tiles |= dict.fromkeys(LESS_PRECISE, "split")
         wanted = on_tiles.get(dtype, "vec") if target == "amx" else "vec"
         assert best.variant.family == wanted
+        full = dtype in LESS_PRECISE and wanted == "vec"
+        assert best.variant.dtype == ("f32" if full else dtype)
         assert len({each.variant for each in offered}) == len(offered)
 
 
@@ -589,7 +593,7 @@ def test_refusals_say_why() -> None:
     offered = cpu.candidates(problem("dsd", "f32", (8, 8), "nn"), "amx")
     reasons = {each.variant.name: each.refused for each in offered}
     assert reasons["dsd.amx.amx.f32.b8x8.lnn.r2x2"] == "dtype f32: AMX tiles multiply bf16"
-    assert reasons["dsd.split.amx.f32.b8x8.lnn.r2x2"] == (
+    assert reasons["dsd.split.amx.f32.b8x8.lnn.r1x4"] == (
         "block 8x8: vec is faster unless both sides are at least 32"
     )
     assert reasons["dsd.vec.avx512.f32.b8x8.lnn.r16x1"] == (
@@ -603,7 +607,7 @@ def test_refusals_say_why() -> None:
 
 @pytest.mark.parametrize("target", ["amx", "avx512bf16"])
 def test_other_dtypes_share_the_kernels_of_avx512(target: str) -> None:
-    for dtype in (*DTYPES, "tf32"):
+    for dtype in (*DTYPES, *LESS_PRECISE):
         offered = cpu.candidates(problem("dsd", dtype, (32, 32), "nn"), target)
         vec = next(each.variant for each in offered if each.variant.family == "vec")
         assert vec.target == ("avx512bf16" if dtype == "bf16" else "avx512")
@@ -614,7 +618,10 @@ def test_default_table(target: str) -> None:
     table = list(cpu.default_variants(target))
     assert len(set(table)) == len(table)
     assert {variant.op for variant in table} == {"dsd", "dds", "sdd"}
-    assert {variant.dtype for variant in table} == set(DTYPES)
+    assert {variant.dtype for variant in table} == {
+        *DTYPES,
+        *(LESS_PRECISE if target == "amx" else ()),
+    }
     for variant in table:
         assert jit.Variant.parse(variant.name) == variant
         assert cpu.template(variant).source.is_file()

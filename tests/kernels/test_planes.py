@@ -1,4 +1,4 @@
-"""float32 on AMX tiles: elements divided into three bfloat16, on this machine's tiles or emulated.
+"""float32 on AMX tiles: elements divided into bfloat16, on this machine's tiles or emulated.
 
 Results are held against float64, and against those of multiply-adds: equal bits say which of the
 two computed a product.
@@ -29,6 +29,8 @@ from torch import Tensor
 
 import jitsparse as js
 from jitsparse import jit
+from jitsparse.kernels.float32 import float32_as
+from jitsparse.kernels.problem import LESS_PRECISE
 from jitsparse.kernels.roles import LAYOUTS
 
 TARGET = "amx" if "amx" in runnable() and not TIGHT else "emulated"
@@ -38,12 +40,23 @@ PLAIN = "generic" if TARGET == "emulated" else native("f32")[0]
 OPS = ("dsd", "dds", "sdd")
 LEAST, END = 2.0**-130, 2.0**24
 """Magnitudes of elements that have planes: from the first on, below the second."""
+TERMS = {
+    "f32": ((0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (2, 0)),
+    "tf32": ((0, 0), (0, 1), (1, 0)),
+    "bf32": ((0, 0),),
+}
+"""The products of planes that are summed up."""
+PRECISION = {"f32": 0.0, "tf32": 3 * 2**-16, "bf32": 2**-7 + 2**-16}
+"""How far their sum may be from the product of two elements, relative to that."""
 
 
-def kernels(op: str, block: tuple[int, int], layout: str) -> tuple[jit.Kernel, jit.Kernel]:
+def kernels(
+    op: str, block: tuple[int, int], layout: str, dtype: str = "f32"
+) -> tuple[jit.Kernel, jit.Kernel]:
     """On tiles, and by multiply-adds."""
-    by_tiles = kernel(op, TARGET, "f32", block, layout)
+    by_tiles = kernel(op, TARGET, dtype, block, layout)
     assert by_tiles.variant.family == "split"
+    assert by_tiles.variant.dtype == dtype
     return by_tiles, kernel(op, PLAIN, "f32", block, layout)
 
 
@@ -70,9 +83,10 @@ class Product:
         batch: int = 2,
         grid: tuple[int, int] = (16, 15),
         density: float = 0.7,
+        dtype: str = "f32",
     ) -> None:
         torch.manual_seed(0)
-        self.op, self.layout, self.block = op, layout, block
+        self.op, self.layout, self.block, self.dtype = op, layout, block, dtype
         mask = torch.rand(grid) < density
         mask[1] = mask[:, 2] = False
         mask[3, 3] = True
@@ -96,13 +110,13 @@ class Product:
 
     def on_tiles(self, threads: int = 2) -> Tensor:
         return compute(
-            kernels(self.op, self.block, self.layout)[0],
+            kernels(self.op, self.block, self.layout, self.dtype)[0],
             *(self.sparse, self.operands, self.bias, threads),
         )
 
     def by_multiply_adds(self) -> Tensor:
         return compute(
-            kernels(self.op, self.block, self.layout)[1],
+            kernels(self.op, self.block, self.layout, self.dtype)[1],
             *(self.sparse, self.operands, self.bias, 2),
         )
 
@@ -116,13 +130,47 @@ class Product:
         self.matrix = self.sparse.dense()
 
     def check(self, got: Tensor) -> None:
+        products = PRECISION[self.dtype]
         if self.op == "sdd":
-            judge_blocks(Blocks(got, self.sparse.mask, self.sparse.shape), *self.operands)
+            stored = Blocks(got, self.sparse.mask, self.sparse.shape)
+            judge_blocks(stored, *self.operands, products=products)
         elif self.op == "dsd":
-            cases.check_product(got, self.matrix, *self.operands)
+            cases.check_product(got, self.matrix, *self.operands, products=products)
         else:
             activation = None if self.bias is None else "silu"
-            cases.check_product(got, *self.operands, self.matrix, self.bias, activation)
+            cases.check_product(
+                got, *self.operands, self.matrix, self.bias, activation, products=products
+            )
+
+    def error(self, got: Tensor, terms: int | None = None) -> float:
+        """The mean square, in units of 2^-24 of the sum of magnitudes, of what a result without
+        bias is from the exact one, or from the sum of the products of planes."""
+        dense = self.operands[0][0]
+        left, right = {
+            "dsd": (self.matrix, dense),
+            "dds": (dense, self.matrix),
+            "sdd": (dense, self.operands[-1][0]),
+        }[self.op]
+        exact = left.double() @ right.double()
+        if terms is not None:
+            of_left, of_right = planes(left), planes(right)
+            exact = sum(of_left[i] @ of_right[j] for i, j in TERMS[self.dtype][:terms])
+        size = left.double().abs() @ right.double().abs()
+        if self.op == "sdd":
+            got = Blocks(got, self.sparse.mask, self.sparse.shape).dense()
+        relative = (got.squeeze(0).double() - exact) / (size * 2**-24)
+        return float(relative[(got != 0).squeeze(0)].square().mean().sqrt())
+
+
+def planes(x: Tensor) -> list[Tensor]:
+    """The three bfloat16 whose sum an element is, in float64; all but the last are rounded."""
+    found, rest = [], x
+    for half in (0x8000, 0x8000, 0):
+        upper = (rest.contiguous().view(torch.int32) + half & -0x10000).view(torch.float32)
+        found.append(upper.double())
+        rest = rest - upper
+    assert not rest.any()
+    return found
 
 
 def shapes(op: str) -> list[tuple[tuple[int, int], int, int]]:
@@ -155,26 +203,39 @@ def test_no_farther_from_the_exact_result_than_multiply_adds(op: str) -> None:
     """So no product of planes is missing, the least of which is 3 in units of what is asserted."""
     product = Product(op, extent=1024 if TARGET == "amx" else 384, batch=1, grid=(20, 20))
     product.bias = None
-    dense = product.operands[0][0]
-    left, right = {
-        "dsd": (product.matrix, dense),
-        "dds": (dense, product.matrix),
-        "sdd": (dense, product.operands[-1][0]),
-    }[op]
-    exact = left.double() @ right.double()
-    size = left.double().abs() @ right.double().abs()
-
-    def error(got: Tensor) -> float:
-        """Mean square, in units of 2^-24 of the sum of magnitudes."""
-        if op == "sdd":
-            got = Blocks(got, product.sparse.mask, product.sparse.shape).dense()
-        relative = (got.squeeze(0).double() - exact) / (size * 2**-24)
-        return float(relative[(got != 0).squeeze(0)].square().mean().sqrt())
-
-    on_tiles = error(product.on_tiles())
+    on_tiles = product.error(product.on_tiles())
     assert on_tiles < 1
     if TARGET == "amx":  # emulated tiles round like multiply-adds
-        assert on_tiles <= error(product.by_multiply_adds())
+        assert on_tiles <= product.error(product.by_multiply_adds())
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("dtype", LESS_PRECISE)
+def test_the_products_of_planes_that_less_precision_takes(op: str, dtype: str) -> None:
+    """All of them are summed up, and no others."""
+    product = Product(op, extent=384, batch=1, grid=(20, 20), dtype=dtype)
+    product.bias = None
+    got, terms = product.on_tiles(), len(TERMS[dtype])
+    assert product.error(got, terms) < 1
+    assert product.error(got) > 2
+    if terms > 1:
+        assert product.error(got, terms - 1) > 10
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("dtype", LESS_PRECISE)
+@pytest.mark.parametrize(
+    ("layout", "block"), [("nn", (32, 32)), ("tt", (16, 64)), ("nt", (16, 16))]
+)
+def test_less_precision_is_right(op: str, dtype: str, layout: str, block: tuple[int, int]) -> None:
+    grid = 640 // block[0], 768 // block[1]
+    for (below, beside), extent, batch in shapes(op):
+        cut, density = (below % block[0], beside % block[1]), 0.9
+        of_product = dict(cut=cut, extent=extent, batch=batch, grid=grid, density=density)
+        product = Product(op, block, layout, dtype=dtype, **of_product)
+        got = product.on_tiles()
+        product.check(got)
+        assert not torch.equal(got, product.by_multiply_adds()), "not computed on tiles"
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -282,28 +343,44 @@ def test_other_elements_are_multiplied_by_multiply_adds(op: str, kind: str, oper
         assert got.isnan().any() or kind != "nan"
 
 
+@pytest.mark.parametrize("kind", OUTSIDE)
+@pytest.mark.parametrize("dtype", LESS_PRECISE)
+def test_other_elements_have_full_precision_whatever_is_asked_for(kind: str, dtype: str) -> None:
+    for operand in (0, 1):
+        product = Product("dsd", dtype=dtype)
+        product.set(operand, 0.4, OUTSIDE[kind])
+        got, expected = product.on_tiles(), product.by_multiply_adds()
+        torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("op", OPS)
-def test_small_products_are_computed_by_multiply_adds(op: str) -> None:
-    product = Product(op, extent=7, batch=1, grid=(5, 6), density=0.3)
+@pytest.mark.parametrize("dtype", TERMS)
+def test_small_products_are_computed_by_multiply_adds(op: str, dtype: str) -> None:
+    product = Product(op, extent=7, batch=1, grid=(5, 6), density=0.3, dtype=dtype)
     assert torch.equal(product.on_tiles(), product.by_multiply_adds())
 
 
 @pytest.mark.skipif(TARGET == "emulated", reason="this processor has no tiles")
-def test_a_linear_layer_and_its_gradients() -> None:
+@pytest.mark.parametrize("dtype", TERMS)
+def test_a_linear_layer_and_its_gradients(dtype: str) -> None:
     torch.manual_seed(0)
     a = js.random((640, 608), 32, density=0.8)
     a.values.requires_grad_()
     x, bias = torch.randn(700, 608, requires_grad=True), torch.randn(640, requires_grad=True)
-    assert ".split." in js.explain("linear", x, a, bias).variant
-    weight = a.to_dense().detach()
-    y = js.linear(x, a, bias)
-    cases.check_product(y.detach(), x.detach(), weight.mT, bias.detach())
-    gradient = torch.randn_like(y)
-    y.backward(gradient)
-    cases.check_product(x.grad, gradient, weight)
+    weight, products = a.to_dense().detach(), PRECISION[dtype]
+    with float32_as(dtype):
+        assert f".split.amx.{dtype}." in js.explain("linear", x, a, bias).variant
+        y = js.linear(x, a, bias)
+        gradient = torch.randn_like(y)
+        y.backward(gradient)
+    cases.check_product(y.detach(), x.detach(), weight.mT, bias.detach(), products=products)
+    cases.check_product(x.grad, gradient, weight, products=products)
     stored = weight.reshape(20, 32, 19, 32).any(3).any(1)
     of_values = Blocks(a.values.grad, stored, (640, 608))
-    judge_blocks(of_values, gradient.mT[None], x.detach()[None])
+    judge_blocks(of_values, gradient.mT[None], x.detach()[None], products=products)
+    if dtype != "f32":
+        exact = gradient.double() @ weight.double()
+        assert ((x.grad - exact).norm() > 2**-20 * exact.norm()).item(), "full precision"
 
 
 REFUSED = """

@@ -14,7 +14,7 @@ PROBLEMS = st.builds(
     Problem,
     op=st.sampled_from(["dsd", "dds", "sdd"]),
     device=st.sampled_from(["cpu", "cuda"]),
-    dtype=st.sampled_from(["f64", "f32", "tf32", "f16", "bf16"]),
+    dtype=st.sampled_from(["f64", "f32", "tf32", "bf32", "f16", "bf16"]),
     block=st.tuples(SIDES, SIDES),
     layout=st.sampled_from(["nn", "nt", "tn", "tt"]),
     aligned=st.booleans(),

@@ -12,12 +12,12 @@
 
 namespace jitsparse::cpu {
 
-// T                         element type
+// T, PLANES                 element type, and the planes of an element
 // BLOCK_ROWS, BLOCK_COLS    size of a block
 // TILE_ROWS, TILE_COLS      sums held in tile registers, in tiles of 16 x 16
-template <class T, int BLOCK_ROWS, int BLOCK_COLS, int TILE_ROWS, int TILE_COLS>
+template <class T, int PLANES, int BLOCK_ROWS, int BLOCK_COLS, int TILE_ROWS, int TILE_COLS>
 class DdsRowsAmx : public StripProduct {
-  using P = Planes<T>;
+  using P = Planes<T, PLANES>;
   using Dense = DenseView<T, /*K_CONTIGUOUS=*/true>;
   using Out = OutView<T, /*TRANSPOSED=*/false>;
   static constexpr int kBlock = BLOCK_ROWS * BLOCK_COLS;
@@ -42,21 +42,20 @@ class DdsRowsAmx : public StripProduct {
   // 0.86 to 1.)
   static constexpr int64 kLongestInPlace = kK == 32 ? 5 << 10 : 0;
   // As in spmm_amx.h, with right tiles for left ones.
-  static constexpr bool kDivided = P::kCount > 1;  // whether elements are divided into planes
   static constexpr int kRightStep = kTiles * kRightTile, kRightBytes = TILE_COLS * kRightTile * int(sizeof(Pair));
-  static constexpr int kPieceSteps = kDivided ? min(kSteps, 2) : kSteps, kPieces = kSteps / kPieceSteps;
-  static constexpr int64 kChunk = kDivided ? max(1, (12 << 10) / (kPieceSteps * kRightBytes)) : 1LL << 40;
+  static constexpr int kPieceSteps = P::kDivided ? min(kSteps, 2) : kSteps, kPieces = kSteps / kPieceSteps;
+  static constexpr int64 kChunk = P::kDivided ? max(1, (12 << 10) / (kPieceSteps * kRightBytes)) : 1LL << 40;
   static constexpr int kAheadLines = kRightBytes / (4 * kLine);  // most strips have four units
   // Block columns that are written together, so that rows are written two cache lines at a time.
   static constexpr int64 kGroup = max(1, 64 / BLOCK_COLS);
 
  public:
   static int run(const SpmmArgs& args) {
-    return request_tiles() ? run_strips<DdsRowsAmx>(args, kBlock, kTileRate<T>) : kNoTileRegisters;
+    return request_tiles() ? run_strips<DdsRowsAmx>(args, kBlock, kTileRate<PLANES>) : kNoTileRegisters;
   }
 
   // Whether dividing elements into planes takes less time than it saves.
-  static bool serves(const SpmmArgs& args) { return planes_serve(args, kBlock, args.rows); }
+  static bool serves(const SpmmArgs& args) { return planes_serve<PLANES>(args, kBlock, args.rows); }
 
   DdsRowsAmx(const SpmmArgs& args, int64 threads)
       : args_(args),
@@ -94,7 +93,7 @@ class DdsRowsAmx : public StripProduct {
     const Dense dense = dense_of<T, /*K_CONTIGUOUS=*/true>(args_, batch, args_.rows);
     const Out out = out_of<T, /*TRANSPOSED=*/false>(args_, batch, args_.n, args_.cols);
     typename P::Range range;
-    const bool in_place = P::kCount == 1 && args_.rows % BLOCK_ROWS == 0 && rows == units * kTileRows &&
+    const bool in_place = !P::kDivided && args_.rows % BLOCK_ROWS == 0 && rows == units * kTileRows &&
                           args_.rows * int64(sizeof(BFloat16)) <= kLongestInPlace;
     const auto tiles_of = [&](int64 i) -> LeftTiles {
       if (in_place) {
@@ -155,7 +154,7 @@ class DdsRowsAmx : public StripProduct {
       Pair* const at = reinterpret_cast<Pair*>(to + r / kM * kLeftTile + r % kM * kK);
       for (int64 step = 0; step < steps; ++step) {
         const T* from = line + step * kK;
-        if constexpr (kDivided) prefetch_share<0, 1, kK * int(sizeof(T)) / kLine, kIntoL1>(from + kRowsAhead * dense.ld);
+        if constexpr (P::kDivided) prefetch_share<0, 1, kK * int(sizeof(T)) / kLine, kIntoL1>(from + kRowsAhead * dense.ld);
         const int64 inside = dense.depth - (first + step * kK);
         T edge[kK] = {};
         if (inside < kK) {
@@ -187,7 +186,7 @@ class DdsRowsAmx : public StripProduct {
       const Pair* ahead = right_at(piece + end - begin) + unit * (kAheadLines * kLine / int64(sizeof(Pair)));
       for (int step = 0; step < kPieceSteps; ++step, left += panel.step, right += kRightStep, ahead += kRightStep) {
         const BFloat16* const following = step + 1 < kPieceSteps ? left + panel.step : next;
-        multiply_step<T, Registers, TILE_ROWS, TILE_COLS>(
+        multiply_step<PLANES, Registers, TILE_ROWS, TILE_COLS>(
             [=](auto i, auto plane) {
               tile_load<Registers::left(i)>(left + i * panel.below + plane * kLeftPlane, panel.line * sizeof(BFloat16));
             },
@@ -195,7 +194,7 @@ class DdsRowsAmx : public StripProduct {
               tile_load<Registers::right(j)>(right + j * kRightTile + plane * kRightPlane, kN * sizeof(Pair));
             },
             [=](auto share, auto shares) {
-              if constexpr (kDivided) {
+              if constexpr (P::kDivided) {
                 prefetch_share<share, shares, TILE_ROWS * kLeftTile * int(sizeof(BFloat16)) / kLine, kIntoL1>(following);
                 prefetch_share<share, shares, kAheadLines, kIntoL2>(ahead);
               }

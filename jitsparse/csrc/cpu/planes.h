@@ -1,9 +1,10 @@
-// Operands of AMX tiles: bfloat16 as it is, or float32 as three bfloat16, its planes.
+// Operands of AMX tiles: bfloat16 as it is, or float32 as one to three bfloat16, its planes.
 //
 // A float is the sum of three bfloat16, each of which has the next 8 of its 24 bits: x = x0 + x1 + x2. Of the nine products of planes in
 // x y, six are summed up; the other three are at most 2^-23 of |x y| together, far less in the mean. Tiles sum up 32 products at a time
 // before they are added to a sum in float32, so that sums of more than a few dozen products are closer to the exact ones than those of
-// multiply-adds one after the other.
+// multiply-adds one after the other. Where less precision is allowed, two planes, in three products, err by at most 3 * 2^-16 of |x y|, and
+// one plane, in a single product, by 2^-7 + 2^-16, as bfloat16 does.
 //
 // AMX takes subnormal numbers for zero, planes and sums alike. So elements are multiplied by 2^28 first and sums by 2^-56 last, which
 // rounds only results that are subnormal themselves. Then nothing is lost of elements that are zero or 2^-130 <= |x| < 2^24, and no sum of
@@ -25,19 +26,33 @@ struct Term {
   int left, right;
 };
 
-// The rate of multiply-adds on tiles, relative to vectors.
-template <class T> struct Planes;
-template <class T> constexpr double kTileRate = kAmxRate / (sizeof Planes<T>::kTerms / sizeof(Term));
+// The products that are summed up of operands with COUNT planes, in an order in which one of the planes is that of the term before.
+template <int COUNT> struct Terms;
+template <> struct Terms<1> {
+  static constexpr Term kTerms[] = {{0, 0}};
+};
+template <> struct Terms<2> {
+  static constexpr Term kTerms[] = {{0, 1}, {0, 0}, {1, 0}};
+};
+template <> struct Terms<3> {
+  static constexpr Term kTerms[] = {{0, 2}, {0, 1}, {0, 0}, {1, 0}, {1, 1}, {2, 0}};
+};
+template <int COUNT> constexpr int kTermCount = sizeof Terms<COUNT>::kTerms / sizeof(Term);
 
-// Planes<T> says for an element type
-//   kCount, kTerms         how many planes an element has, and which of their products are summed up
+// The rate of multiply-adds on tiles, relative to vectors.
+template <int COUNT> constexpr double kTileRate = kAmxRate / kTermCount<COUNT>;
+
+// Planes<T, COUNT> says for elements of T with COUNT planes
+//   kCount                 COUNT
+//   kDivided               whether elements are converted to planes, and not their own plane
 //   Range                  whether the elements that were packed could be divided into planes
 //   unscale                makes sums of `count` elements, whole vectors, from what tiles yield
 //   pack_right, pack_left, pack_square   as in pairs.h; the planes of a tile follow each other, and elements are added to a Range
+template <class T, int COUNT> struct Planes;
 
-template <> struct Planes<BFloat16> {
+template <> struct Planes<BFloat16, 1> {
   static constexpr int kCount = 1;
-  static constexpr Term kTerms[] = {{0, 0}};
+  static constexpr bool kDivided = false;
 
   struct Range {
     static constexpr bool outside() { return false; }
@@ -67,13 +82,12 @@ template <> struct Planes<BFloat16> {
   }
 };
 
-template <> struct Planes<float> {
-  static constexpr int kCount = 3;
-  // In an order in which one of the planes is that of the term before.
-  static constexpr Term kTerms[] = {{0, 2}, {0, 1}, {0, 0}, {1, 0}, {1, 1}, {2, 0}};
+constexpr int64 kMostTerms = 1 << 23;  // of a sum of float32
 
+template <int COUNT> struct Planes<float, COUNT> {
+  static constexpr int kCount = COUNT;
+  static constexpr bool kDivided = true;
   static constexpr float kScale = 0x1p28f;
-  static constexpr int64 kMostTerms = 1 << 23;  // of a sum
 
   // Of elements that are multiplied by kScale.
   class Range {
@@ -237,10 +251,10 @@ template <> struct Planes<float> {
   }
 
  private:
-  // The next plane of some elements, in the upper halves, which is taken from them. All but the last are rounded, so that what is left has
-  // either sign; the last is what the others leave, at most 8 bits.
+  // The next plane of some elements, in the upper halves, which is taken from them. The first two are rounded, so that what is left has
+  // either sign; the third is what they leave, at most 8 bits.
   template <int N> static JITSPARSE_INLINE Vec<Pair, N> next_plane(Vec<float, N>& x, int plane) {
-    const Vec<Pair, N> bits = (Vec<Pair, N>)x, rounded = plane + 1 < kCount ? bits + 0x8000 : bits;
+    const Vec<Pair, N> bits = (Vec<Pair, N>)x, rounded = plane < 2 ? bits + 0x8000 : bits;
     const Vec<Pair, N> upper = rounded & 0xffff0000;
     x -= (Vec<float, N>)upper;
     return upper;
@@ -285,12 +299,10 @@ template <int SHARE, int SHARES, int LINES, int LEVEL> JITSPARSE_INLINE void pre
 // Adds to ROWS x COLS sums in tile registers what one step along k yields. load_left(i, plane) and load_right(j, plane) load the
 // registers that Registers gives these tiles, and also(i, count) is called after the i-th of `count` instructions that multiply; all are
 // passed constants.
-template <class T, class Registers, int ROWS, int COLS, class LoadLeft, class LoadRight, class Also>
+template <int PLANES, class Registers, int ROWS, int COLS, class LoadLeft, class LoadRight, class Also>
 JITSPARSE_INLINE void multiply_step(const LoadLeft& load_left, const LoadRight& load_right, const Also& also) {
-  using P = Planes<T>;
-  constexpr int kTermCount = sizeof P::kTerms / sizeof(Term);
-  for_constants<kTermCount>([&](auto t) {
-    constexpr Term term = P::kTerms[t], before = P::kTerms[t ? t - 1 : 0];
+  for_constants<kTermCount<PLANES>>([&](auto t) {
+    constexpr Term term = Terms<PLANES>::kTerms[t], before = Terms<PLANES>::kTerms[t ? t - 1 : 0];
     if constexpr (t == 0 || term.left != before.left) {
       for_constants<ROWS>([&](auto i) { load_left(i, Constant<term.left>{}); });
     }
@@ -298,7 +310,7 @@ JITSPARSE_INLINE void multiply_step(const LoadLeft& load_left, const LoadRight& 
       if constexpr (t == 0 || term.right != before.right || COLS > Registers::kRights) load_right(j, Constant<term.right>{});
       for_constants<ROWS>([&](auto i) {
         tile_multiply_bf16<Registers::sum(i, j), Registers::left(i), Registers::right(j)>();
-        also(Constant<(t * COLS + j) * ROWS + i>{}, Constant<kTermCount * COLS * ROWS>{});
+        also(Constant<(t * COLS + j) * ROWS + i>{}, Constant<kTermCount<PLANES> * COLS * ROWS>{});
       });
     });
   });

@@ -10,13 +10,13 @@
 
 namespace jitsparse::cpu {
 
-// T                                       element type
+// T, PLANES                               element type, and the planes of an element
 // BLOCK_ROWS, BLOCK_COLS                  size of a block
 // LEFT_K_CONTIGUOUS, RIGHT_K_CONTIGUOUS   k is the contiguous axis of A, of B
 // TILE_ROWS, TILE_COLS                    sums held in tile registers, in tiles of 16 x 16
-template <class T, int BLOCK_ROWS, int BLOCK_COLS, bool LEFT_K_CONTIGUOUS, bool RIGHT_K_CONTIGUOUS, int TILE_ROWS, int TILE_COLS>
+template <class T, int PLANES, int BLOCK_ROWS, int BLOCK_COLS, bool LEFT_K_CONTIGUOUS, bool RIGHT_K_CONTIGUOUS, int TILE_ROWS, int TILE_COLS>
 class SddAmx {
-  using P = Planes<T>;
+  using P = Planes<T, PLANES>;
   using Left = DenseView<T, LEFT_K_CONTIGUOUS>;
   using Right = DenseView<T, RIGHT_K_CONTIGUOUS>;
   static constexpr int kBlock = BLOCK_ROWS * BLOCK_COLS;
@@ -32,8 +32,8 @@ class SddAmx {
   static constexpr int kRightCols = RIGHT_K_CONTIGUOUS ? BLOCK_COLS : BLOCK_COLS < 64 ? 128 : 512;
   // Left tiles are read from A in place, except where an edge cuts them, if packed rows would not stay in the L1 cache (1.01 to 1.06
   // times as fast) or serve few blocks: with blocks of 32, 1.16 to 1.18 times as fast at density 0.1, 1.0 at 0.25, 0.8 at 0.5.
-  static constexpr bool kInPlace = P::kCount == 1 && LEFT_K_CONTIGUOUS && BLOCK_ROWS >= 64;
-  static constexpr bool kInPlaceIfFew = P::kCount == 1 && LEFT_K_CONTIGUOUS && BLOCK_ROWS == 32;
+  static constexpr bool kInPlace = !P::kDivided && LEFT_K_CONTIGUOUS && BLOCK_ROWS >= 64;
+  static constexpr bool kInPlaceIfFew = !P::kDivided && LEFT_K_CONTIGUOUS && BLOCK_ROWS == 32;
   // Sums of 16-bit products are kept separately, in float, until the last slice.
   static constexpr bool kSumInPlace = sizeof(T) == sizeof(float);
   static_assert(BLOCK_ROWS % (TILE_ROWS * kM) == 0, "the tiles must not cross block rows");
@@ -52,7 +52,7 @@ class SddAmx {
   static int run(const SddArgs& args) {
     if (!request_tiles()) return kNoTileRegisters;
     const double work = double(args.nnz) * kBlock * double(args.k) * double(args.batch);
-    const int threads = useful_threads(args.context, work / kTileRate<T>);
+    const int threads = useful_threads(args.context, work / kTileRate<PLANES>);
     const SddAmx product(args);
     const Scratch scratch(product.shared_bytes_ + threads * product.left_bytes_, args.workspace);
     if (!scratch) return kOutOfMemory;
@@ -68,11 +68,13 @@ class SddAmx {
 
   // Whether dividing elements into planes takes less time than it saves: as planes_serve, where A and B are both dense and several threads
   // pack the same rows of A. (Blocks of 32 in products of 2048 and 4096: 0.98 times as fast as by multiply-adds if every element is multiplied
-  // 205 times, 0.97 to 1.04 if 256 to 410 times; larger blocks 1.07 to 1.2, 1.01 to 1.2.)
+  // 205 times, 0.97 to 1.04 if 256 to 410 times; larger blocks 1.07 to 1.2, 1.01 to 1.2. Two planes: 0.93 to 1.14 if 40 times, 1.15 to 1.3 if
+  // 100 times. One: 1.4 to 1.7 if 10 or 40 times. With 16 terms 0.6 to 0.8.)
   static bool serves(const SddArgs& args) {
-    constexpr double kTimes = BLOCK_ROWS >= 64 ? 65 : 85;
-    const int64 terms = args.k * args.batch;  // of a sum; of few, planes are no more accurate
-    if (terms < 64 || terms > Planes<float>::kMostTerms) return false;
+    constexpr double kTimes = PLANES == 3 ? (BLOCK_ROWS >= 64 ? 65 : 85) : PLANES == 2 ? 20 : 0;
+    constexpr int64 kFewest = PLANES == 3 ? 64 : 32;  // terms of a sum; of fewer, three planes are no more accurate than multiply-adds
+    const int64 terms = args.k * args.batch;
+    if (terms < kFewest || terms > kMostTerms) return false;
     return kTimes * double(2 * args.rows + args.cols) <= double(args.nnz) * kBlock;
   }
 
@@ -81,7 +83,7 @@ class SddAmx {
     const int64 width = index_.C * kTiles;
     const bool few = args.nnz <= kFewBlocks * index_.R;
     in_place_ = kInPlace || (kInPlaceIfFew && few);
-    steps_ = P::kCount > 1 ? kDeepOfPlanes : in_place_ ? kDeepInPlace : few ? kDeepOfFew : kDeepOfMany;
+    steps_ = P::kDivided ? kDeepOfPlanes : in_place_ ? kDeepInPlace : few ? kDeepOfFew : kDeepOfMany;
     while (steps_ > kShallowest && width * steps_ * kRightTile * int64(sizeof(Pair)) > kSliceBytes) steps_ /= 2;
     if (div_up(args.k, kK) < steps_) steps_ = div_up(args.k, kK);
     right_bytes_ = Scratch::round_up(width * steps_ * kRightTile * sizeof(Pair));
@@ -161,7 +163,7 @@ class SddAmx {
       const int64 block = z + (first + j) / kTiles, part = (first + j) % kTiles;
       panel[j] = right + (index_.col()[block] * int64(kTiles) + part) * steps_ * kRightTile;
       next[j] = panel[j];
-      if (P::kCount > 1 && N + j < tiles) {
+      if (P::kDivided && N + j < tiles) {
         const int64 after = z + (first + N + j) / kTiles;
         next[j] = right + (index_.col()[after] * int64(kTiles) + (first + N + j) % kTiles) * steps_ * kRightTile;
       }
@@ -176,7 +178,7 @@ class SddAmx {
       }
     });
     for (int64 step = 0; step < steps; ++step) {
-      multiply_step<T, Registers, TILE_ROWS, N>(
+      multiply_step<PLANES, Registers, TILE_ROWS, N>(
           [&](auto i, auto plane) {
             const BFloat16* const tile = left.first + i * left.below + step * left.step + plane * (2 * kLeftPlane);
             tile_load<Registers::left(i)>(tile, left.line * sizeof(BFloat16));
@@ -185,7 +187,7 @@ class SddAmx {
             tile_load<Registers::right(j)>(panel[j] + step * kRightTile + plane * kRightPlane, kN * sizeof(Pair));
           },
           [&](auto share, auto shares) {
-            if constexpr (P::kCount > 1) {
+            if constexpr (P::kDivided) {
               constexpr int kShares = shares / N, kTile = share / kShares;
               const Pair* const following = step + 1 < steps ? panel[kTile] + (step + 1) * kRightTile : next[kTile];
               prefetch_share<share % kShares, kShares, kRightTile * int(sizeof(Pair)) / kLine, kIntoL1>(following);

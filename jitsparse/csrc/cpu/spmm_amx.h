@@ -11,16 +11,16 @@
 
 namespace jitsparse::cpu {
 
-// T                         element type
+// T, PLANES                 element type, and the planes of an element
 // BLOCK_ROWS, BLOCK_COLS    size of a block as stored
 // FLIPPED                   the rows of op(S) are the columns of S as stored
 // DENSE_K_CONTIGUOUS        the contiguous axis of B is k, which it shares with op(S)
 // OUT_TRANSPOSED            the contiguous axis of C is m, which it shares with op(S)
 // TILE_ROWS, TILE_COLS      sums held in tile registers, in tiles of 16 x 16
-template <class T, int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CONTIGUOUS, bool OUT_TRANSPOSED, int TILE_ROWS,
+template <class T, int PLANES, int BLOCK_ROWS, int BLOCK_COLS, bool FLIPPED, bool DENSE_K_CONTIGUOUS, bool OUT_TRANSPOSED, int TILE_ROWS,
           int TILE_COLS>
 class SpmmAmx : public StripProduct {
-  using P = Planes<T>;
+  using P = Planes<T, PLANES>;
   static constexpr int kRows = FLIPPED ? BLOCK_COLS : BLOCK_ROWS;  // of a block of op(S)
   static constexpr int kDepth = FLIPPED ? BLOCK_ROWS : BLOCK_COLS;
   static constexpr int kBlock = kRows * kDepth;
@@ -35,8 +35,7 @@ class SpmmAmx : public StripProduct {
   using Registers = TileRegisters<TILE_ROWS, TILE_COLS>;
   // Left tiles are in the order of the blocks of op(S). Those of bfloat16 that are not flipped are read in place; others are packed, in
   // the order in which they are multiplied: BFloat16[r][step][i][plane][row][depth].
-  static constexpr bool kAsStored = P::kCount == 1 && !FLIPPED;
-  static constexpr bool kDivided = P::kCount > 1;  // whether elements are divided into planes
+  static constexpr bool kAsStored = !P::kDivided && !FLIPPED;
   static constexpr int kLeftPlane = kM * kK;  // elements
   static constexpr int kLeftTile = P::kCount * kLeftPlane;
   static constexpr int kLeftBlock = P::kCount * kBlock;
@@ -48,17 +47,17 @@ class SpmmAmx : public StripProduct {
   // Blocks of float32 are multiplied in pieces of at most two steps. All tiles of a strip finish a chunk of pieces before any goes on, so that
   // its left tiles stay in L1: 12 KB, beside the sums and a step's right tiles (24 KB take 1.1 to 1.25 times as long, all of a row's blocks
   // 1.05 to 1.2, 6 KB 1.0 to 1.05). Meanwhile each tile prefetches its share of the next chunk's.
-  static constexpr int kPieceSteps = kDivided ? min(kSteps, 2) : kSteps, kPieces = kSteps / kPieceSteps;
-  static constexpr int64 kChunk = kDivided ? max(1, (12 << 10) / (TILE_ROWS * kPieceSteps * kLeftTile * int(sizeof(BFloat16)))) : 1LL << 40;
+  static constexpr int kPieceSteps = P::kDivided ? min(kSteps, 2) : kSteps, kPieces = kSteps / kPieceSteps;
+  static constexpr int64 kChunk = P::kDivided ? max(1, (12 << 10) / (TILE_ROWS * kPieceSteps * kLeftTile * int(sizeof(BFloat16)))) : 1LL << 40;
   static constexpr int kAheadLines = TILE_ROWS * kLeftTile * int(sizeof(BFloat16)) * TILE_COLS / int(kLine * kWidestTiles);
 
  public:
   static int run(const SpmmArgs& args) {
-    return request_tiles() ? run_strips<SpmmAmx>(args, kBlock, kTileRate<T>) : kNoTileRegisters;
+    return request_tiles() ? run_strips<SpmmAmx>(args, kBlock, kTileRate<PLANES>) : kNoTileRegisters;
   }
 
   // Whether dividing elements into planes takes less time than it saves.
-  static bool serves(const SpmmArgs& args) { return planes_serve(args, kBlock, FLIPPED ? args.rows : args.cols); }
+  static bool serves(const SpmmArgs& args) { return planes_serve<PLANES>(args, kBlock, FLIPPED ? args.rows : args.cols); }
 
   SpmmAmx(const SpmmArgs& args, int64 threads)
       : args_(args),
@@ -169,7 +168,7 @@ class SpmmAmx : public StripProduct {
       const BFloat16* ahead = left_at(piece + end - begin) + tile / TILE_COLS * (kAheadLines * kLine / int64(sizeof(BFloat16)));
       for (int step = 0; step < kPieceSteps; ++step, left += kLeftStep, right += right_step, ahead += kLeftStep) {
         const Pair* const following = step + 1 < kPieceSteps ? right + right_step : next;
-        multiply_step<T, Registers, TILE_ROWS, N>(
+        multiply_step<PLANES, Registers, TILE_ROWS, N>(
             [=](auto i, auto plane) {
               constexpr int kBelow = kAsStored ? kM * kDepth : kLeftTile, kLineOfTile = kAsStored ? kDepth : kK;
               tile_load<Registers::left(i)>(left + i * kBelow + plane * kLeftPlane, kLineOfTile * sizeof(BFloat16));
@@ -178,7 +177,7 @@ class SpmmAmx : public StripProduct {
               tile_load<Registers::right(j)>(right + j * kRightTile + plane * kRightPlane, kN * sizeof(Pair));
             },
             [=](auto share, auto shares) {
-              if constexpr (kDivided) {
+              if constexpr (P::kDivided) {
                 prefetch_share<share, shares, N * kRightTile * int(sizeof(Pair)) / kLine, kIntoL1>(following);
                 prefetch_share<share, shares, kAheadLines, kIntoL2>(ahead);
               }
