@@ -125,7 +125,7 @@ class Problem:
     def parse(cls, name: str, device: str) -> Problem | None:
         """The problem with a given name on a device, or None if there is none."""
         match = _NAME.fullmatch(name)
-        if match is None:
+        if match is None or dtype_on(device, match[2]) != match[2]:
             return None
         op, dtype, rows, cols, layout, aligned, *sizes, profile = match.groups()
         block = int(rows), int(cols)

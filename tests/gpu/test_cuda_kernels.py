@@ -17,7 +17,7 @@ import jitsparse as js
 from jitsparse.bench.cases import DTYPES
 from jitsparse.compilation import compile_variants
 from jitsparse.jit import Variant
-from jitsparse.kernels import registry
+from jitsparse.kernels import cuda, registry
 from jitsparse.kernels.float32 import float32_as
 from jitsparse.kernels.problem import Problem
 from jitsparse.kernels.roles import LAYOUTS
@@ -66,7 +66,7 @@ def grid() -> list[tuple[str, str, tuple[int, int]]]:
     }
     return [
         (op, dtype, block)
-        for op, dtype in itertools.product(registry.OPS, DTYPES)
+        for op, dtype in itertools.product(registry.OPS, cuda.ELEMENTS)
         for block in few.get(dtype, square)
     ]
 

@@ -35,7 +35,7 @@ from jitsparse import gathers, schedule
 from jitsparse.bench.cases import DTYPES
 from jitsparse.jit import Variant
 from jitsparse.jit.template import render
-from jitsparse.kernels import registry
+from jitsparse.kernels import cuda, registry
 from jitsparse.kernels.cuda import CSRC
 from jitsparse.kernels.problem import Problem
 from jitsparse.kernels.roles import LAYOUTS
@@ -191,7 +191,9 @@ def selected() -> list[Variant]:
     blocks = [(16, 16), (32, 32), (64, 64), (128, 128), (64, 16), (16, 128)]
     everything = dict.fromkeys(
         variant
-        for dtype, op, block, layout in itertools.product(DTYPES, registry.OPS, blocks, LAYOUTS)
+        for dtype, op, block, layout in itertools.product(
+            cuda.ELEMENTS, registry.OPS, blocks, LAYOUTS
+        )
         for variant in legal(op, dtype, block, layout)
     )
     if ALL:

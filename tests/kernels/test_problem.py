@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jitsparse.kernels.problem import Problem
+from jitsparse.kernels.problem import Problem, dtype_on
 
 SIDES = st.sampled_from([8, 16, 32, 64, 128])
 SIZES = st.integers(1, 2**31 - 1)
@@ -24,7 +24,7 @@ PROBLEMS = st.builds(
     extent=SIZES,
     batch=SIZES,
     profile=st.integers(0, 0xFFFF),
-)
+).filter(lambda problem: problem.dtype == dtype_on(problem.device, problem.dtype))
 
 
 @given(PROBLEMS)
@@ -54,3 +54,9 @@ NAME = "dsd.bf16.b32x32.lnn.a1.r4096.c4096.z2048.e1024.x1"
 )
 def test_what_is_no_name(name: str) -> None:
     assert Problem.parse(name, "cpu") is None
+
+
+def test_a_gpu_has_no_problems_in_bf32() -> None:
+    name = NAME.replace("bf16", "bf32")
+    assert Problem.parse(name, "cpu") is not None
+    assert Problem.parse(name, "cuda") is None

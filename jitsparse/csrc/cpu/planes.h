@@ -83,46 +83,47 @@ template <> struct Planes<BFloat16, 1> {
 };
 
 constexpr int64 kMostTerms = 1 << 23;  // of a sum of float32
+constexpr float kPlanesScale = 0x1p28f;
+
+// Whether floats can be divided into planes, once they are multiplied by kPlanesScale.
+class FloatRange {
+ public:
+  template <int N> JITSPARSE_INLINE void see(Vec<float, N> x) {
+    Vec<unsigned, 16> bits = {};
+    const Vec<unsigned, N> magnitude = (Vec<unsigned, N>)x & 0x7fffffff;
+    __builtin_memcpy(&bits, &magnitude, sizeof magnitude);
+    // Zero wraps around to the largest number.
+    const Vec<unsigned, 16> less_one = bits - 1;
+    most_ = bits > most_ ? bits : most_;
+    least_ = less_one < least_ ? less_one : least_;
+  }
+
+  bool outside() const {
+    constexpr unsigned kLeast = (127 - 102) << 23, kEnd = (127 + 24 + 28) << 23;  // 2^-102, 2^52
+    bool outside = false;
+    for (int i = 0; i < 16; ++i) outside |= most_[i] >= kEnd || least_[i] < kLeast - 1;
+    return outside;
+  }
+
+ private:
+  Vec<unsigned, 16> most_ = {}, least_ = ~Vec<unsigned, 16>{};
+};
 
 template <int COUNT> struct Planes<float, COUNT> {
+  using Range = FloatRange;
   static constexpr int kCount = COUNT;
   static constexpr bool kDivided = true;
-  static constexpr float kScale = 0x1p28f;
-
-  // Of elements that are multiplied by kScale.
-  class Range {
-   public:
-    template <int N> JITSPARSE_INLINE void see(Vec<float, N> x) {
-      Vec<unsigned, 16> bits = {};
-      const Vec<unsigned, N> magnitude = (Vec<unsigned, N>)x & 0x7fffffff;
-      __builtin_memcpy(&bits, &magnitude, sizeof magnitude);
-      // Zero wraps around to the largest number.
-      const Vec<unsigned, 16> less_one = bits - 1;
-      most_ = bits > most_ ? bits : most_;
-      least_ = less_one < least_ ? less_one : least_;
-    }
-
-    bool outside() const {
-      constexpr unsigned kLeast = (127 - 102) << 23, kEnd = (127 + 24 + 28) << 23;  // 2^-102, 2^52
-      bool outside = false;
-      for (int i = 0; i < 16; ++i) outside |= most_[i] >= kEnd || least_[i] < kLeast - 1;
-      return outside;
-    }
-
-   private:
-    Vec<unsigned, 16> most_ = {}, least_ = ~Vec<unsigned, 16>{};
-  };
 
   static void unscale(float* sums, int64 count) {
     constexpr int L = kLanes<float>;
-    for (int64 i = 0; i < count; i += L) store<L>(sums + i, load<L>(sums + i) * (1 / (kScale * kScale)));
+    for (int64 i = 0; i < count; i += L) store<L>(sums + i, load<L>(sums + i) * (1 / (kPlanesScale * kPlanesScale)));
   }
 
   // The planes of N elements at even and at odd places along k, as pairs.
   template <int N>
   static JITSPARSE_INLINE void split_pairs(Vec<float, N> even, Vec<float, N> odd, Vec<Pair, N> (&planes)[kCount], Range& range) {
-    even *= kScale;
-    odd *= kScale;
+    even *= kPlanesScale;
+    odd *= kPlanesScale;
     range.see<N>(even);
     range.see<N>(odd);
     JITSPARSE_UNROLL
@@ -136,8 +137,8 @@ template <int COUNT> struct Planes<float, COUNT> {
   template <int N>
   static JITSPARSE_INLINE void split_line(Vec<float, N> first, Vec<float, N> second, Vec<Pair, N> (&planes)[kCount], Range& range) {
     using Halves = Vec<unsigned short, 2 * N>;
-    first *= kScale;
-    second *= kScale;
+    first *= kPlanesScale;
+    second *= kPlanesScale;
     range.see<N>(first);
     range.see<N>(second);
     Halves upper;
