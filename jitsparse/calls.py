@@ -112,7 +112,7 @@ class Call:
         if problem.dtype == "tf32":
             relative += 2**-9  # both factors lose the last 13 of 23 bits
         if problem.dtype == "bf32":
-            relative += 2**-7 + 2**-16  # both are rounded to 8 bits
+            relative += 2**-7  # both are rounded to 8 bits
         if activation:
             relative = 1.13 * relative + 16 * arithmetic  # no activation is steeper than that
         stored = torch.finfo(self._operands()[0].dtype)
@@ -269,7 +269,7 @@ def sample(problem: Problem, device: torch.device | None = None, *, seed: int = 
             operands = sparse, normal(*batch, sparse.shape[1], problem.extent, layout=right)
         else:
             operands = normal(*batch, problem.extent, sparse.shape[0], layout=left), sparse
-    with float32_as(problem.dtype):
+    with float32_as(problem.dtype, where.type):
         call = catch(problem.op, *operands)
     made, asked = call.problem, problem.rounded()
     if replace(made, aligned=asked.aligned) != asked:

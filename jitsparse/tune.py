@@ -14,7 +14,7 @@ from jitsparse import calls, tracing
 from jitsparse.errors import ArgumentError, CacheMiss, CompileError, JitsparseError, LaunchError
 from jitsparse.jit import progress
 from jitsparse.kernels import registry
-from jitsparse.kernels.choice import choose
+from jitsparse.kernels.choice import choose, tuned_name
 from jitsparse.kernels.problem import Problem
 from jitsparse.warmup import InputShape, problems_of
 
@@ -272,8 +272,9 @@ def tune_call(call: calls.Call, *, seconds: float = 1.0, jobs: int | None = None
     machine = registry.machine_of(problem.device, index)
     choice = choose(problem, target, index)
     before = choice.candidate.variant.name
-    held = tuned.lookup(problem.name, machine)
     legal = legal_candidates(problem, index)
+    name = tuned_name(problem, legal)
+    held = tuned.lookup(name, machine)
     kernels, failures = _compiled(legal, jobs)
     # Timers use the current GPU; an index of -1 changes nothing.
     with torch.cuda.device(index):
@@ -293,7 +294,7 @@ def tune_call(call: calls.Call, *, seconds: float = 1.0, jobs: int | None = None
         if before in timings:
             gain = timings[winner].times_faster_than(timings[before])
         entry = tuned.record(
-            problem.name,
+            name,
             machine,
             winner,
             ordered,

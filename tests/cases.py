@@ -318,7 +318,7 @@ def check_sdd_variants(
 ) -> None:
     """Each of these variants is right, and repeatable bit by bit."""
     products = 2**-9 if dtype == "tf32" else None
-    with float32_as(dtype):
+    with float32_as(dtype, "cuda"):
         for name in names:
             with js.pin(f"sdd={name}"):
                 first, second = (js.sdd(left, right, pattern) for _ in range(2))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +16,7 @@ import torch
 import jitsparse as js
 from jitsparse.errors import ArgumentError
 from jitsparse.kernels import float32
-from jitsparse.kernels.float32 import float32_arithmetic, float32_as
+from jitsparse.kernels.float32 import float32_as, float32_dtype
 from jitsparse.kernels.roles import LAYOUTS
 
 
@@ -268,52 +270,78 @@ def test_a_bias_that_is_negated_later(bias: torch.Tensor) -> None:
     )
 
 
-CPU, GPU = -1, 0
+DEVICES = {"cpu": -1, "cuda": 0}
+MEANS = {
+    "cpu": {"tf32": "tf32", "bf16": "bf32", "ieee": "f32"},
+    "cuda": {"tf32": "tf32", "ieee": "f32"},
+}
+
+
+def both() -> tuple[str, str]:
+    """The dtypes of problems in float32 on a CPU and on a GPU."""
+    return float32_dtype(-1), float32_dtype(0)
+
+
+@pytest.mark.skipif(float32._fp32_precision is None, reason="this torch has one API")
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_float32_precision_of_one_device(device: str) -> None:
+    backend: Any = torch.backends.cuda if device == "cuda" else torch.backends.mkldnn
+    (other,) = DEVICES.keys() - {device}
+    before, of_other = backend.matmul.fp32_precision, float32_dtype(DEVICES[other])
+    try:
+        for asked, dtype in MEANS[device].items():
+            backend.matmul.fp32_precision = asked
+            for inside in MEANS[device].values():
+                with float32_as(inside, device):
+                    assert float32_dtype(DEVICES[device]) == inside
+                    assert float32_dtype(DEVICES[other]) == of_other
+            assert float32_dtype(DEVICES[device]) == dtype
+            assert float32_dtype(DEVICES[other]) == of_other
+    finally:
+        backend.matmul.fp32_precision = before
+
+
+INHERITED = """
+import torch
+from jitsparse.kernels.float32 import float32_as, float32_dtype
+torch.backends.fp32_precision = "tf32"
+assert (float32_dtype(-1), float32_dtype(0)) == ("tf32", "tf32")
+for device in ("cpu", "cuda"):
+    with float32_as("f32", device):
+        assert float32_dtype(-1 if device == "cpu" else 0) == "f32"
+assert (float32_dtype(-1), float32_dtype(0)) == ("tf32", "tf32")
+torch.backends.fp32_precision = "ieee"
+assert (float32_dtype(-1), float32_dtype(0)) == ("f32", "f32")
+"""
+
+
+@pytest.mark.skipif(float32._fp32_precision is None, reason="this torch has one API")
+def test_an_inherited_float32_precision_stays_inherited() -> None:
+    ended = subprocess.run([sys.executable, "-c", INHERITED], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
 
 
 @pytest.mark.parametrize(
-    ("device", "means"),
+    ("asked", "means", "before_2_9"),
     [
-        (GPU, {"tf32": "tf32", "ieee": "f32"}),
-        (CPU, {"tf32": "tf32", "bf16": "bf32", "ieee": "f32"}),
+        ("high", ("tf32", "tf32"), ("f32", "tf32")),
+        ("medium", ("bf32", "tf32"), ("bf32", "tf32")),
+        ("highest", ("f32", "f32"), ("f32", "f32")),
     ],
 )
-def test_a_float32_precision_of_one_device(device: int, means: dict[str, str]) -> None:
-    matmul: Any = torch.backends.cuda.matmul if device == GPU else torch.backends.mkldnn.matmul
-    other = CPU if device == GPU else GPU
-    before, of_other = matmul.fp32_precision, float32_arithmetic(other)
-    try:
-        for asked, dtype in means.items():
-            matmul.fp32_precision = asked
-            assert float32_arithmetic(device) == dtype
-            assert float32_arithmetic(other) == of_other
-            for inside in means.values():
-                with float32_as(inside):
-                    assert float32_arithmetic(device) == inside
-            assert float32_arithmetic(device) == dtype
-    finally:
-        matmul.fp32_precision = before
-
-
-@pytest.mark.parametrize("newer", [False, True])
-@pytest.mark.parametrize(
-    ("asked", "on_cpu", "on_gpu"),
-    [("high", "tf32", "tf32"), ("medium", "bf32", "tf32"), ("highest", "f32", "f32")],
-)
 def test_a_float32_precision_of_all_devices(
-    asked: str, on_cpu: str, on_gpu: str, newer: bool, monkeypatch: pytest.MonkeyPatch
+    asked: str, means: tuple[str, str], before_2_9: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the API that all versions of torch have, read by it, or by that of 2.9 and later."""
-    if not newer:
-        monkeypatch.setattr(float32, "_fp32_precision", None)
     before = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision(asked)
-        assert (float32_arithmetic(CPU), float32_arithmetic(GPU)) == (on_cpu, on_gpu)
-        if not newer:
-            with float32_as("bf32"):
-                assert (float32_arithmetic(CPU), float32_arithmetic(GPU)) == ("bf32", "tf32")
-            assert torch.get_float32_matmul_precision() == asked
+        if float32._fp32_precision is not None:
+            assert both() == means
+        monkeypatch.setattr(float32, "_fp32_precision", None)
+        assert both() == before_2_9
+        with float32_as("bf32", "cpu"):
+            assert both() == ("bf32", "tf32")
+        assert torch.get_float32_matmul_precision() == asked
     finally:
         torch.set_float32_matmul_precision(before)
 

@@ -25,8 +25,8 @@ from jitsparse.explain import Explanation
 from jitsparse.jit import Kernel, Variant, config, targets, tuned
 from jitsparse.kernels import registry
 from jitsparse.kernels.choice import choose, key_on_device, problem_of
-from jitsparse.kernels.float32 import float32_arithmetic, float32_as
-from jitsparse.kernels.problem import Problem, product_problem
+from jitsparse.kernels.float32 import float32_as, float32_dtype
+from jitsparse.kernels.problem import LESS_PRECISE, Problem, product_problem
 from jitsparse.traits import profile_of
 from jitsparse.warmup import problems_of
 
@@ -719,6 +719,21 @@ def test_tf32_may_cut_off_13_bits_of_both_factors() -> None:
     assert call.fault(answer, call.exact()) is not None
 
 
+@pytest.mark.parametrize("dtype", LESS_PRECISE)
+def test_what_is_tuned_in_float32_counts_where_kernels_have_no_less(
+    dtype: str, cache: Path
+) -> None:
+    """As blocks of 8 have not, whatever the processor."""
+    with float32_as(dtype, "cpu"):
+        tuning = js.tune("dsd", *operands(), seconds=0.0)
+        assert tuning.problem.dtype == dtype
+    explained = explain()
+    assert explained.problem.dtype == "f32"
+    with float32_as(dtype, "cpu"):
+        for each in (explained, explain()):
+            assert (each.source, each.variant) == ("tuned", tuning.winner)
+
+
 def test_bf32_may_round_both_factors_to_bfloat16() -> None:
     a, x = operands()
     call = calls.catch("dsd", a, x)
@@ -772,15 +787,15 @@ def test_a_call_for_a_problem_has_its_arithmetic(monkeypatch: pytest.MonkeyPatch
     catch = calls.catch
 
     def watched(op: str, *operands: Any) -> calls.Call:
-        arithmetic.append(float32_arithmetic(-1))
+        arithmetic.append(float32_dtype(-1))
         return catch(op, *operands)
 
     monkeypatch.setattr(calls, "catch", watched)
     problem = product_problem("dsd", "cpu", "f32", (16, 32), "nn", (64, 32, 128), 0.5)
     for around in ("f32", "tf32", "bf32"):
-        with float32_as(around):
+        with float32_as(around, "cpu"):
             calls.sample(problem)
-            assert float32_arithmetic(-1) == around
+            assert float32_dtype(-1) == around
     assert arithmetic == ["f32", "f32", "f32"]
 
 

@@ -47,7 +47,7 @@ def products(dtype: str) -> float | None:
 def test_dsd_and_dds(dtype: str, family: str, batch: tuple[int, ...], shift: int) -> None:
     a = matrix(dtype, shift)
     bias = randn(COLS, dtype=dtype, shift=shift)
-    with float32_as(dtype), js.pin(f"dsd={family}; dds={family}"):
+    with float32_as(dtype, "cuda"), js.pin(f"dsd={family}; dds={family}"):
         for n in (5, 100, 259):
             for flip in (False, True):
                 sparse = a.T if flip else a
@@ -70,7 +70,7 @@ def test_dsd_and_dds(dtype: str, family: str, batch: tuple[int, ...], shift: int
 @pytest.mark.parametrize(("dtype", "family"), FAMILIES)
 def test_sdd(dtype: str, family: str, batch: tuple[int, ...], shift: int) -> None:
     pattern = matrix(dtype).pattern
-    with float32_as(dtype), js.pin(f"sdd={family}"):
+    with float32_as(dtype, "cuda"), js.pin(f"sdd={family}"):
         for k in (1, 5, 100, 259):
             for flip_left in (False, True):
                 for flip_right in (False, True):

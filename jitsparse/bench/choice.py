@@ -182,7 +182,7 @@ def _prepare(cases: Sequence[Case]) -> None:
 
 
 def _measure(case: Case, seconds: float) -> Outcome:
-    with float32_as(case.dtype), torch.no_grad():
+    with float32_as(case.dtype, case.device.type), torch.no_grad():
         operands = make_operands(case)
         copies = [
             calls.catch(case.op, *operands.arguments(case.op, i)) for i in range(operands.copies)

@@ -26,7 +26,7 @@ PLAIN = "none"
 
 def measure_few_tokens(case: LayerCase, *, seconds: float = 2.0) -> Outcome:
     """Time a layer on few tokens beside the dense one and a copy: a row per number of tokens."""
-    with float32_as(case.dtype), torch.no_grad():
+    with float32_as(case.dtype, case.device.type), torch.no_grad():
         generator = torch.Generator(case.device).manual_seed(0)
         sparse = sparse_weights(case, generator)
         dense = copies(case, case.shape, generator)
@@ -65,7 +65,7 @@ def measure_few_tokens(case: LayerCase, *, seconds: float = 2.0) -> Outcome:
 
 def measure_epilogue(case: LayerCase, *, seconds: float = 2.0) -> Outcome:
     """Time a layer with bias and activation beside the one without: a row for each epilogue."""
-    with float32_as(case.dtype), torch.no_grad():
+    with float32_as(case.dtype, case.device.type), torch.no_grad():
         generator = torch.Generator(case.device).manual_seed(0)
         sparse = sparse_weights(case, generator)
         (rows, cols), (tokens,) = case.shape, case.tokens

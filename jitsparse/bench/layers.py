@@ -155,7 +155,7 @@ def pass_calls(data: LayerData) -> dict[str, Call]:
 
 def measure_passes(case: LayerCase, *, seconds: float = 2.0) -> Outcome:
     """Time the passes of a layer beside the dense layer's: a row for each."""
-    with float32_as(case.dtype):
+    with float32_as(case.dtype, case.device.type):
         data = make_layer(case)
         timings = interleave(pass_calls(data), case.device, seconds=seconds)
         x, grad, weight = data.x[0], data.grad[0], data.weight[0]

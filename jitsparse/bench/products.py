@@ -97,7 +97,7 @@ def measure(
     Raises:
         ArgumentError: the case names something that does not exist.
     """
-    with float32_as(case.dtype), torch.no_grad():
+    with float32_as(case.dtype, case.device.type), torch.no_grad():
         operands = make_operands(case, seed)
         calls, absent = contestants(case, operands, peers)
         timings = interleave(calls, case.device, seconds=seconds)
@@ -115,7 +115,7 @@ def measure_beside(case: Case, other: Case, name: str, *, seconds: float = 2.0) 
         name: what the columns call the other.
         seconds: rough time to spend.
     """
-    with float32_as(case.dtype), torch.no_grad():
+    with float32_as(case.dtype, case.device.type), torch.no_grad():
         operands, beside = make_operands(case), make_operands(other)
         calls, absent = contestants(case, operands, (DENSE,))
         calls[name] = contestants(other, beside, ())[0][OURS]

@@ -12,12 +12,14 @@ import torch
 from jitsparse.errors import CacheMiss, CompilerNotFound
 from jitsparse.jit import config, progress
 from jitsparse.kernels import registry
-from jitsparse.kernels.float32 import float32_arithmetic
+from jitsparse.kernels.float32 import float32_dtype
 from jitsparse.kernels.problem import LESS_PRECISE, Problem, dtype_on
 from jitsparse.traits import profile_of, sizes_of, without_profile
 
 if TYPE_CHECKING:
-    from jitsparse.jit import Choice, Kernel, Template, Variant
+    from collections.abc import Sequence
+
+    from jitsparse.jit import Candidate, Choice, Kernel, Template, Variant
 
 __all__ = [
     "REFERENCE",
@@ -116,17 +118,31 @@ def choose(
     own = registry.priced_as(problem.device, index)
     prices = gpu or own
     offered = registry.candidates(problem, target, prices)
+    name = tuned_name(problem, offered)
     if problem.device == "cuda" and (prices != own or not torch.cuda.is_available()):
         # Another machine's choice is asked for, to which this machine's table does not apply.
-        return jit.choose(offered, problem=problem.name if machine else None, machine=machine)
+        return jit.choose(offered, problem=name if machine else None, machine=machine)
     here = registry.machine_of(problem.device, index)
-    choice = jit.choose(offered, problem=problem.name, machine=here)
+    choice = jit.choose(offered, problem=name, machine=here)
     chosen = choice.candidate
     if choice.source == "tuned" and not jit.obtainable(chosen.template, chosen.variant):
         # A preference must not fail where the families' choice, which warm-up compiles, is cached.
         why = "it is not cached and cannot be compiled here"
         return replace(jit.choose(offered), tuned=choice.tuned, not_tuned=why)
     return choice
+
+
+def tuned_name(problem: Problem, offered: Sequence[Candidate]) -> str:
+    """The name under which a tuned table has a problem.
+
+    Where no legal candidate makes use of less precision, it is that of the same problem in float32:
+    programs ask for less for the sake of a GPU, or of larger blocks.
+    """
+    if problem.dtype in LESS_PRECISE:
+        legal = (each.variant for each in offered if each.refused is None)
+        if all(variant.dtype == "f32" for variant in legal):
+            return replace(problem, dtype="f32").name
+    return problem.name
 
 
 @functools.cache
@@ -178,6 +194,6 @@ def key_on_device(key: Key, device: int, float32: str | None = None) -> Key:
     """
     op, _, dtype, *others = key
     if dtype in ("f32", *LESS_PRECISE):
-        asked = float32 or float32_arithmetic(device)
+        asked = float32 or float32_dtype(device)
         dtype = dtype_on("cpu" if device < 0 else "cuda", asked)
     return selection_key((op, device, dtype, *others))

@@ -14,6 +14,7 @@ candidates too, after the machine's own.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from jitsparse.jit import Candidate, Template, Variant
@@ -58,7 +59,7 @@ _AMX_TILES = ((2, 2), (1, 4), (1, 2))
 and nothing else."""
 
 _PLANES = {"f32": 3, "tf32": 2, "bf32": 1, "bf16": 1}
-"""How many bfloat16 an element is on AMX tiles (``csrc/cpu/planes.h``)."""
+"""How many bfloat16 an element is made of on AMX tiles (``csrc/cpu/planes.h``)."""
 
 _VECTORS_OF_SPLIT = {
     ("dsd", "r"): _VEC_TILES["avx512"][1],
@@ -127,7 +128,10 @@ def _split(problem: Problem, target: str, height: int) -> Iterator[Candidate]:
     if problem.op == "dds":
         of_rows = refused or _refusal_of_rows(problem, 16 * _AMX_ROW_TILE[1])
         yield _candidate(problem, "split", "amx", _AMX_ROW_TILE, of_rows, knob="v")
-    yield _candidate(problem, "split", "amx", _AMX_TILES[height % 32 != 0], refused)
+    tall, low, *_ = _AMX_TILES
+    yield _candidate(problem, "split", "amx", low if height % 32 else tall, refused)
+    if problem.dtype in LESS_PRECISE:
+        yield from _split(replace(problem, dtype="f32"), target, height)
 
 
 def _vec(problem: Problem, target: str, height: int) -> Iterator[Candidate]:

@@ -25,7 +25,7 @@ from jitsparse.jit import config
 from jitsparse.kernels import padding, threads
 from jitsparse.kernels.allocate import new_matrices, on_current_gpu
 from jitsparse.kernels.choice import REFERENCE, Key, select, selection_key
-from jitsparse.kernels.float32 import float32_arithmetic
+from jitsparse.kernels.float32 import float32_dtype
 from jitsparse.kernels.operands import (
     FREED_BELOW,
     flipped,
@@ -177,7 +177,7 @@ def dsd(
         (
             "dsd",
             device,
-            name if name != "f32" else float32_arithmetic(device),
+            name if name != "f32" else float32_dtype(device),
             block_rows,
             block_cols,
             "t" if transposed else "n",
@@ -297,7 +297,7 @@ def dds(
         (
             "dds",
             device,
-            name if name != "f32" else float32_arithmetic(device),
+            name if name != "f32" else float32_dtype(device),
             block_rows,
             block_cols,
             letter,
@@ -402,7 +402,7 @@ def sdd(
         (
             "sdd",
             device,
-            name if name != "f32" else float32_arithmetic(device),
+            name if name != "f32" else float32_dtype(device),
             block_rows,
             block_cols,
             left_letter,

@@ -255,7 +255,7 @@ def select_variants(
             variant
             for target in targets
             for variant in default_variants(target)
-            if (not ops or variant.op in ops) and (not dtypes or _serves(variant, dtypes))
+            if (not ops or variant.op in ops) and (not dtypes or _serves(variant, dtypes, target))
         )
     chosen = list(dict.fromkeys(found))
     if not chosen:
@@ -266,11 +266,11 @@ def select_variants(
     return chosen
 
 
-def _serves(variant: Variant, dtypes: Sequence[str]) -> bool:
-    """Whether calls of these dtypes may choose a variant: ``simt`` and ``vec`` multiply in full
-    precision where less is allowed."""
-    asked = {dtype_on(device_of(variant.target), dtype) for dtype in dtypes}
-    full = variant.dtype == "f32" and variant.family in ("simt", "vec")
+def _serves(variant: Variant, dtypes: Sequence[str], target: str) -> bool:
+    """Whether calls of these dtypes may choose a variant of a target's table: where less precision
+    is allowed, some multiply in full precision, but not in blocks of the table with AMX."""
+    asked = {dtype_on(device_of(target), dtype) for dtype in dtypes}
+    full = variant.dtype == "f32" and variant.family in ("simt", "vec") and target != "amx"
     return variant.dtype in asked or (full and not asked.isdisjoint(LESS_PRECISE))
 
 

@@ -30,7 +30,7 @@ from jitsparse.bench.report import Table, cell, header
 from jitsparse.bench.suites import GRIDS, Axes, cases, products
 from jitsparse.bench.timing import Timing
 from jitsparse.errors import ArgumentError
-from jitsparse.kernels.float32 import float32_arithmetic
+from jitsparse.kernels.float32 import float32_dtype
 from jitsparse.kernels.roles import LAYOUTS
 from jitsparse.sparse import BlockSparse
 
@@ -281,18 +281,18 @@ def test_a_case_beside_another() -> None:
 def test_the_precision_is_everyones_and_is_put_back(
     dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = float32_arithmetic(-1)
+    before = float32_dtype(-1)
     while_timed = set()
 
     def watched(*arguments: Any, **options: Any) -> Any:
-        while_timed.add(float32_arithmetic(-1))
+        while_timed.add(float32_dtype(-1))
         return interleave(*arguments, **options)
 
     interleave = products_module.interleave
     monkeypatch.setattr(products_module, "interleave", watched)
     measured = measure(case("dsd", dtype=dtype), seconds=0.0, peers=(DENSE,))
     assert while_timed == {dtype}
-    assert float32_arithmetic(-1) == before
+    assert float32_dtype(-1) == before
     assert set(measured.timings) == {OURS, DENSE}
 
 

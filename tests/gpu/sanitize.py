@@ -71,7 +71,7 @@ def main() -> None:
     if failed:
         raise failed[0].error or RuntimeError(failed[0].variant.name)
     for op, dtype, block, layout, variant in calls:
-        with float32_as(dtype), js.pin(f"{op}={variant.name}"):
+        with float32_as(dtype, "cuda"), js.pin(f"{op}={variant.name}"):
             call(op, DTYPES[dtype], block, layout, divided=splits(variant))
     torch.cuda.synchronize()
     print(f"{len(calls)} kernels ran")

@@ -123,7 +123,7 @@ def test_every_candidate_is_right(family: str, op: str, dtype: str, block: tuple
     ]
     if not found:
         pytest.skip(f"{family} has nothing for this GPU")
-    with float32_as(dtype):
+    with float32_as(dtype, "cuda"):
         for layout, name in found:
             with js.pin(f"{op}={name}"):
                 call(op, layout, stored, products, generator)
@@ -186,7 +186,7 @@ def test_ctas_that_take_tile_after_tile(op: str, dtype: str, block: tuple[int, i
         persistent = [variant for variant in found if variant.family == "wgmma"]
         wanted += [(layout, variant) for variant in dict.fromkeys((found[0], *persistent))]
     compile_variants(dict.fromkeys(variant for _, variant in wanted))
-    with float32_as(dtype):
+    with float32_as(dtype, "cuda"):
         for layout, variant in wanted:
             with js.pin(f"{op}={variant.name}"):
                 many_tiles(op, layout, stored, products, make)

@@ -59,7 +59,7 @@ def test_shared_columns(
     left, right = dense(ROWS, EXTENT, layout[0]), dense(EXTENT, COLS, layout[1])
     # Panels of columns of blocks 64 high share nothing, and TF32 may choose them.
     pin = "sdd=wgmma.gcols" if block[0] == 64 else "sdd=wgmma"
-    with float32_as(dtype), js.pin(pin):
+    with float32_as(dtype, "cuda"), js.pin(pin):
         variant = str(js.explain("sdd", left, right, shared).variant)
         got, expected = js.sdd(left, right, shared), js.sdd(left, right, alone)
     side = "col" if ".grows" in variant else "row"

@@ -76,7 +76,7 @@ def test_divided_steps_are_right_and_repeatable(
     for name in names:
         sizes = FEW, COLUMNS, LONG, BATCH, pattern.nnz_blocks * block * block
         assert parts_of_product(Variant.parse(name), *sizes)[0] > 1
-        with float32_as(dtype), js.pin(f"{op}={name}"):
+        with float32_as(dtype, "cuda"), js.pin(f"{op}={name}"):
             if op == "dsd":
                 a = matrix.T if layout[0] == "t" else matrix
                 x = cases.dense((BATCH, a.shape[1], COLUMNS), layout[1], **make)

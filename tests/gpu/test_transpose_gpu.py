@@ -67,7 +67,7 @@ def test_dense_operands_of_any_depth(
     values = torch.randn(pattern.values_shape, generator=generator)
     stored = js.BlockSparse(values.cuda(), pattern)
     make = dict(strided="padded", dtype=torch.float32, device="cuda", generator=generator)
-    with float32_as("tf32"):
+    with float32_as("tf32", "cuda"):
         for name in names:
             with js.pin(f"{op}={name}"):
                 if op == "dsd":
@@ -112,7 +112,7 @@ def test_a_matrix_that_serves_a_batch_is_transposed_once() -> None:
     generator = torch.Generator().manual_seed(0)
     stored = js.random((ROWS, COLS), 64, 0.5).to("cuda")
     x = torch.randn(ROWS, 200, generator=generator).cuda().expand(64, ROWS, 200)
-    with float32_as("tf32"):
+    with float32_as("tf32", "cuda"):
         with js.pin(f"dsd={names[0]}"):
             js.dsd(stored.T, x)
             torch.cuda.synchronize()

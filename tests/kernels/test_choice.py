@@ -8,7 +8,7 @@ import pytest
 
 from jitsparse.kernels import cost, registry
 from jitsparse.kernels.cuda import shared_memory_limit
-from jitsparse.kernels.problem import Problem, typical_problem
+from jitsparse.kernels.problem import LESS_PRECISE, Problem, typical_problem
 from jitsparse.kernels.roles import LAYOUTS
 from jitsparse.kernels.split import splits
 
@@ -175,17 +175,21 @@ def test_an_sdd_with_more_tiles_than_a_launch_can_have(dtype: str, block: int, s
     assert not chosen(dataclasses.replace(many, rows=side // 4), "sm80").startswith("simt")
 
 
-@pytest.mark.parametrize("block", [8, 32])
-@pytest.mark.parametrize("target", ["sm90a", "avx2"])
-def test_what_tf32_calls_choose_is_selected_in_whichever_precision(target: str, block: int) -> None:
-    """Unaligned calls, blocks of 8 and CPUs have no TF32: those multiply in full precision."""
+@pytest.mark.parametrize(
+    ("target", "block"), [("sm90a", 8), ("sm90a", 32), ("avx2", 32), ("amx", 8)]
+)
+@pytest.mark.parametrize("dtype", LESS_PRECISE)
+def test_what_calls_choose_is_selected_in_whichever_precision(
+    target: str, block: int, dtype: str
+) -> None:
+    """Unaligned calls, blocks of 8 and CPUs without AMX multiply in full precision."""
     selected = registry.select_variants(
-        [target], ops=["dsd"], dtypes=["tf32"], block_sizes=[(block, block)]
+        [target], ops=["dsd"], dtypes=[dtype], block_sizes=[(block, block)]
     )
     assert any(variant.dtype == "f32" for variant in selected)
-    table = registry.select_variants([target], ops=["dsd"], dtypes=["tf32"])
+    table = registry.select_variants([target], ops=["dsd"], dtypes=[dtype])
     full = [variant for variant in table if variant.dtype == "f32"]
-    assert full
+    assert bool(full) == (target != "amx"), "its table has no blocks of 8"
     assert {variant.family for variant in full} <= {"simt", "vec"}
 
 

@@ -605,6 +605,15 @@ def test_refusals_say_why() -> None:
     assert {each.variant.target for each in offered if not each.refused} == {"avx2", "generic"}
 
 
+@pytest.mark.parametrize("dtype", LESS_PRECISE)
+def test_more_precision_than_torch_asks_for_is_legal(dtype: str) -> None:
+    """So a pin of a kernel in float32 satisfies every call in float32."""
+    offered = cpu.candidates(problem("dsd", dtype, (32, 32), "nn"), "amx")
+    legal = [each.variant for each in offered if not each.refused]
+    assert [variant.dtype for variant in legal if variant.family == "split"] == [dtype, "f32"]
+    assert {variant.dtype for variant in legal if variant.family == "vec"} == {"f32"}
+
+
 @pytest.mark.parametrize("target", ["amx", "avx512bf16"])
 def test_other_dtypes_share_the_kernels_of_avx512(target: str) -> None:
     for dtype in (*DTYPES, *LESS_PRECISE):

@@ -55,7 +55,7 @@ class DdsRowsAmx : public StripProduct {
   }
 
   // Whether dividing elements into planes takes less time than it saves.
-  static bool serves(const SpmmArgs& args) { return planes_serve<PLANES>(args, kBlock, args.rows); }
+  static bool serves(const SpmmArgs& args) { return planes_serve<PLANES, BLOCK_ROWS>(args, kBlock, args.rows); }
 
   DdsRowsAmx(const SpmmArgs& args, int64 threads)
       : args_(args),

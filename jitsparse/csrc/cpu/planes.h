@@ -3,8 +3,8 @@
 // A float is the sum of three bfloat16, each of which has the next 8 of its 24 bits: x = x0 + x1 + x2. Of the nine products of planes in
 // x y, six are summed up; the other three are at most 2^-23 of |x y| together, far less in the mean. Tiles sum up 32 products at a time
 // before they are added to a sum in float32, so that sums of more than a few dozen products are closer to the exact ones than those of
-// multiply-adds one after the other. Where less precision is allowed, two planes, in three products, err by at most 3 * 2^-16 of |x y|, and
-// one plane, in a single product, by 2^-7 + 2^-16, as bfloat16 does.
+// multiply-adds one after the other. Where less precision is allowed, two planes, in three products, err by less than 2^-15 of |x y|, and
+// one plane, in a single product, by less than 2^-7, as bfloat16 does.
 //
 // AMX takes subnormal numbers for zero, planes and sums alike. So elements are multiplied by 2^28 first and sums by 2^-56 last, which
 // rounds only results that are subnormal themselves. Then nothing is lost of elements that are zero or 2^-130 <= |x| < 2^24, and no sum of
@@ -26,8 +26,8 @@ struct Term {
   int left, right;
 };
 
-// The products that are summed up of operands with COUNT planes, in an order in which one of the planes is that of the term before.
-template <int COUNT> struct Terms;
+// The products that are summed up of operands with PLANES planes, in an order in which one of the planes is that of the term before.
+template <int PLANES> struct Terms;
 template <> struct Terms<1> {
   static constexpr Term kTerms[] = {{0, 0}};
 };
@@ -37,18 +37,18 @@ template <> struct Terms<2> {
 template <> struct Terms<3> {
   static constexpr Term kTerms[] = {{0, 2}, {0, 1}, {0, 0}, {1, 0}, {1, 1}, {2, 0}};
 };
-template <int COUNT> constexpr int kTermCount = sizeof Terms<COUNT>::kTerms / sizeof(Term);
+template <int PLANES> constexpr int kTermCount = sizeof Terms<PLANES>::kTerms / sizeof(Term);
 
 // The rate of multiply-adds on tiles, relative to vectors.
-template <int COUNT> constexpr double kTileRate = kAmxRate / kTermCount<COUNT>;
+template <int PLANES> constexpr double kTileRate = kAmxRate / kTermCount<PLANES>;
 
-// Planes<T, COUNT> says for elements of T with COUNT planes
-//   kCount                 COUNT
+// Planes<T, PLANES> says for elements of T with PLANES planes
+//   kCount                 PLANES
 //   kDivided               whether elements are converted to planes, and not their own plane
 //   Range                  whether the elements that were packed could be divided into planes
 //   unscale                makes sums of `count` elements, whole vectors, from what tiles yield
 //   pack_right, pack_left, pack_square   as in pairs.h; the planes of a tile follow each other, and elements are added to a Range
-template <class T, int COUNT> struct Planes;
+template <class T, int PLANES> struct Planes;
 
 template <> struct Planes<BFloat16, 1> {
   static constexpr int kCount = 1;
@@ -82,7 +82,7 @@ template <> struct Planes<BFloat16, 1> {
   }
 };
 
-constexpr int64 kMostTerms = 1 << 23;  // of a sum of float32
+constexpr int64 kMostProducts = 1 << 23;  // of a sum of float32
 constexpr float kPlanesScale = 0x1p28f;
 
 // Whether floats can be divided into planes, once they are multiplied by kPlanesScale.
@@ -109,9 +109,9 @@ class FloatRange {
   Vec<unsigned, 16> most_ = {}, least_ = ~Vec<unsigned, 16>{};
 };
 
-template <int COUNT> struct Planes<float, COUNT> {
+template <int PLANES> struct Planes<float, PLANES> {
   using Range = FloatRange;
-  static constexpr int kCount = COUNT;
+  static constexpr int kCount = PLANES;
   static constexpr bool kDivided = true;
 
   static void unscale(float* sums, int64 count) {

@@ -14,7 +14,8 @@ namespace jitsparse::cpu {
 // BLOCK_ROWS, BLOCK_COLS                  size of a block
 // LEFT_K_CONTIGUOUS, RIGHT_K_CONTIGUOUS   k is the contiguous axis of A, of B
 // TILE_ROWS, TILE_COLS                    sums held in tile registers, in tiles of 16 x 16
-template <class T, int PLANES, int BLOCK_ROWS, int BLOCK_COLS, bool LEFT_K_CONTIGUOUS, bool RIGHT_K_CONTIGUOUS, int TILE_ROWS, int TILE_COLS>
+template <class T, int PLANES, int BLOCK_ROWS, int BLOCK_COLS, bool LEFT_K_CONTIGUOUS, bool RIGHT_K_CONTIGUOUS, int TILE_ROWS,
+          int TILE_COLS>
 class SddAmx {
   using P = Planes<T, PLANES>;
   using Left = DenseView<T, LEFT_K_CONTIGUOUS>;
@@ -69,12 +70,13 @@ class SddAmx {
   // Whether dividing elements into planes takes less time than it saves: as planes_serve, where A and B are both dense and several threads
   // pack the same rows of A. (Blocks of 32 in products of 2048 and 4096: 0.98 times as fast as by multiply-adds if every element is multiplied
   // 205 times, 0.97 to 1.04 if 256 to 410 times; larger blocks 1.07 to 1.2, 1.01 to 1.2. Two planes: 0.93 to 1.14 if 40 times, 1.15 to 1.3 if
-  // 100 times. One: 1.4 to 1.7 if 10 or 40 times. With 16 terms 0.6 to 0.8.)
+  // 100 times. One: 1.4 to 1.7 if 10 or 40 times. With k of 16 0.6 to 0.8.)
   static bool serves(const SddArgs& args) {
     constexpr double kTimes = PLANES == 3 ? (BLOCK_ROWS >= 64 ? 65 : 85) : PLANES == 2 ? 20 : 0;
-    constexpr int64 kFewest = PLANES == 3 ? 64 : 32;  // terms of a sum; of fewer, three planes are no more accurate than multiply-adds
-    const int64 terms = args.k * args.batch;
-    if (terms < kFewest || terms > kMostTerms) return false;
+    // Of fewer products, sums of three planes are no more accurate than by multiply-adds, and those of fewer planes slower.
+    constexpr int64 kFewest = PLANES == 3 ? 64 : 32;
+    const int64 products = args.k * args.batch;  // of a sum
+    if (products < kFewest || products > kMostProducts) return false;
     return kTimes * double(2 * args.rows + args.cols) <= double(args.nnz) * kBlock;
   }
 

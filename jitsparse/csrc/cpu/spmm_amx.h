@@ -57,7 +57,7 @@ class SpmmAmx : public StripProduct {
   }
 
   // Whether dividing elements into planes takes less time than it saves.
-  static bool serves(const SpmmArgs& args) { return planes_serve<PLANES>(args, kBlock, FLIPPED ? args.rows : args.cols); }
+  static bool serves(const SpmmArgs& args) { return planes_serve<PLANES, kDepth>(args, kBlock, FLIPPED ? args.rows : args.cols); }
 
   SpmmAmx(const SpmmArgs& args, int64 threads)
       : args_(args),
