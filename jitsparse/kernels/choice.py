@@ -29,6 +29,7 @@ __all__ = [
     "problem_of",
     "select",
     "selection_key",
+    "tuned_name",
 ]
 
 Key = tuple[Any, ...]
