@@ -97,11 +97,12 @@ def greedy_threes(mask: Tensor) -> list[list[int]]:
     pairs_first = greedy(mask)[: -(-len(mask) // 3)]
     left = {*range(len(mask))} - {*itertools.chain(*pairs_first)}
     open_pairs = [*pairs_first]
+    rows = mask.double()
+    common = {pair: (mask[[*pair]].any(0).double() @ rows.T).tolist() for pair in open_pairs}
     threes = []
     while left:
         pair, row = max(
-            itertools.product(open_pairs, left),
-            key=lambda each: int((mask[[*each[0]]].any(0) & mask[each[1]]).sum()),
+            itertools.product(open_pairs, left), key=lambda each: common[each[0]][each[1]]
         )
         threes.append([*pair, row])
         open_pairs.remove(pair)

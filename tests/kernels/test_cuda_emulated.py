@@ -202,7 +202,7 @@ def selected() -> list[Variant]:
     for family in FAMILIES:
         of_family = [variant for variant in everything if variant.family == family]
         # Coprime to the number of layouts, so that a stride meets them all.
-        found += of_family[:: max(1, len(of_family) // 6) | 1]
+        found += of_family[:: max(1, len(of_family) // 5) | 1]
     return list(dict.fromkeys((*found, *map(Variant.parse, NAMED))))
 
 
