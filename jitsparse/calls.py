@@ -22,7 +22,6 @@ from jitsparse.jit import Variant
 from jitsparse.kernels import dispatch, registry
 from jitsparse.kernels.choice import Key, problem_of
 from jitsparse.kernels.float32 import float32_as
-from jitsparse.kernels.problem import LESS_PRECISE
 from jitsparse.layout import div_up
 from jitsparse.pattern import Pattern
 from jitsparse.sparse import BlockSparse
@@ -234,8 +233,6 @@ def sample(problem: Problem, device: torch.device | None = None, *, seed: int = 
             f"{block_cols}, so it cannot store {problem.nnz}"
         )
     generator = torch.Generator(where).manual_seed(seed)
-    dtype = {name: dtype for dtype, (name, _) in dispatch.DTYPES.items()}
-    dtype |= dict.fromkeys(LESS_PRECISE, torch.float32)
 
     def normal(*shape: int, layout: str = "n") -> Tensor:
         if layout == "t":
@@ -243,7 +240,9 @@ def sample(problem: Problem, device: torch.device | None = None, *, seed: int = 
         # One element past the start of an allocation is not a multiple of 16 bytes.
         shift = 0 if problem.aligned else 1
         count = shift + torch.Size(shape).numel()
-        data = torch.randn(count, generator=generator, device=where).to(dtype[problem.dtype])
+        data = torch.randn(count, generator=generator, device=where).to(
+            dispatch.DTYPE_OF[problem.dtype]
+        )
         made = data[shift:].view(shape)
         return made.mT if layout == "t" else made
 

@@ -321,12 +321,9 @@ def _model_dtype(dtype: OneOrMore | torch.dtype) -> tuple[torch.dtype | None, st
     if not isinstance(dtype, (str, torch.dtype)):
         raise ArgumentError(f"a model has one dtype, got {dtype!r}")
     name = _dtype_name(dtype)
-    if name in LESS_PRECISE:
-        return torch.float32, name
-    for converted, (short, _) in dispatch.DTYPES.items():
-        if name == short:
-            return converted, None
-    raise ArgumentError(f"dtype {name!r} is not one of {', '.join(registry.DTYPES)}")
+    if name not in dispatch.DTYPE_OF:
+        raise ArgumentError(f"dtype {name!r} is not one of {', '.join(registry.DTYPES)}")
+    return dispatch.DTYPE_OF[name], name if name in LESS_PRECISE else None
 
 
 def _tuned(

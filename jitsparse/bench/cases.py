@@ -11,6 +11,7 @@ from torch import Tensor
 from jitsparse.bench.patterns import make_pattern
 from jitsparse.bench.timing import copies_beyond_l2
 from jitsparse.errors import ArgumentError
+from jitsparse.kernels.dispatch import DTYPE_OF as DTYPES
 from jitsparse.kernels.roles import LAYOUTS
 from jitsparse.pattern import Pattern
 from jitsparse.sparse import BlockSparse
@@ -28,14 +29,6 @@ __all__ = [
 ]
 
 OPERATIONS = ("dsd", "dds", "sdd")
-DTYPES = {
-    "f64": torch.float64,
-    "f32": torch.float32,
-    "tf32": torch.float32,
-    "bf32": torch.float32,
-    "f16": torch.float16,
-    "bf16": torch.bfloat16,
-}
 
 
 @dataclass(frozen=True)

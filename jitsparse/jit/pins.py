@@ -22,6 +22,7 @@ from jitsparse.jit.environment import CPU_TARGETS
 from jitsparse.jit.variant import Variant
 
 __all__ = [
+    "DTYPES",
     "ENVIRONMENT",
     "Pin",
     "check_pin",

@@ -46,7 +46,7 @@ from jitsparse.traits import TRAITS, pack
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["DTYPES", "dds", "dsd", "find", "sdd"]
+__all__ = ["DTYPES", "DTYPE_OF", "dds", "dsd", "find", "sdd"]
 
 DTYPES = {
     torch.float64: ("f64", 8),
@@ -55,6 +55,16 @@ DTYPES = {
     torch.bfloat16: ("bf16", 2),
 }
 """Short name and item size in bytes of the dtypes that operations take."""
+
+DTYPE_OF = {
+    "f64": torch.float64,
+    "f32": torch.float32,
+    "tf32": torch.float32,
+    "bf32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+}
+"""The dtype of operands, by that of their problem."""
 
 # Bound once: otherwise every call looks them up in the module and the class. A torch without CUDA
 # has neither.

@@ -13,7 +13,7 @@ from jitsparse.checks import BLOCK_SIZES, as_block_size
 from jitsparse.errors import ArgumentError, PatternError, UnsupportedProblem
 from jitsparse.jit import Variant, config
 from jitsparse.jit.environment import CPU_TARGETS, parse_arch
-from jitsparse.jit.pins import declare_ops, declare_values
+from jitsparse.jit.pins import DTYPES, declare_ops, declare_values
 from jitsparse.kernels import cost, cpu, fma, mma, price_table, simt, thin, wgmma
 from jitsparse.kernels.problem import LESS_PRECISE, dtype_on, typical_problem
 
@@ -55,8 +55,6 @@ declare_values(
     ],
     OPS,
 )
-
-DTYPES = ("f64", "f32", "tf32", "bf32", "f16", "bf16")
 
 INDEX = Variant("index", "host", "generic", "i32")
 """Not a user-facing operation: computes the indices of GPU patterns (:mod:`jitsparse.indexing`).

@@ -24,9 +24,9 @@ class DdsRowsAmx : public StripProduct {
   static constexpr int kM = 16, kN = 16;           // rows of a left tile, columns of a right one
   static constexpr int kK = min(32, BLOCK_ROWS);   // depth of both
   static constexpr int kSteps = BLOCK_ROWS / kK;
-  static constexpr int kLeftPlane = kM * kK, kLeftTile = P::kCount * kLeftPlane;        // elements
-  static constexpr int kRightPlane = kK / 2 * kN, kRightTile = P::kCount * kRightPlane;  // pairs
-  static constexpr int kRightBlock = P::kCount * kBlock / 2;
+  static constexpr int kLeftPlane = kM * kK, kLeftTile = PLANES * kLeftPlane;        // elements
+  static constexpr int kRightPlane = kK / 2 * kN, kRightTile = PLANES * kRightPlane;  // pairs
+  static constexpr int kRightBlock = PLANES * kBlock / 2;
   static constexpr int kTiles = BLOCK_COLS / kN;   // in a row of a block
   static constexpr int kTileRows = TILE_ROWS * kM;
   static_assert(BLOCK_COLS % (TILE_COLS * kN) == 0, "the tiles must not cross block columns");
@@ -60,7 +60,7 @@ class DdsRowsAmx : public StripProduct {
   DdsRowsAmx(const SpmmArgs& args, int64 threads)
       : args_(args),
         index_(args.index, args.rows, args.cols, args.nnz),
-        panel_(P::kCount * kTileRows * BLOCK_ROWS * index_.R) {
+        panel_(PLANES * kTileRows * BLOCK_ROWS * index_.R) {
     const int64 units = div_up(args.n, kTileRows), panel_bytes = panel_ * int64(sizeof(BFloat16));
     shared_bytes = args.nnz * kRightBlock * sizeof(Pair);
     const StripWidth strip = {shared_bytes <= kFewBytes ? kHighest / 2 : kHighest, 1, 1, panel_bytes, l2_bytes()};

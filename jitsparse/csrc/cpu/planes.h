@@ -43,7 +43,6 @@ template <int PLANES> constexpr int kTermCount = sizeof Terms<PLANES>::kTerms / 
 template <int PLANES> constexpr double kTileRate = kAmxRate / kTermCount<PLANES>;
 
 // Planes<T, PLANES> says for elements of T with PLANES planes
-//   kCount                 PLANES
 //   kDivided               whether elements are converted to planes, and not their own plane
 //   Range                  whether the elements that were packed could be divided into planes
 //   unscale                makes sums of `count` elements, whole vectors, from what tiles yield
@@ -51,7 +50,6 @@ template <int PLANES> constexpr double kTileRate = kAmxRate / kTermCount<PLANES>
 template <class T, int PLANES> struct Planes;
 
 template <> struct Planes<BFloat16, 1> {
-  static constexpr int kCount = 1;
   static constexpr bool kDivided = false;
 
   struct Range {
@@ -111,7 +109,6 @@ class FloatRange {
 
 template <int PLANES> struct Planes<float, PLANES> {
   using Range = FloatRange;
-  static constexpr int kCount = PLANES;
   static constexpr bool kDivided = true;
 
   static void unscale(float* sums, int64 count) {
@@ -121,13 +118,13 @@ template <int PLANES> struct Planes<float, PLANES> {
 
   // The planes of N elements at even and at odd places along k, as pairs.
   template <int N>
-  static JITSPARSE_INLINE void split_pairs(Vec<float, N> even, Vec<float, N> odd, Vec<Pair, N> (&planes)[kCount], Range& range) {
+  static JITSPARSE_INLINE void split_pairs(Vec<float, N> even, Vec<float, N> odd, Vec<Pair, N> (&planes)[PLANES], Range& range) {
     even *= kPlanesScale;
     odd *= kPlanesScale;
     range.see<N>(even);
     range.see<N>(odd);
     JITSPARSE_UNROLL
-    for (int i = 0; i < kCount; ++i) {
+    for (int i = 0; i < PLANES; ++i) {
       const Vec<Pair, N> low = next_plane<N>(even, i), high = next_plane<N>(odd, i);
       planes[i] = low >> 16 | high;
     }
@@ -135,7 +132,7 @@ template <int PLANES> struct Planes<float, PLANES> {
 
   // The planes of 2 N elements that follow each other along k.
   template <int N>
-  static JITSPARSE_INLINE void split_line(Vec<float, N> first, Vec<float, N> second, Vec<Pair, N> (&planes)[kCount], Range& range) {
+  static JITSPARSE_INLINE void split_line(Vec<float, N> first, Vec<float, N> second, Vec<Pair, N> (&planes)[PLANES], Range& range) {
     using Halves = Vec<unsigned short, 2 * N>;
     first *= kPlanesScale;
     second *= kPlanesScale;
@@ -145,7 +142,7 @@ template <int PLANES> struct Planes<float, PLANES> {
     JITSPARSE_UNROLL
     for (int i = 0; i < 2 * N; ++i) upper[i] = static_cast<unsigned short>(2 * i + 1);
     JITSPARSE_UNROLL
-    for (int i = 0; i < kCount; ++i) {
+    for (int i = 0; i < PLANES; ++i) {
       const Halves a = (Halves)next_plane<N>(first, i), b = (Halves)next_plane<N>(second, i);
       planes[i] = (Vec<Pair, N>)__builtin_shuffle(a, b, upper);
     }
@@ -154,10 +151,10 @@ template <int PLANES> struct Planes<float, PLANES> {
   // Packs K elements from `from` on as a line of a left tile.
   template <int K> static JITSPARSE_INLINE void pack_line(const float* from, Pair* to, int64 plane, Range& range) {
     constexpr int N = K / 2;
-    Vec<Pair, N> planes[kCount];
+    Vec<Pair, N> planes[PLANES];
     split_line<N>(load<N>(from), load<N>(from + N), planes, range);
     JITSPARSE_UNROLL
-    for (int i = 0; i < kCount; ++i) __builtin_memcpy(to + i * plane, &planes[i], sizeof planes[i]);
+    for (int i = 0; i < PLANES; ++i) __builtin_memcpy(to + i * plane, &planes[i], sizeof planes[i]);
   }
 
   // As pack_square of pairs.h.
@@ -175,16 +172,16 @@ template <int PLANES> struct Planes<float, PLANES> {
       source = edge;
       ld = kInner;
     }
-    Vec<Pair, SIZE> rows[kCount][SIZE];
+    Vec<Pair, SIZE> rows[PLANES][SIZE];
     for (int i = 0; i < SIZE; ++i) {
-      Vec<Pair, SIZE> planes[kCount];
+      Vec<Pair, SIZE> planes[PLANES];
       if constexpr (K_CONTIGUOUS) {
         split_line<SIZE>(load<SIZE>(source + i * ld), load<SIZE>(source + i * ld + SIZE), planes, range);
       } else {
         split_pairs<SIZE>(load<SIZE>(source + 2 * i * ld), load<SIZE>(source + (2 * i + 1) * ld), planes, range);
       }
       JITSPARSE_UNROLL
-      for (int p = 0; p < kCount; ++p) {
+      for (int p = 0; p < PLANES; ++p) {
         if constexpr (LEFT == K_CONTIGUOUS) {
           __builtin_memcpy(to + p * plane + i * stride, &planes[p], sizeof planes[p]);
         } else {
@@ -212,12 +209,12 @@ template <int PLANES> struct Planes<float, PLANES> {
         const float *even = from.at(k + 2 * p, w), *odd = even + from.ld;
         Pair* row = to + p / (K / 2) * strides.step + p % (K / 2) * N;
         for (int64 tile = 0; tile < tiles; ++tile, even += N, odd += N, row += strides.tile) {
-          Vec<Pair, N> planes[kCount];
+          Vec<Pair, N> planes[PLANES];
           __builtin_prefetch(even + kRowsAhead * from.ld);
           __builtin_prefetch(odd + kRowsAhead * from.ld);
           split_pairs<N>(load<N>(even), load<N>(odd), planes, seen);
           JITSPARSE_UNROLL
-          for (int i = 0; i < kCount; ++i) __builtin_memcpy(row + i * kPlane, &planes[i], sizeof planes[i]);
+          for (int i = 0; i < PLANES; ++i) __builtin_memcpy(row + i * kPlane, &planes[i], sizeof planes[i]);
         }
       }
       range = seen;

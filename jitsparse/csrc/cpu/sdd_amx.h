@@ -24,8 +24,8 @@ class SddAmx {
   static constexpr int kM = min(16, BLOCK_ROWS);  // rows of a left tile
   static constexpr int kN = min(16, BLOCK_COLS);  // columns of a right tile
   static constexpr int kK = 32;                   // depth of both
-  static constexpr int kLeftPlane = kM * kK / 2, kLeftTile = P::kCount * kLeftPlane;     // their sizes, in pairs
-  static constexpr int kRightPlane = kK / 2 * kN, kRightTile = P::kCount * kRightPlane;
+  static constexpr int kLeftPlane = kM * kK / 2, kLeftTile = PLANES * kLeftPlane;     // their sizes, in pairs
+  static constexpr int kRightPlane = kK / 2 * kN, kRightTile = PLANES * kRightPlane;
   static constexpr int kTiles = BLOCK_COLS / kN;  // in a row of a block
   // Rows of A and columns of B that are packed at a time: as in sdd.h. (512 columns take 0.93 to 0.96 of the time that 128 take, but 0.99 to
   // 1.02 in blocks of 32 and 16.)

@@ -29,8 +29,8 @@ class OutsideRange {
 
 // Whether dividing the elements of a dsd or dds into planes takes less time than it saves: an element has to be multiplied that often. At
 // 2048, products with n of 32 to 128 are 0.6 to 0.9 times as fast as by multiply-adds, with n of 256 1.1 to 1.3. Fewer planes pay sooner: two
-// with n of 128 (1.1 to 1.6, with 64 0.75 to 1.0), one with n of 32 (1.2 to 1.8, with 16 0.9 to 1.3); where blocks are
-// DEPTH of 16 along k, half of a tile, with n of 256 and 128. `block`: elements of a block; `k`: what is summed over.
+// with n of 128 (1.1 to 1.6, with 64 0.75 to 1.0), one with n of 32 (1.2 to 1.8, with 16 0.9 to 1.3); in blocks that are 16 deep, half of a
+// tile, with n of 256 and 128. DEPTH: of a block, along k; `block`: its elements; `k`: what is summed over.
 template <int PLANES, int DEPTH> bool planes_serve(const SpmmArgs& args, int64 block, int64 k) {
   constexpr double kTimesOfDense = 90, kTimesOfValues = 200;
   constexpr double kSooner = PLANES == 3 ? 1 : PLANES == 2 ? (DEPTH < 32 ? 1.5 : 2.2) : (DEPTH < 32 ? 3 : 10);

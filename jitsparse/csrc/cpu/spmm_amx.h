@@ -29,7 +29,7 @@ class SpmmAmx : public StripProduct {
   static constexpr int kSteps = kDepth / kK;
   static constexpr int kN = 16;               // columns of a right tile
   static constexpr int kRightPlane = kK / 2 * kN;  // its size, in pairs
-  static constexpr int kRightTile = P::kCount * kRightPlane;
+  static constexpr int kRightTile = PLANES * kRightPlane;
   static constexpr int kTileRows = TILE_ROWS * kM;
   static_assert(kRows % kTileRows == 0, "the tiles must not cross block rows");
   using Registers = TileRegisters<TILE_ROWS, TILE_COLS>;
@@ -37,8 +37,8 @@ class SpmmAmx : public StripProduct {
   // the order in which they are multiplied: BFloat16[r][step][i][plane][row][depth].
   static constexpr bool kAsStored = !P::kDivided && !FLIPPED;
   static constexpr int kLeftPlane = kM * kK;  // elements
-  static constexpr int kLeftTile = P::kCount * kLeftPlane;
-  static constexpr int kLeftBlock = P::kCount * kBlock;
+  static constexpr int kLeftTile = PLANES * kLeftPlane;
+  static constexpr int kLeftBlock = PLANES * kBlock;
   // Block columns that are packed at a time, as in spmm.h.
   static constexpr int64 kPart = DENSE_K_CONTIGUOUS ? max(1, 128 / kDepth) : 1;
   // Tiles of 16 columns in a strip: as in spmm.h, strips are as wide as lets their panels stay in the L2 cache.
@@ -74,7 +74,7 @@ class SpmmAmx : public StripProduct {
     plan = {args.batch, tiles, widest, FLIPPED ? index_.C : index_.R, row_ptr_, kDepth};
     panels_bytes_ = column_bytes * widest;
     sums_bytes_ = kTileRows * widest * kN * sizeof(float);
-    shared_bytes = kAsStored ? 0 : args.nnz * P::kCount * kBlock * sizeof(BFloat16);
+    shared_bytes = kAsStored ? 0 : args.nnz * PLANES * kBlock * sizeof(BFloat16);
     own_bytes = panels_bytes_ + sums_bytes_ + block_cols_;
     expect_output(args, m_, sizeof(T), threads);
   }
@@ -109,7 +109,7 @@ class SpmmAmx : public StripProduct {
       for (int r = 0; r < kRows; r += kTileRows) {
         for_chunks(begin * kPieces, end * kPieces, kChunk, [&](int64 piece, int64 stop, bool add) {
           for (int64 tile = 0; tile < width; tile += TILE_COLS) {
-            multiply_tiles<TILE_COLS>(piece, stop, add, values + r * kDepth * P::kCount, panels, tile, width, sums + tile * kN);
+            multiply_tiles<TILE_COLS>(piece, stop, add, values + r * kDepth * PLANES, panels, tile, width, sums + tile * kN);
           }
         });
         P::unscale(sums, kTileRows * width * kN);
