@@ -1,10 +1,4 @@
-"""The registered operations with gradients, to any order.
-
-Each backward pass is written in the functions of this module, so it is differentiable itself:
-
-    C = op(S) B:      dB = op(S)^T dC          dS = sdd(dC, B^T), or sdd(B, dC^T) when op transposes
-    C = A op(S):      dA = dC op(S)^T          dS = sdd(A^T, dC), or sdd(dC^T, A) when op transposes
-    V = sdd(A, B):    dA = V' B^T              dB = A^T V'
+"""The registered operations with gradients, to any order (:mod:`jitsparse.gradients`).
 
 A call that may bypass torch's dispatcher uses the Functions of this module, the cheapest way
 (docs/performance.md), or none if no gradient is recorded. Modes, profilers, tensor subclasses and
@@ -25,20 +19,21 @@ from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd import forward_ad
 
-from jitsparse import ops, reference
-from jitsparse.blocks import clear_past
-from jitsparse.errors import ArgumentError
+from jitsparse import ops
+from jitsparse.gradients import (
+    RELU,
+    gradients_of_dds,
+    gradients_of_dsd,
+    gradients_of_sdd,
+    save_dds,
+    save_dsd,
+    save_sdd,
+    within_matrix,
+)
 from jitsparse.kernels import dispatch
 from jitsparse.untraced import untraced
 
 __all__ = ["dds", "dsd", "sdd"]
-
-_RELU = 1
-_BACKWARD: dict[int, Callable[[Tensor, Tensor], Tensor]] = {
-    2: torch.ops.aten.gelu_backward,
-    3: torch.ops.aten.silu_backward,
-}
-"""Backward functions of activations whose gradients need the product."""
 
 
 def transformed() -> bool:
@@ -68,8 +63,9 @@ def dsd(
 ) -> Tensor:
     """Like ``jitsparse::dsd``, differentiable in values and dense."""
     if ops.may_bypass_dispatcher(values, dense):
-        recorded = (values.requires_grad or dense.requires_grad) and torch.is_grad_enabled()
-        run = _dsd_with_gradient if recorded else dispatch.dsd
+        if (values.requires_grad or dense.requires_grad) and torch.is_grad_enabled():
+            return _dsd_with_gradient(values, dense, (index, rows, cols, transposed))
+        run = dispatch.dsd
     else:
         run = _transformed_dsd if transformed() else _dsd_op
     return run(values, index, dense, rows, cols, transposed)
@@ -91,10 +87,12 @@ def dds(
     Differentiating a graph that was captured without gradients computes it again.
     """
     if ops.may_bypass_dispatcher(values, dense, bias):
-        recorded = (
+        if (
             dense.requires_grad or values.requires_grad or (bias is not None and bias.requires_grad)
-        ) and torch.is_grad_enabled()
-        run = _dds_with_gradient if recorded else dispatch.dds
+        ) and torch.is_grad_enabled():
+            others = index, rows, cols, transposed, activation
+            return _dds_with_gradient(dense, values, bias, others)
+        run = dispatch.dds
     else:
         run = _transformed_dds if transformed() else _dds_op
     return run(dense, values, index, rows, cols, transposed, bias, activation)
@@ -112,8 +110,10 @@ def sdd(
 ) -> Tensor:
     """Like ``jitsparse::sdd``, differentiable in left and right."""
     if ops.may_bypass_dispatcher(left, right):
-        recorded = (left.requires_grad or right.requires_grad) and torch.is_grad_enabled()
-        run = _sdd_with_gradient if recorded else dispatch.sdd
+        if (left.requires_grad or right.requires_grad) and torch.is_grad_enabled():
+            others = index, rows, cols, nnz, block_rows, block_cols
+            return _sdd_with_gradient(left, right, others)
+        run = dispatch.sdd
     else:
         run = _transformed_sdd if transformed() else _sdd_op
     return run(left, right, index, rows, cols, nnz, block_rows, block_cols)
@@ -162,98 +162,27 @@ def _differentiable(grad: Tensor, *saved: Tensor | None) -> tuple[Callable[..., 
     return dsd, dds, sdd
 
 
-def _written_out(grad: Tensor) -> Tensor:
-    """A gradient, contiguous if it is expanded, as that of a sum is.
+# -- calls that bypass the dispatcher -----------------------------------------------------------
 
-    Each product would copy it, and not to the same layout: a transposed copy takes another kernel
-    than the one that a warm-up has compiled for gradients with memory of their own.
-    """
-    expanded = not torch.compiler.is_compiling() and 0 in grad.stride()
-    return grad.contiguous() if expanded else grad
-
-
-def _require_unchanged(ctx: Any, grad: Tensor, index: Tensor, *saved: Tensor | None) -> Tensor:
-    """Check saved tensors before a kernel reads them.
-
-    The data of a parameter may have been replaced since the forward pass, and saved-tensor hooks
-    may return anything.
-
-    Returns:
-        The index, contiguous whatever strides a hook gave it.
-
-    Raises:
-        ArgumentError: a dtype, shape or device is not that of the forward pass.
-    """
-    if torch.compiler.is_compiling():
-        return index
-    dtype, size, *shapes = ctx.seen
-    operands = [
-        (each, dtype, shape) for each, shape in zip(saved, shapes, strict=True) if each is not None
-    ]
-    for tensor, was, shape in (*operands, (index, torch.int32, size)):
-        if tensor.dtype is not was or tensor.shape != shape or tensor.device != grad.device:
-            raise ArgumentError(
-                f"the backward pass of a product finds {tensor.dtype} of shape "
-                f"{tuple(tensor.shape)} on {tensor.device} in the place of {was} of shape "
-                f"{tuple(shape)} on {grad.device}, which the forward pass saved: the data of an "
-                "operand was replaced since (Module.to, .data), or a hook for saved tensors did "
-                "not give it back as it was"
-            )
-    return index.contiguous()
-
-
-def _within_matrix(values: Tensor, index: Tensor, rows: int, cols: int) -> Tensor:
-    """A gradient or tangent of values, zeroed past the edge of the matrix as kernels assume.
-
-    Derivatives at the zeros there may be infinite, like that of a square root.
-    """
-    nnz, *block = values.shape
-    if rows % block[0] == 0 and cols % block[1] == 0:
-        return values
-    row, col = reference.coordinates(index, rows, cols, nnz, (block[0], block[1]))
-    return clear_past(values, row, col, (rows, cols))
+# What has no gradient is one argument: torch takes 0.2 us to pass each (a dsd of 16 x 16 with three
+# arguments and not six: 15.0 -> 14.1 us).
 
 
 class _Dsd(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        values: Tensor,
-        index: Tensor,
-        dense: Tensor,
-        rows: int,
-        cols: int,
-        transposed: bool,
+        ctx: Any, values: Tensor, dense: Tensor, others: tuple[Tensor, int, int, bool]
     ) -> Tensor:
-        out = dispatch.dsd(values, index, dense, rows, cols, transposed)
-        _Dsd.save_context(ctx, (values, index, dense, rows, cols, transposed), out)
+        index, sizes = others[0], others[1:]
+        out = dispatch.dsd(values, index, dense, *sizes)
+        of_values, of_dense, _ = ctx.needs_input_grad
+        save_dsd(ctx, of_values, of_dense, values, index, dense, sizes)
         return out
 
     @staticmethod
-    def save_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save what the backward pass needs, and the dtype and shapes it has to find."""
-        values, index, dense, *sizes = inputs
-        needs = ctx.needs_input_grad
-        ctx.save_for_backward(values if needs[2] else None, index, dense if needs[0] else None)
-        ctx.sizes = sizes
-        ctx.seen = dense.dtype, index.shape, values.shape, dense.shape
-
-    @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        values, index, dense = ctx.saved_tensors
-        index = _require_unchanged(ctx, grad, index, values, dense)
-        rows, cols, transposed = ctx.sizes
-        needs_values, _, needs_dense, *_ = ctx.needs_input_grad
-        grad_values = grad_dense = None
-        _dsd, _, _sdd = _differentiable(grad, values, dense)
-        grad = _written_out(grad)
-        if needs_values:
-            left, right = (dense, grad.mT) if transposed else (grad, dense.mT)
-            *_, blocks, _ = ctx.seen
-            grad_values = _sdd(left, right, index, rows, cols, *blocks)
-        if needs_dense:
-            grad_dense = _dsd(values, index, grad, rows, cols, not transposed)
-        return grad_values, None, grad_dense, None, None, None
+        of_values, of_dense, _ = ctx.needs_input_grad
+        return *gradients_of_dsd(_differentiable, ctx, grad, of_values, of_dense), None
 
 
 class _Dds(torch.autograd.Function):
@@ -262,100 +191,100 @@ class _Dds(torch.autograd.Function):
         ctx: Any,
         dense: Tensor,
         values: Tensor,
-        index: Tensor,
-        rows: int,
-        cols: int,
-        transposed: bool,
         bias: Tensor | None,
-        activation: int,
+        others: tuple[Tensor, int, int, bool, int],
     ) -> Tensor:
+        index, sizes = others[0], others[1:]
+        rows, cols, transposed, activation = sizes
         out = dispatch.dds(dense, values, index, rows, cols, transposed, bias, activation)
-        inputs = dense, values, index, rows, cols, transposed, bias, activation
-        _Dds.save_context(ctx, inputs, out)
+        of_dense, of_values, _, _ = ctx.needs_input_grad
+        save_dds(ctx, of_dense, of_values, dense, values, index, sizes, bias, out)
         return out
 
     @staticmethod
-    def save_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Like that of a dsd."""
-        dense, values, index, rows, cols, transposed, bias, activation = inputs
-        needs = ctx.needs_input_grad
-        recompute = activation > _RELU  # the gradient of the activation needs the product
-        ctx.save_for_backward(
-            dense if needs[1] or recompute else None,
-            values if needs[0] or recompute else None,
-            index,
-            output if activation == _RELU else None,
-            bias if recompute else None,
-        )
-        ctx.sizes = rows, cols, transposed, activation
-        of_bias = None if bias is None else bias.shape
-        ctx.seen = dense.dtype, index.shape, dense.shape, values.shape, of_bias, output.shape
-
-    @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        dense, values, index, out, bias = ctx.saved_tensors
-        index = _require_unchanged(ctx, grad, index, dense, values, bias, out)
-        rows, cols, transposed, activation = ctx.sizes
-        needs_dense, needs_values, _, _, _, _, needs_bias, _ = ctx.needs_input_grad
-        _, _dds, _sdd = _differentiable(grad, dense, values, bias)
-        grad = _written_out(grad)
-        if activation == _RELU:
-            # relu's gradient is known from its output; its second derivative is zero.
-            grad = torch.ops.aten.threshold_backward(grad, out, 0)
-        elif activation:
-            product = _dds(dense, values, index, rows, cols, transposed, bias, 0)
-            grad = _BACKWARD[activation](grad, product)
-        grad_dense = grad_values = grad_bias = None
-        if needs_dense:
-            grad_dense = _dds(grad, values, index, rows, cols, not transposed, None, 0)
-        if needs_values:
-            left, right = (grad.mT, dense) if transposed else (dense.mT, grad)
-            *_, blocks, _, _ = ctx.seen
-            grad_values = _sdd(left, right, index, rows, cols, *blocks)
-        if needs_bias:
-            grad_bias = grad.sum(dim=tuple(range(grad.dim() - 1)))
-        return grad_dense, grad_values, None, None, None, None, grad_bias, None
+        of_dense, of_values, of_bias, _ = ctx.needs_input_grad
+        return *gradients_of_dds(_differentiable, ctx, grad, of_dense, of_values, of_bias), None
 
 
 class _Sdd(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        left: Tensor,
-        right: Tensor,
-        index: Tensor,
-        rows: int,
-        cols: int,
-        nnz: int,
-        block_rows: int,
-        block_cols: int,
+        ctx: Any, left: Tensor, right: Tensor, others: tuple[Tensor, int, int, int, int, int]
     ) -> Tensor:
-        out = dispatch.sdd(left, right, index, rows, cols, nnz, block_rows, block_cols)
-        _Sdd.save_context(ctx, (left, right, index, rows, cols, nnz, block_rows, block_cols), out)
+        index, sizes = others[0], others[1:]
+        out = dispatch.sdd(left, right, index, *sizes)
+        of_left, of_right, _ = ctx.needs_input_grad
+        save_sdd(ctx, of_left, of_right, left, right, index, sizes)
         return out
 
     @staticmethod
-    def save_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Like that of a dsd."""
-        left, right, index, *sizes = inputs
-        needs = ctx.needs_input_grad
-        ctx.save_for_backward(left if needs[1] else None, right if needs[0] else None, index)
-        ctx.sizes = sizes
-        ctx.seen = left.dtype, index.shape, left.shape, right.shape
-
-    @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        left, right, index = ctx.saved_tensors
-        index = _require_unchanged(ctx, grad, index, left, right)
-        rows, cols, *_ = ctx.sizes
-        grad = _within_matrix(grad.contiguous(), index, rows, cols)
-        grad_left = grad_right = None
-        _dsd, _dds, _ = _differentiable(grad, left, right)
-        if ctx.needs_input_grad[0]:
-            grad_left = _dsd(grad, index, right.mT, rows, cols, False)
-        if ctx.needs_input_grad[1]:
-            grad_right = _dds(left.mT, grad, index, rows, cols, False, None, 0)
-        return grad_left, grad_right, *(None,) * 6
+        of_left, of_right, _ = ctx.needs_input_grad
+        return *gradients_of_sdd(_differentiable, ctx, grad, of_left, of_right), None
+
+
+def _applier(function: type[torch.autograd.Function]) -> Callable[..., Tensor]:
+    """``function.apply`` without its handling of torch.func transforms, 2 us per call."""
+    return super(torch.autograd.Function, function).apply  # type: ignore[misc, no-any-return]
+
+
+_dsd_with_gradient, _dds_with_gradient, _sdd_with_gradient = map(_applier, (_Dsd, _Dds, _Sdd))
+
+
+# -- calls that the dispatcher sees: arguments are those of the registered operations -----------
+
+
+def _set_up_dsd(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    values, index, dense, *sizes = inputs
+    of_values, _, of_dense, *_ = ctx.needs_input_grad
+    save_dsd(ctx, of_values, of_dense, values, index, dense, sizes)
+
+
+def _backward_of_dsd(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    of_values, _, of_dense, *_ = ctx.needs_input_grad
+    grad_values, grad_dense = gradients_of_dsd(_differentiable, ctx, grad, of_values, of_dense)
+    return grad_values, None, grad_dense, None, None, None
+
+
+def _set_up_dds(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    dense, values, index, rows, cols, transposed, bias, activation = inputs
+    of_dense, of_values, *_ = ctx.needs_input_grad
+    sizes = rows, cols, transposed, activation
+    save_dds(ctx, of_dense, of_values, dense, values, index, sizes, bias, output)
+
+
+def _backward_of_dds(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    of_dense, of_values, _, _, _, _, of_bias, _ = ctx.needs_input_grad
+    grad_dense, grad_values, grad_bias = gradients_of_dds(
+        _differentiable, ctx, grad, of_dense, of_values, of_bias
+    )
+    return grad_dense, grad_values, None, None, None, None, grad_bias, None
+
+
+def _set_up_sdd(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    left, right, index, *sizes = inputs
+    of_left, of_right, *_ = ctx.needs_input_grad
+    save_sdd(ctx, of_left, of_right, left, right, index, sizes)
+
+
+def _backward_of_sdd(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    of_left, of_right, *_ = ctx.needs_input_grad
+    return *gradients_of_sdd(_differentiable, ctx, grad, of_left, of_right), *(None,) * 6
+
+
+# For graphs, which hold the registered operations.
+for _name, _set_up, _backward in (
+    ("dsd", _set_up_dsd, _backward_of_dsd),
+    ("dds", _set_up_dds, _backward_of_dds),
+    ("sdd", _set_up_sdd, _backward_of_sdd),
+):
+    torch.library.register_autograd(
+        f"jitsparse::{_name}", _backward, setup_context=_set_up, lib=ops._library
+    )
+
+
+# -- transforms of torch.func and forward mode --------------------------------------------------
 
 
 def _save_for_both(ctx: Any, *tensors: Tensor | None) -> None:
@@ -371,11 +300,11 @@ def _save_for_both(ctx: Any, *tensors: Tensor | None) -> None:
 class _TransformedDsd(torch.autograd.Function):
     generate_vmap_rule = True
     forward = staticmethod(_dsd_op)
-    backward = staticmethod(untraced(_Dsd.backward))
+    backward = staticmethod(untraced(_backward_of_dsd))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _Dsd.save_context(ctx, inputs, output)
+        _set_up_dsd(ctx, inputs, output)
         _save_for_both(ctx, *inputs[:3])
 
     @staticmethod
@@ -383,7 +312,7 @@ class _TransformedDsd(torch.autograd.Function):
         values, index, dense = ctx.saved_tensors
         sizes = ctx.sizes
         if values_dot is not None:
-            values_dot = _within_matrix(values_dot, index, *sizes[:2])
+            values_dot = within_matrix(values_dot, index, *sizes[:2])
         return _product_rule(
             lambda values, dense: dsd(values, index, dense, *sizes),
             (values, dense),
@@ -394,20 +323,20 @@ class _TransformedDsd(torch.autograd.Function):
 class _TransformedDds(torch.autograd.Function):
     generate_vmap_rule = True
     forward = staticmethod(_dds_op)
-    backward = staticmethod(untraced(_Dds.backward))
+    backward = staticmethod(untraced(_backward_of_dds))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _Dds.save_context(ctx, inputs, output)
+        _set_up_dds(ctx, inputs, output)
         dense, values, index, *_, bias, activation = inputs
-        _save_for_both(ctx, dense, values, index, output if activation == _RELU else None, bias)
+        _save_for_both(ctx, dense, values, index, output if activation == RELU else None, bias)
 
     @staticmethod
     def jvp(ctx: Any, dense_dot: Tensor, values_dot: Tensor, *others: Any) -> Tensor:
         dense, values, index, out, _ = ctx.saved_tensors
         rows, cols, transposed, activation = ctx.sizes
         if values_dot is not None:
-            values_dot = _within_matrix(values_dot, index, rows, cols)
+            values_dot = within_matrix(values_dot, index, rows, cols)
         bias_dot = others[4]
         sizes = rows, cols, transposed, None, 0
         dot = _product_rule(
@@ -417,17 +346,17 @@ class _TransformedDds(torch.autograd.Function):
             None if bias_dot is None else bias_dot.expand(*dense.shape[:-1], -1),
         )
         # Other activations are torch operations under a transform, see functional.py.
-        return torch.ops.aten.threshold_backward(dot, out, 0) if activation == _RELU else dot
+        return torch.ops.aten.threshold_backward(dot, out, 0) if activation == RELU else dot
 
 
 class _TransformedSdd(torch.autograd.Function):
     generate_vmap_rule = True
     forward = staticmethod(_sdd_op)
-    backward = staticmethod(untraced(_Sdd.backward))
+    backward = staticmethod(untraced(_backward_of_sdd))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _Sdd.save_context(ctx, inputs, output)
+        _set_up_sdd(ctx, inputs, output)
         _save_for_both(ctx, *inputs[:3])
 
     @staticmethod
@@ -470,24 +399,6 @@ def _product_rule(
     return sum(others, first)
 
 
-# For graphs, which hold the registered operations.
-for _name, _function in (("dsd", _Dsd), ("dds", _Dds), ("sdd", _Sdd)):
-    torch.library.register_autograd(
-        f"jitsparse::{_name}",
-        _function.backward,
-        setup_context=_function.save_context,
-        lib=ops._library,
-    )
-
-
-def _applier(function: type[torch.autograd.Function]) -> Callable[..., Tensor]:
-    """``function.apply`` without its handling of torch.func transforms, 2 us per call."""
-    return super(torch.autograd.Function, function).apply  # type: ignore[misc, no-any-return]
-
-
-_dsd_with_gradient = _applier(_Dsd)
-_dds_with_gradient = _applier(_Dds)
-_sdd_with_gradient = _applier(_Sdd)
 _transformed_dsd = untraced(_TransformedDsd.apply)
 _transformed_dds = untraced(_TransformedDds.apply)
 _transformed_sdd = untraced(_TransformedSdd.apply)

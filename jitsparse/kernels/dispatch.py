@@ -23,7 +23,7 @@ from jitsparse import reference
 from jitsparse.errors import CacheMiss
 from jitsparse.jit import config
 from jitsparse.kernels import padding, threads
-from jitsparse.kernels.allocate import new_matrices, on_current_gpu
+from jitsparse.kernels.allocate import new_matrices, on_cpu, on_current_gpu
 from jitsparse.kernels.choice import REFERENCE, Key, select, selection_key
 from jitsparse.kernels.float32 import float32_dtype
 from jitsparse.kernels.operands import (
@@ -163,10 +163,10 @@ def dsd(
             return dsd(values, index, dense, rows, cols, transposed, find)
     if len(shape) > 2:
         out = new_matrices(dense, device, shape[:-2], m, n)
-    elif device < 0:
-        out = dense.new_empty(m, n)  # integers: a third faster than a tuple
-    else:
+    elif device >= 0:
         out = on_current_gpu((m, n), (n or 1, 1), dense.dtype)
+    else:
+        out = on_cpu((m, n), (n or 1, 1), dense.dtype) if dense.is_cpu else dense.new_empty(m, n)
     if not nnz or not out.numel():
         return out.zero_()
     if not values.is_contiguous():
@@ -265,10 +265,10 @@ def dds(
             return dds(dense, values, index, rows, cols, transposed, bias, activation, find)
     if len(shape) > 2:
         out = new_matrices(dense, device, shape[:-2], n, m)
-    elif device < 0:
-        out = dense.new_empty(n, m)
-    else:
+    elif device >= 0:
         out = on_current_gpu((n, m), (m or 1, 1), dense.dtype)
+    else:
+        out = on_cpu((n, m), (m or 1, 1), dense.dtype) if dense.is_cpu else dense.new_empty(n, m)
     if not nnz or not out.numel():
         out.zero_()
         return reference.activate(out if bias is None else out + bias, activation)
@@ -381,10 +381,7 @@ def sdd(
     if device >= 0 and device != _current_device():
         with torch.cuda.device(device):
             return sdd(left, right, index, rows, cols, nnz, block_rows, block_cols, find)
-    if device < 0:
-        out = left.new_empty(nnz, block_rows, block_cols)
-    else:
-        out = new_matrices(left, device, (nnz,), block_rows, block_cols)
+    out = new_matrices(left, device, (nnz,), block_rows, block_cols)
     if not nnz or not left.numel():
         return out.zero_()
     k = left.shape[-1]
