@@ -170,27 +170,27 @@ def sdd(a: Tensor, b: Tensor, pattern: Pattern) -> BlockSparse:
     if _any_autocast() and torch.is_autocast_enabled("cuda" if a.is_cuda else "cpu"):
         a, b = cast_for_autocast(a, b)
     rows, cols = pattern.shape
-    if a.dim() < 2 or b.dim() < 2 or a.shape[-1] != b.shape[-2]:
+    a_shape, b_shape = a.shape, b.shape
+    if len(a_shape) < 2 or len(b_shape) < 2 or a_shape[-1] != b_shape[-2]:
         raise ArgumentError(
-            f"sdd(a, b, pattern): a of shape {tuple(a.shape)} and b of shape {tuple(b.shape)} have "
+            f"sdd(a, b, pattern): a of shape {tuple(a_shape)} and b of shape {tuple(b_shape)} have "
             f"no product; they are (*batch, m, k) and (*batch, k, n)"
         )
-    if a.shape[-2] != rows or b.shape[-1] != cols:
+    if a_shape[-2] != rows or b_shape[-1] != cols:
         raise ArgumentError(
-            f"sdd(a, b, pattern): the product has shape {(a.shape[-2], b.shape[-1])} and the "
+            f"sdd(a, b, pattern): the product has shape {(a_shape[-2], b_shape[-1])} and the "
             f"pattern {pattern.shape}"
         )
-    if a.dtype is not b.dtype or a.dtype not in DTYPES or a.device != b.device:
+    dtype, device = a.dtype, a.device
+    if dtype is not b.dtype or dtype not in DTYPES or device != b.device:
         raise _mismatch("sdd(a, b, pattern)", a=a, b=b)
-    if a.device != pattern.crow_indices.device:
-        raise _mismatch("sdd(a, b, pattern)", a=a, pattern=pattern.crow_indices)
-    if a.shape[:-2] != b.shape[:-2]:
+    index = pattern.index
+    if index.device != device:
+        raise _mismatch("sdd(a, b, pattern)", a=a, pattern=index)
+    if (len(a_shape) > 2 or len(b_shape) > 2) and a_shape[:-2] != b_shape[:-2]:
         a, b = _broadcast_batch(a, b)
-    block_rows, block_cols = pattern.block_size
-    values = autograd.sdd(
-        a, b, pattern.index, rows, cols, pattern.nnz_blocks, block_rows, block_cols
-    )
-    return BlockSparse(values, pattern)
+    values = autograd.sdd(a, b, index, rows, cols, *pattern.values_shape)
+    return BlockSparse._trusted(values, pattern)
 
 
 _DDS, _LINEAR = ("dds", "a", "b"), ("linear", "x", "weight")

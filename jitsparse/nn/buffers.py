@@ -68,8 +68,19 @@ class PatternBuffers(nn.Module):
     @property
     def pattern(self) -> Pattern:
         """Where the blocks of the weight are."""
-        self._follow_buffers()
+        if torch.compiler.is_compiling() or not self._as_seen():
+            self._follow_buffers()
         return self._pattern
+
+    def _as_seen(self) -> bool:
+        """Whether the buffers are those that the layer saw last, as they were then.
+
+        As :meth:`_follow` would find, in half the time.
+        """
+        crow, col = self._seen
+        buffers = self._buffers
+        unmoved = buffers["crow_indices"] is crow and buffers["col_indices"] is col
+        return unmoved and self._marks == _marks(crow, col)
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
