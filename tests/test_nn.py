@@ -826,6 +826,18 @@ def test_a_dtype_that_no_kernel_has_is_refused_when_a_layer_is_made(dtype: torch
         js.nn.BlockSparseLinear.from_linear(dense, 16, density=0.5)
 
 
+@pytest.mark.parametrize("recorded", [True, False])
+def test_values_that_became_what_no_kernel_takes_are_refused(recorded: bool) -> None:
+    layer, x = js.nn.BlockSparseLinear(64, 96, 16, density=0.5, bias=False), torch.randn(3, 64)
+    with torch.set_grad_enabled(recorded):
+        layer.values.data = layer.values.data.to(torch.complex64)
+        with pytest.raises(js.ArgumentError, match=r"float16 or bfloat16, got torch\.complex64"):
+            layer(x.to(torch.complex64))
+        layer.values.data = torch.zeros(3, 16, 16)
+        with pytest.raises(js.ArgumentError, match=r"its values have the shape \(3, 16, 16\)"):
+            layer(x)
+
+
 def test_values_that_are_computed_have_no_room_for_other_blocks() -> None:
     layer, other = (js.nn.BlockSparseLinear(64, 96, 16, density=d) for d in (0.5, 0.25))
     state = other.state_dict()

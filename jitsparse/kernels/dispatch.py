@@ -14,12 +14,13 @@ from __future__ import annotations
 import os
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from jitsparse import reference
+from jitsparse.checks import check_dtype
 from jitsparse.errors import CacheMiss
 from jitsparse.jit import config
 from jitsparse.kernels import padding, threads
@@ -48,13 +49,24 @@ if TYPE_CHECKING:
 
 __all__ = ["DTYPES", "DTYPE_OF", "dds", "dsd", "find", "sdd"]
 
-DTYPES = {
-    torch.float64: ("f64", 8),
-    torch.float32: ("f32", 4),
-    torch.float16: ("f16", 2),
-    torch.bfloat16: ("bf16", 2),
-}
-"""Short name and item size in bytes of the dtypes that operations take."""
+
+class _Dtypes(dict[torch.dtype, tuple[str, int]]):
+    def __missing__(self, dtype: torch.dtype) -> NoReturn:
+        """Values may have been given another dtype since they were checked."""
+        check_dtype(dtype)
+        raise KeyError(dtype)
+
+
+DTYPES = _Dtypes(
+    {
+        torch.float64: ("f64", 8),
+        torch.float32: ("f32", 4),
+        torch.float16: ("f16", 2),
+        torch.bfloat16: ("bf16", 2),
+    }
+)
+"""Short name and item size in bytes of the dtypes that operations take; an ArgumentError for
+others."""
 
 DTYPE_OF = {
     "f64": torch.float64,
