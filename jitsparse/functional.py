@@ -211,36 +211,38 @@ def _dds(
     """
     if bias is not None and not is_dense(bias):
         raise _wrong_types(_call(names), "a Tensor as bias", bias)
-    if not a.dim():
+    shape = a.shape
+    if not shape:
         raise ArgumentError(f"{_call(names)}: {names[1]} must have columns, got a scalar")
     pattern = b.pattern
     rows, cols = pattern.shape
     inner, outer = (cols, rows) if transposed else (rows, cols)
-    if a.shape[-1] != inner:
+    if shape[-1] != inner:
         raise ArgumentError(
             f"{_call(names)}: {names[2]} has shape {b.shape}, so {names[1]} needs {inner} columns; "
-            f"got {names[1]} of shape {tuple(a.shape)}"
+            f"got {names[1]} of shape {tuple(shape)}"
         )
-    if a.dim() < 2:
+    if len(shape) < 2:
         return _dds(names, a.unsqueeze(0), b, transposed, bias, activation).squeeze(0)
     values = b.values
     if _any_autocast() and torch.is_autocast_enabled("cuda" if a.is_cuda else "cpu"):
         values, a = cast_for_autocast(values, a)
         if bias is not None:
             bias = cast_for_autocast(bias)[0]
-    if values.dtype is not a.dtype or values.device != a.device:
+    dtype, device = a.dtype, a.device
+    if values.dtype is not dtype or values.device != device:
         raise _mismatch(_call(names), **{names[1]: a, names[2]: values})
     if values.shape != pattern.values_shape:
         raise _resized(_call(names), names[2], b)
     index = pattern.index
-    if index.device != a.device:
+    if index.device != device:
         raise _mismatch(_call(names), **{names[1]: a, "pattern": index})
     if bias is not None:
-        if tuple(bias.shape) != (outer,):
+        if bias.shape != (outer,):
             raise ArgumentError(
                 f"{_call(names)}: the bias needs shape {(outer,)}, got {tuple(bias.shape)}"
             )
-        if bias.dtype is not a.dtype or bias.device != a.device:
+        if bias.dtype is not dtype or bias.device != device:
             raise _mismatch(_call(names), **{names[1]: a, "bias": bias})
     if activation > 1:
         tensors = (a, values) if bias is None else (a, values, bias)

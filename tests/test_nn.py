@@ -830,12 +830,58 @@ def test_a_dtype_that_no_kernel_has_is_refused_when_a_layer_is_made(dtype: torch
 def test_values_that_became_what_no_kernel_takes_are_refused(recorded: bool) -> None:
     layer, x = js.nn.BlockSparseLinear(64, 96, 16, density=0.5, bias=False), torch.randn(3, 64)
     with torch.set_grad_enabled(recorded):
+        weight = js.BlockSparse(layer.values, layer.pattern)
         layer.values.data = layer.values.data.to(torch.complex64)
-        with pytest.raises(js.ArgumentError, match=r"float16 or bfloat16, got torch\.complex64"):
-            layer(x.to(torch.complex64))
+        for call in (layer, lambda x: js.linear(x, weight)):
+            with pytest.raises(js.ArgumentError, match=r"bfloat16, got torch\.complex64"):
+                call(x.to(torch.complex64))
         layer.values.data = torch.zeros(3, 16, 16)
-        with pytest.raises(js.ArgumentError, match=r"its values have the shape \(3, 16, 16\)"):
+        with pytest.raises(js.ArgumentError, match=r"got \(3, 16, 16\)"):
             layer(x)
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_what_stands_for_a_parameter_is_used(recorded: bool) -> None:
+    """As sharding, parametrizations and replicas have it."""
+    x = torch.randn(3, 64)
+
+    def layer() -> js.nn.BlockSparseLinear:
+        torch.manual_seed(0)
+        return js.nn.BlockSparseLinear(64, 96, 16, density=0.5)
+
+    class Gathered(js.nn.BlockSparseLinear):
+        values = property(lambda self: 2 * self._parameters["values"])  # type: ignore[assignment]
+        bias = property(lambda self: 2 * self._parameters["bias"])  # type: ignore[assignment]
+
+    class Gathering(dict[str, torch.Tensor]):
+        def __getitem__(self, name: str) -> torch.Tensor:
+            return 2 * super().__getitem__(name)
+
+    by_class, by_attribute, by_container, buffers = (layer() for _ in range(4))
+    by_class.__class__ = Gathered
+    for name, each in layer().named_parameters():
+        by_attribute.__dict__[name] = 2 * each.detach()
+    by_container._parameters = Gathering(by_container._parameters)  # type: ignore[assignment]
+    for name in ("crow_indices", "col_indices"):
+        indices = buffers._buffers.pop(name)
+        buffers.register_parameter(name, nn.Parameter(indices, requires_grad=False))  # type: ignore[arg-type]
+    with torch.set_grad_enabled(recorded):
+        expected = layer()(x)
+        for each in (by_class, by_attribute, by_container):
+            torch.testing.assert_close(each(x), 2 * expected)
+        torch.testing.assert_close(buffers(x), expected)
+
+
+def test_a_weight_of_a_subclass_is_used() -> None:
+    class Scaled(js.nn.BlockSparseLinear):
+        @property
+        def weight(self) -> js.BlockSparse:
+            return js.BlockSparse(2 * self.values, self.pattern)
+
+    layer, x = Scaled(64, 96, 16, density=0.5), torch.randn(3, 64)
+    torch.testing.assert_close(
+        layer(x), nn.functional.linear(x, layer.weight.to_dense(), layer.bias)
+    )
 
 
 def test_values_that_are_computed_have_no_room_for_other_blocks() -> None:

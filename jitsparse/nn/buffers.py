@@ -79,7 +79,7 @@ class PatternBuffers(nn.Module):
         """
         crow, col = self._seen
         buffers = self._buffers
-        unmoved = buffers["crow_indices"] is crow and buffers["col_indices"] is col
+        unmoved = buffers.get("crow_indices") is crow and buffers.get("col_indices") is col
         return unmoved and self._marks == _marks(crow, col)
 
     @contextlib.contextmanager
