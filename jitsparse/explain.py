@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jitsparse import calls
-from jitsparse.errors import ArgumentError
+from jitsparse.errors import ArgumentError, CompilerNotFound
 from jitsparse.kernels import cost, price_table, registry
 from jitsparse.kernels.choice import choose
 from jitsparse.kernels.problem import Problem
@@ -30,6 +30,8 @@ class Explanation:
         path: directory of its cache entry, present or not.
         cached: whether a valid entry is there.
         compile_seconds: how long it took to compile; None if it never was.
+        obstacle: if it is neither cached nor can be compiled here, what a call does instead, and
+            why: plain torch operations answer on a CPU without a compiler, others raise an error.
         tuned: variant that the tuned table names for the problem, if it has an entry and no pin
             decides.
         tuned_in: file that holds the entry.
@@ -51,6 +53,7 @@ class Explanation:
     path: str
     cached: bool
     compile_seconds: float | None
+    obstacle: str | None = None
     tuned: str | None = None
     tuned_in: str | None = None
     not_tuned: str | None = None
@@ -77,6 +80,7 @@ class Explanation:
             lines.append(f"table     {self.tuned_in}")
         lines += [
             f"compiled  {'yes' if self.cached else 'no'}{seconds}",
+            *([] if self.obstacle is None else [f"obstacle  {self.obstacle}"]),
             f"cache     {self.path}",
         ]
         lines += [f"legal     {name}{self._known(name)}" for name in self.alternatives]
@@ -146,6 +150,7 @@ def _explain(problem: Problem, target: str, index: int, gpu: str) -> Explanation
     entry = jit.describe(chosen.template, chosen.variant)
     legal = [each.variant for each in choice.candidates if each.refused is None]
     expected = {each.name: cost.microseconds(problem, each, gpu) for each in legal}
+    error = jit.obstacle(chosen.template, chosen.variant)
     return Explanation(
         problem=problem,
         target=target,
@@ -165,6 +170,7 @@ def _explain(problem: Problem, target: str, index: int, gpu: str) -> Explanation
         path=str(entry.path),
         cached=entry.cached,
         compile_seconds=entry.compile_seconds,
+        obstacle=None if error is None else f"{_instead(problem, error)}: {error}",
         tuned=None if tuned is None else tuned.variant,
         tuned_in=None if tuned is None else str(tuned.path),
         not_tuned=choice.not_tuned,
@@ -174,3 +180,10 @@ def _explain(problem: Problem, target: str, index: int, gpu: str) -> Explanation
             part: 1e-6 * us for part, us in cost.breakdown(problem, chosen.variant, gpu).items()
         },
     )
+
+
+def _instead(problem: Problem, error: Exception) -> str:
+    """What a call does whose kernel cannot be had."""
+    if problem.device == "cpu" and isinstance(error, CompilerNotFound):
+        return "plain torch operations answer"
+    return f"a call raises {type(error).__name__}"

@@ -51,6 +51,28 @@ def run(code: str, tmp_path: Path, path: str = "") -> subprocess.CompletedProces
     )
 
 
+def test_what_runs_instead_is_explained(tmp_path: Path) -> None:
+    code = (
+        "import torch, jitsparse as js\n"
+        "a, x = js.random((64, 64), 16, 0.5), torch.randn(64, 64)\n"
+        "said = js.explain('dsd', a, x)\n"
+        "assert said.obstacle in str(said)\n"
+        "print(said.obstacle)\n"
+    )
+    assert run(code, tmp_path).stdout.startswith(
+        "plain torch operations answer: no C++ compiler was found"
+    )
+    a, x = js.random((64, 64), 16, 0.5), torch.randn(64, 64)
+    with config.override(jit="off", cache_dir=tmp_path / "empty"):
+        assert js.explain("dsd", a, x).obstacle == (
+            "a call raises CacheMiss: it is not cached, and JITSPARSE_JIT=off"
+        )
+        with pytest.raises(js.CacheMiss):
+            js.dsd(a, x)
+    js.dsd(a, x)
+    assert js.explain("dsd", a, x).obstacle is None
+
+
 def test_the_reference_answers_after_one_warning(tmp_path: Path) -> None:
     code = PRODUCTS + (
         "ours = [w for w in caught if 'jitsparse' in str(w.message)]\n"

@@ -46,7 +46,7 @@ from jitsparse.jit.cache import Cache
 from jitsparse.jit.config import first_use
 from jitsparse.jit.describe import Description, describe, explain_miss
 from jitsparse.jit.entry import Entry
-from jitsparse.jit.kernel import Kernel, compile_only, is_cached, load, obtainable
+from jitsparse.jit.kernel import Kernel, compile_only, is_cached, load, obstacle
 from jitsparse.jit.pins import declare_ops, declare_values, pin
 from jitsparse.jit.selection import Candidate, Choice, choose
 from jitsparse.jit.targets import cpu_target, cuda_target
@@ -75,7 +75,7 @@ __all__ = [
     "first_use",
     "is_cached",
     "load",
-    "obtainable",
+    "obstacle",
     "pin",
 ]
 

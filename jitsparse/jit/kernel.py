@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from jitsparse.errors import ArgumentError, LaunchError, ToolchainError
+from jitsparse.errors import ArgumentError, CacheMiss, LaunchError, ToolchainError
 from jitsparse.jit import cache as caches
 from jitsparse.jit import config, private, progress, toolchain
 from jitsparse.jit.entry import Entry
@@ -20,7 +20,7 @@ from jitsparse.jit.resolve import Permission, Request, resolve
 from jitsparse.jit.template import Template
 from jitsparse.jit.variant import Variant
 
-__all__ = ["Kernel", "compile_only", "is_cached", "load", "obtainable"]
+__all__ = ["Kernel", "compile_only", "is_cached", "load", "obstacle"]
 
 
 class Kernel:
@@ -175,13 +175,17 @@ def compile_only(
         return resolve(request, Permission(hint=hint), position=position, show=show_progress)
 
 
-def obtainable(template: Template, variant: Variant) -> bool:
-    """Whether a variant can be compiled here, or is cached."""
+def obstacle(template: Template, variant: Variant) -> CacheMiss | ToolchainError | None:
+    """The error of loading a variant that is neither cached nor can be compiled here, or None."""
+    error: CacheMiss | ToolchainError = CacheMiss("it is not cached, and JITSPARSE_JIT=off")
     if config.get().jit:
-        with contextlib.suppress(ToolchainError):
+        try:
             toolchain.find(template.language)
-            return True
-    return is_cached(template, variant)
+        except ToolchainError as missing:
+            error = missing.with_traceback(None)
+        else:
+            return None
+    return None if is_cached(template, variant) else error
 
 
 def is_cached(template: Template, variant: Variant) -> bool:

@@ -126,7 +126,7 @@ def choose(
     here = registry.machine_of(problem.device, index)
     choice = jit.choose(offered, problem=name, machine=here)
     chosen = choice.candidate
-    if choice.source == "tuned" and not jit.obtainable(chosen.template, chosen.variant):
+    if choice.source == "tuned" and jit.obstacle(chosen.template, chosen.variant) is not None:
         # A preference must not fail where the families' choice, which warm-up compiles, is cached.
         why = "it is not cached and cannot be compiled here"
         return replace(jit.choose(offered), tuned=choice.tuned, not_tuned=why)
