@@ -288,7 +288,7 @@ for _name, _set_up, _backward in (
 
 
 def _save_for_both(ctx: Any, *tensors: Tensor | None) -> None:
-    """Save tensors for ``jvp``, and for ``backward`` in place of those of ``save_context``.
+    """Save tensors for ``jvp``, and for ``backward`` in place of those that were set up.
 
     Under vmap torch (2.13) remembers the batch dimensions of the list saved last, and uses them for
     both lists: so both are the same.
