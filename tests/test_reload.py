@@ -105,20 +105,30 @@ def test_what_is_written_to_a_layer_of_inference_mode_is_seen(
     assert layer.pattern == second.pattern
 
 
-class Interrupted(js.nn.BlockSparseLinear):
-    """Does something between a look at the one buffer and a look at the other, as another thread
-    may."""
+class Interrupted(dict[str, torch.Tensor]):
+    """Buffers of a layer. Something happens at a reading of the first, as in another thread."""
 
-    def __getattr__(self, name: str) -> Any:
-        found = super().__getattr__(name)
-        if name == "crow_indices" and "meanwhile" in vars(self):
-            vars(self).pop("meanwhile")()
+    def interrupt(self, meanwhile: Callable[[], None], at: int) -> None:
+        self.meanwhile, self.left = meanwhile, at
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self else default
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        found = super().__getitem__(name)
+        if name == "crow_indices":
+            self.left -= 1
+            if self.left == 0:
+                self.meanwhile()
         return found
 
 
-def test_buffers_that_are_replaced_between_two_looks() -> None:
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_buffers_that_are_replaced_between_two_looks(at: int) -> None:
     pattern, other = (js.Pattern.random((64, 64), 16, density) for density in (0.25, 0.75))
-    layer = Interrupted(64, 64, 16, pattern=pattern)
-    vars(layer)["meanwhile"] = lambda: layer.set_pattern(other)
+    layer = js.nn.BlockSparseLinear(64, 64, 16, pattern=pattern)
+    layer.crow_indices.add_(0)  # seems to be written to, so the layer looks closer
+    layer._buffers = buffers = Interrupted(layer._buffers)  # type: ignore[assignment, arg-type]
+    buffers.interrupt(lambda: layer.set_pattern(other), at)
     assert layer.pattern == other
-    assert "meanwhile" not in vars(layer)
+    assert buffers.left < 0

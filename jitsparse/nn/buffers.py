@@ -155,9 +155,9 @@ class PatternBuffers(nn.Module):
                 )
         elif torch.compiler.is_compiling():  # torch.export replaces the buffers by fakes
             self._refuse_other_fakes()
-            self._follow(*self._seen)
+            self._follow(lambda: self._seen)
         else:
-            self._follow(*self._both_buffers())
+            self._follow(self._both_buffers)
 
     def _both_buffers(self) -> tuple[Tensor, Tensor]:
         """Both buffers, of one pattern.
@@ -189,26 +189,38 @@ class PatternBuffers(nn.Module):
         ):
             # torch.export restores the attributes that tracing has set.
             raise _unseen("written to")
-        self._follow(self.crow_indices, self.col_indices)
+        self._follow(self._both_buffers)
 
     # As torch.compiler.assume_constant_result does, which would import all of Dynamo.
     _follow_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
-    def _follow(self, crow: Tensor, col: Tensor) -> None:
-        old = self._pattern
-        others = crow is not self._seen[0] or col is not self._seen[1]
-        if others:
-            crow, col = unwrapped(crow), unwrapped(col)
-            others = crow is not self._seen[0] or col is not self._seen[1]
+    def _follow(self, look: Callable[[], tuple[Tensor, Tensor]]) -> None:
+        """Make the pattern that of the buffers that ``look`` returns, if they changed."""
+        if self._is_pattern_of(*self._plain(*look())):
+            return
+        with _changes:
+            # Another thread may have been first, or have changed what was looked at.
+            crow, col = self._plain(*look())
+            if self._is_pattern_of(crow, col):
+                return
+            with outside_of_transforms(crow, col):
+                pattern = self._pattern_of(crow, col, replaced=not self._has_seen(crow, col))
+                self._note(pattern, crow, col)
+
+    def _plain(self, crow: Tensor, col: Tensor) -> tuple[Tensor, Tensor]:
+        """Buffers, unwrapped if they are not those that the layer saw last."""
+        return (crow, col) if self._has_seen(crow, col) else (unwrapped(crow), unwrapped(col))
+
+    def _has_seen(self, crow: Tensor, col: Tensor) -> bool:
+        return crow is self._seen[0] and col is self._seen[1]
+
+    def _is_pattern_of(self, crow: Tensor, col: Tensor) -> bool:
+        marks = _marks(crow, col)
+        if self._has_seen(crow, col) and self._marks == marks:
+            return True
         # Buffers that leave the meta device are uninitialised memory, not a pattern: wait until
         # they, or what replaces them, as functional_call does, are written to.
-        hollow = old.device.type == "meta" and self._emptied == _marks(crow, col)
-        if (others or self._marks != _marks(crow, col)) and not hollow:
-            with _changes, outside_of_transforms(crow, col):
-                if self._pattern is not old:  # another thread was first
-                    return self._follow(self.crow_indices, self.col_indices)
-                pattern = self._pattern_of(crow, col, replaced=others)
-                self._note(pattern, crow, col)
+        return self._pattern.device.type == "meta" and self._emptied == marks
 
     def _pattern_of(self, crow: Tensor, col: Tensor, *, replaced: bool) -> Pattern:
         """The pattern of buffers that were written to or replaced.
