@@ -1,9 +1,9 @@
 """The cost model: predicts how long a variant takes, so that the quickest is chosen.
 
-It covers products on Hopper for which families or tiles compete: dsd and dds on 16-bit elements, in
-TF32 and in IEEE float32, and sdd in the latter two. (In 16 bits an sdd has one family and few
-variants, and rules are within 5 % of the best.) The time is a sum over the parts of a product's
-work, each an amount times a price: :mod:`~jitsparse.kernels.cost_of_spmm` and
+It covers products on Hopper for which families or tiles compete, in blocks of 16 and more: dsd and
+dds on 16-bit elements, in TF32 and in IEEE float32, and sdd in the latter two. (In 16 bits an sdd
+has one family and few variants, and rules are within 5 % of the best.) The time is a sum over the
+parts of a product's work, each an amount times a price: :mod:`~jitsparse.kernels.cost_of_spmm` and
 :mod:`~jitsparse.kernels.cost_of_sdd` compute the amounts.
 
 The prices are microseconds, a row for each kind of kernel (:mod:`jitsparse.kernels.price_table`).
@@ -56,7 +56,7 @@ the best for 0.897 of the held-out products on an H100 and 0.919 on an H200, ins
 
 def covers(problem: Problem, target: str) -> bool:
     """Whether the model covers a problem on a target."""
-    return target == "sm90a" and problem.dtype in _DTYPES[problem.op]
+    return target == "sm90a" and problem.dtype in _DTYPES[problem.op] and min(problem.block) >= 16
 
 
 def quickest_first(

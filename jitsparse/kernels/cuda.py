@@ -111,12 +111,13 @@ class Tile:
     stages: int
     ctas: int
 
-    def variant(self, family: str, problem: Problem, target: str, divides: bool) -> Variant:
-        """The variant of a problem with this tile, which may be split along k."""
+    def variant(
+        self, family: str, problem: Problem, target: str, divides: bool, *others: tuple[str, str]
+    ) -> Variant:
+        """The variant of a problem with this tile, which may be split along k, and other knobs."""
         values = knobs(problem, t=self.shape, w=self.warps, s=(self.stages,), c=(self.ctas,))
-        if divides:
-            values = (*values, split.KNOB)
-        return Variant(problem.op, family, target, problem.dtype, values)
+        divided = [split.KNOB] if divides else []
+        return Variant(problem.op, family, target, problem.dtype, (*values, *others, *divided))
 
 
 def tile_context(variant: Variant) -> Context:

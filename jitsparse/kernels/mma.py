@@ -2,8 +2,10 @@
 
 Knobs: ``b`` block, ``l`` layout, ``t`` tile (rows x columns x depth of a pipeline stage), ``w``
 warps (down x across the tile), ``s`` stages of the pipeline, ``c`` CTAs that an SM should hold.
-``k`` = ``split`` stands for split-K (:mod:`jitsparse.kernels.split`): of the last tiles of an sdd,
-or of all tiles of a dsd or dds that has few.
+``o`` = ``transposed``: the operand that would be read in pieces of 16 bytes is copied transposed
+first (:mod:`jitsparse.kernels.transpose`). ``k`` = ``split`` stands for split-K
+(:mod:`jitsparse.kernels.split`): of the last tiles of an sdd, or of all tiles of a dsd or dds that
+has few.
 
 The best tiles were measured on an H200 (docs/performance.md). Small blocks need many warps to hide
 the latency of many short steps. Large ones need a product to move few bytes through shared memory,
@@ -17,7 +19,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from jitsparse.jit import Candidate, Template, Variant
-from jitsparse.kernels import split
+from jitsparse.jit.template import Context
+from jitsparse.kernels import split, transpose
 from jitsparse.kernels.cuda import (
     Tile,
     ctas_per_sm,
@@ -26,6 +29,7 @@ from jitsparse.kernels.cuda import (
     parts_of_tile,
     ranked,
     tile_context,
+    tile_count,
     time_to_the_end,
     typical_problems,
     walked,
@@ -34,13 +38,13 @@ from jitsparse.kernels.cuda import (
 from jitsparse.kernels.legality import (
     before_ampere,
     first_legal,
-    low_blocks,
     too_large,
     too_many_tiles,
     too_much_shared_memory,
 )
 from jitsparse.kernels.problem import TYPICAL_BLOCKS, Priority, Problem
-from jitsparse.kernels.roles import is_k_contiguous, op_block
+from jitsparse.kernels.roles import cpp_bool, is_k_contiguous, op_block
+from jitsparse.layout import div_up
 
 __all__ = ["candidates", "default_variants", "priority", "template"]
 
@@ -48,6 +52,13 @@ _BYTES = {"bf16": 2, "f16": 2, "tf32": 4}
 
 # Tiles of dsd and dds by the height of a block as the kernel sees it, widest first.
 _SPMM_16_BIT = {
+    8: (
+        Tile((128, 256, 128), (8, 2), 2, 1),
+        Tile((128, 128, 64), (8, 1), 3, 2),
+        Tile((128, 64, 64), (8, 1), 3, 2),
+        Tile((128, 32, 64), (8, 1), 3, 2),
+        Tile((128, 16, 64), (8, 1), 3, 2),
+    ),
     16: (
         Tile((128, 256, 64), (8, 2), 3, 1),
         Tile((128, 128, 64), (4, 2), 3, 2),
@@ -77,6 +88,11 @@ _SPMM_16_BIT = {
     ),
 }
 _SPMM_32_BIT = {
+    8: (
+        Tile((128, 256, 64), (8, 2), 2, 1),
+        Tile((128, 128, 32), (4, 2), 3, 2),
+        Tile((128, 32, 32), (4, 1), 3, 2),
+    ),
     16: (Tile((128, 128, 32), (4, 2), 3, 1), Tile((128, 32, 32), (4, 1), 3, 2)),
     32: (Tile((128, 128, 32), (4, 2), 3, 1), Tile((128, 32, 32), (4, 1), 3, 2)),
     64: (Tile((64, 128, 32), (1, 4), 3, 2), Tile((64, 32, 32), (4, 1), 4, 2)),
@@ -84,12 +100,14 @@ _SPMM_32_BIT = {
 }
 # Tiles of sdd by the height of a block. The wide tile of a height needs rows that fill it.
 _SDD_16_BIT = {
+    8: (Tile((128, 128, 64), (4, 2), 3, 2),),
     16: (Tile((128, 128, 64), (2, 4), 3, 2),),
     32: (Tile((32, 256, 64), (1, 4), 3, 2), Tile((128, 128, 64), (2, 4), 3, 2)),
     64: (Tile((64, 256, 64), (1, 4), 2, 2), Tile((64, 128, 64), (1, 4), 4, 2)),
     128: (Tile((128, 128, 64), (2, 2), 3, 2),),
 }
 _SDD_32_BIT = {
+    8: (Tile((128, 128, 32), (4, 2), 3, 2),),
     16: (Tile((128, 128, 32), (2, 4), 3, 2),),
     32: (Tile((128, 128, 32), (2, 4), 3, 2),),
     64: (Tile((64, 128, 32), (1, 4), 3, 2),),
@@ -105,6 +123,10 @@ wave takes twice as long per element of k. (H100, 84 TF32 sdd of less than a wav
 1.06 to 9.5 times as fast from 746 on, and 0.95 to 1.12 times up to 644.)"""
 _FIXED_OF_SDD = 64
 """``fixed`` of :func:`~jitsparse.kernels.cuda.time_to_the_end`."""
+_SAVED, _SAVED_IF_ALL_STORED = 6e-7, 2.7e-8
+"""Microseconds that a transposed copy saves for each element that tiles load of it, on an H200. In
+an sdd of blocks of 8 rows it is at most the second, divided by the share of the tiles that is
+stored: where much is, multiplying takes as long as loading."""
 _MAX_DIVIDED_COLUMNS = 64
 """Columns of the widest split tile of a dsd or dds: few columns are what leaves CTAs idle."""
 _DIVIDING = 16000 * 128
@@ -124,16 +146,55 @@ def candidates(problem: Problem, target: str) -> list[Candidate]:
     """Variants for a problem, best first; refused ones with their reason."""
     tiles = ranked(problem, _tiles(problem))
     to_divide = _to_divide(problem, target)
-    whole = [_candidate(problem, tile, False, target) for tile in tiles]
-    divided = [_candidate(problem, tile, True, target) for tile in to_divide]
+    whole = _candidates(problem, tiles, False, target)
+    divided = _candidates(problem, to_divide, True, target)
     if to_divide and _dividing_pays(problem, to_divide[0], _fitting(problem, tiles, False, target)):
         return [*divided, *whole]
     return [*whole, *divided]
 
 
-def _candidate(problem: Problem, tile: Tile, divides: bool, target: str) -> Candidate:
-    variant = tile.variant("mma", problem, target, divides)
-    return Candidate(variant, template(variant), _refusal(problem, tile, divides, target))
+def _candidates(
+    problem: Problem, tiles: Iterable[Tile], divides: bool, target: str
+) -> list[Candidate]:
+    found = []
+    for tile in tiles:
+        refused = _refusal(problem, tile, divides, target)
+        for way in _ways(problem, tile):
+            variant = tile.variant("mma", problem, target, divides, *way)
+            found.append(Candidate(variant, template(variant), refused))
+    return found
+
+
+def _ways(problem: Problem, tile: Tile) -> list[list[tuple[str, str]]]:
+    """Knobs other than those of the tile, best first."""
+    if not _has_short_rows(problem):
+        return [[]]
+    k = problem.extent * problem.batch
+    if problem.op == "sdd":
+        loaded, copied = tile_count(problem, tile.shape) * tile.shape[1], problem.cols
+        saved = _SAVED
+        if problem.block[0] == 8:
+            stored = max(1, problem.nnz) * math.prod(problem.block)
+            saved = min(_SAVED, _SAVED_IF_ALL_STORED * loaded * tile.shape[0] / stored)
+    else:
+        m, copied = op_block(problem.op, (problem.rows, problem.cols), problem.layout)
+        loaded, saved = walked(problem, tile) * div_up(m, tile.shape[0]), _SAVED
+    pays = saved * loaded * k > transpose.copying(copied * k)
+    return [[transpose.KNOB], []] if pays else [[], [transpose.KNOB]]
+
+
+def _has_short_rows(problem: Problem) -> bool:
+    """Whether an operand would be read in pieces of 16 bytes, half of what memory delivers.
+
+    That is one of 16-bit elements of which a block needs eight that are adjacent; a transposed copy
+    has long rows.
+    """
+    op, layout = problem.op, problem.layout
+    if _BYTES.get(problem.dtype) != 2:
+        return False
+    if op == "sdd":
+        return problem.block[1] == 8 and layout[1] == "n"
+    return op_block(op, problem.block, layout)[1] == 8 and is_k_contiguous(op, layout)
 
 
 def _fitting(problem: Problem, tiles: Iterable[Tile], divides: bool, target: str) -> list[Tile]:
@@ -183,9 +244,11 @@ def _time(problem: Problem, tile: Tile, divides: bool) -> float:
 def _tiles(problem: Problem) -> tuple[Tile, ...]:
     wide = _BYTES.get(problem.dtype, 4) == 4
     if problem.op == "sdd":
-        return (_SDD_32_BIT if wide else _SDD_16_BIT).get(problem.block[0], _SDD_16_BIT[16])
-    height, _ = op_block(problem.op, problem.block, problem.layout)
-    tiles = (_SPMM_32_BIT if wide else _SPMM_16_BIT).get(height, _SPMM_16_BIT[16])
+        return (_SDD_32_BIT if wide else _SDD_16_BIT)[problem.block[0]]
+    height, depth = op_block(problem.op, problem.block, problem.layout)
+    tiles = (_SPMM_32_BIT if wide else _SPMM_16_BIT)[height]
+    if height == 8 and depth > 32:
+        return tiles[1:]  # the widest would spill registers, and deep blocks need no deep stages
     if height == 16 and is_k_contiguous(problem.op, problem.layout):
         # The dense operand arrives in rows of 32 bytes, so requests limit L2, not bytes: sharing
         # them among more columns gains nothing, and an SM runs two narrower tiles (10 to 15 %).
@@ -197,8 +260,7 @@ def _refusal(problem: Problem, tile: Tile, divides: bool, target: str) -> str | 
     if problem.dtype not in _BYTES:
         return f"dtype {problem.dtype}: tensor cores multiply {', '.join(_BYTES)}"
     return (
-        low_blocks(problem)
-        or too_large(problem)
+        too_large(problem)
         or too_many_tiles(problem, tile.shape[:2])
         or (split.too_many_panels(problem, tile.shape[0]) if divides else None)
         or before_ampere(target)
@@ -212,7 +274,7 @@ def _shared_memory(problem: Problem, tile: Tile, divides: bool) -> int:
     itemsize = _BYTES[problem.dtype]
     pipeline = tile.stages * (tile_m + tile_n) * tile_k * itemsize
     if problem.op == "sdd":
-        rows = min(tile_m // warps_m, problem.block[0])
+        rows = min(tile_m // warps_m, max(16, problem.block[0]))
         cols = min(tile_n // warps_n, problem.block[1])
         metadata = 16 * (tile_n // problem.block[1]) + divides * split.BYTES_OF_TAIL
         staged = warps_m * warps_n * rows * (cols * itemsize + 16)
@@ -227,12 +289,12 @@ def _shared_memory(problem: Problem, tile: Tile, divides: bool) -> int:
 
 
 def default_variants(target: str) -> Iterator[Variant]:
-    """What calls choose before Hopper for square blocks.
+    """What calls choose before Hopper for square blocks, and on Hopper for blocks of 8.
 
     Also with few columns, and for bf16 with a short k.
     """
     problems = (
-        *typical_problems(("bf16",), TYPICAL_BLOCKS),
+        *typical_problems(("bf16",), (8, *TYPICAL_BLOCKS)),
         *typical_problems(("bf16", "tf32"), (32, 128), extent=16),
         *typical_problems(("bf16",), (32, 128), extent=64),
         *(
@@ -247,4 +309,14 @@ def default_variants(target: str) -> Iterator[Variant]:
 
 def template(variant: Variant) -> Template:
     """The template that a variant is rendered from."""
-    return cuda_template("mma", variant.op, tile_context)
+    return cuda_template("mma", variant.op, context)
+
+
+def context(variant: Variant) -> Context:
+    """The names that the templates use."""
+    names = dict(tile_context(variant)) | {"copy": "no_copy"}
+    if not transpose.transposes(variant):
+        return names
+    if variant.op == "sdd":
+        return names | {"copy": "transpose_right", "right_k_contiguous": cpp_bool(True)}
+    return names | {"copy": "transpose_dense_across", "dense_k_contiguous": cpp_bool(False)}

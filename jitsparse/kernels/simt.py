@@ -48,11 +48,10 @@ def _tiles(problem: Problem) -> list[tuple[int, int]]:
 
 
 def default_variants(target: str) -> Iterator[Variant]:
-    """What calls choose where no other family has a kernel: float64, and blocks of 8."""
+    """What calls choose where no other family has a kernel: float64, and float32 in blocks of 8."""
     problems = (
         *typical_problems(("f32",), (8,)),
         *typical_problems(("f64",), (32,)),
-        *typical_problems(("bf16",), (8,)),
     )
     yield from first_legal(candidates, problems, target)
 

@@ -3,10 +3,11 @@
 Two kinds of kernels need an operand k-major (contiguous along k, the summed axis). An sdd gathers
 blocks along one side: if the operand there is MN-major, as in the gradient of a weight, rows of a
 block of 16 have 32 bytes, for which TMA takes as long as for 128. And wgmma reads TF32 from shared
-memory only if it is k-major, dense operands and stored blocks alike. One kind needs an MN-major
-operand: a dsd or dds that condenses block columns gathers rows of the dense operand. Variants with
-the knob ``o`` make a copy in the workspace first: ``transposed`` of a dense operand, ``values`` of
-every stored block. Measurements are in docs/performance.md.
+memory only if it is k-major, dense operands and stored blocks alike. Other kinds need an MN-major
+operand: a dsd or dds that condenses block columns gathers rows of the dense operand, and one whose
+blocks are 8 deep would read pieces of 16 bytes of a k-major one. Variants with the knob ``o`` make
+a copy in the workspace first: ``transposed`` of a dense operand, ``values`` of every stored block.
+Measurements are in docs/performance.md.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ __all__ = [
     "KNOB",
     "SHORT",
     "VALUES_KNOB",
+    "across",
     "bytes_for_sdd",
     "bytes_for_spmm",
     "bytes_of",
@@ -64,6 +66,11 @@ def transposes_values(variant: Variant) -> bool:
     return VALUES_KNOB in variant.knobs
 
 
+def across(variant: Variant) -> bool:
+    """Whether a dsd or dds variant that transposes its dense operand makes it MN-major."""
+    return variant.family == "mma" or CONDENSED in variant.knobs
+
+
 def width(problem: Problem, side: str) -> int:
     """Extent, other than k, of the operand that is gathered along a side."""
     return problem.rows if side == "rows" else problem.cols
@@ -99,7 +106,7 @@ def bytes_for_spmm(
     """Bytes of a dsd or dds variant's transposed copy: of its dense operand, which has ``n``
     columns, of the ``stored`` bytes of its values, or none."""
     if transposes(variant):
-        if CONDENSED in variant.knobs:
+        if across(variant):
             n, k = k, n
         return bytes_of(n, k, batch, batch_stride, itemsize)
     return stored if transposes_values(variant) else 0
@@ -113,7 +120,8 @@ def bytes_for_sdd(
     strides: tuple[int, int],
     itemsize: int,
 ) -> int:
-    """Bytes of an sdd variant's transposed copy, that of the operand that it gathers.
+    """Bytes of an sdd variant's transposed copy, that of the operand that it gathers (by ``mma``
+    always the right one).
 
     Args:
         variant: one that transposes.
@@ -122,5 +130,6 @@ def bytes_for_sdd(
         strides: batch strides of the left operand and the right one.
         itemsize: bytes of an element.
     """
-    side = 0 if variant.knob("g") == "rows" else 1
+    rows = variant.family == "wgmma" and variant.knob("g") == "rows"
+    side = 0 if rows else 1
     return bytes_of(shape[side], k, batch, strides[side], itemsize)

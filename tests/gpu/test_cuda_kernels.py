@@ -27,6 +27,7 @@ pytestmark = pytest.mark.gpu
 BLOCKS = (
     *((8, 8), (16, 16), (32, 32), (64, 64), (128, 128)),
     *((16, 64), (64, 16), (128, 32), (64, 128), (128, 16), (32, 16), (16, 128)),
+    *((8, 64), (16, 8)),
 )
 # Aligned, so that no family stands back; no multiple of a block, so that every edge is met.
 ROWS, COLS, EXTENT, BATCH = 296, 424, 200, 2

@@ -119,7 +119,27 @@ NAMED = (
     "dds.fma.sm90a.f32.b128x128.lnt.t128x64x32.w2x2.s3.c3",
     "dsd.fma.sm90a.f32.b128x16.lnt.t128x64x16.w2x2.s3.c2",
     "dsd.fma.sm90a.f32.b32x32.lnn.t32x256x32.w1x4.s2.c3",
-    # and divided, either output; tensor cores too
+    # tensor cores: low blocks, multiplied transposed, and blocks half as deep as a multiplication
+    "dsd.mma.sm90a.bf16.b8x8.lnn.t128x256x128.w8x2.s2.c1",
+    "dds.mma.sm90a.f16.b8x8.lnn.t128x64x64.w8x1.s3.c2",
+    "dds.mma.sm90a.bf16.b8x64.lnt.t128x128x64.w8x1.s3.c2",
+    "dsd.mma.sm90a.f16.b64x8.lnt.t64x128x64.w1x4.s4.c2",
+    "dsd.mma.sm90a.bf16.b16x8.ltt.t128x128x64.w4x2.s3.c2",
+    "dds.mma.sm90a.f16.b32x8.ltt.t128x32x64.w4x1.s3.c2",
+    "dsd.mma.sm90a.tf32.b8x8.ltt.t128x256x64.w8x2.s2.c1",
+    "dds.mma.sm90a.tf32.b8x16.lnt.t128x32x32.w4x1.s3.c2",
+    "dds.mma.sm90a.tf32.b64x8.ltn.t128x128x32.w4x2.s3.c1",
+    "sdd.mma.sm90a.bf16.b8x8.lnn.t128x128x64.w4x2.s3.c2",
+    "sdd.mma.sm90a.f16.b8x32.ltt.t128x128x64.w4x2.s3.c2",
+    "sdd.mma.sm90a.bf16.b64x8.lnt.t64x128x64.w1x4.s4.c2",
+    "sdd.mma.sm90a.tf32.b8x8.ltn.t128x128x32.w4x2.s3.c2",
+    "dds.mma.sm90a.bf16.b8x8.lnn.t128x128x64.w8x1.s3.c2.otransposed",
+    "dsd.mma.sm90a.f16.b32x8.lnt.t128x128x64.w2x4.s3.c2.otransposed",
+    "sdd.mma.sm90a.f16.b16x8.ltn.t128x128x64.w2x4.s3.c2.otransposed",
+    # and divided, either output
+    "dsd.mma.sm90a.bf16.b8x8.ltn.t128x32x64.w8x1.s3.c2.ksplit",
+    "dds.mma.sm90a.bf16.b8x8.lnt.t128x32x64.w8x1.s3.c2.otransposed.ksplit",
+    "dds.mma.sm90a.f16.b8x16.ltt.t128x64x64.w8x1.s3.c2.ksplit",
     "dds.mma.sm90a.bf16.b64x64.lnt.t64x32x64.w4x1.s4.c3.ksplit",
     "dsd.mma.sm90a.f16.b16x16.lnn.t128x64x64.w4x1.s3.c2.ksplit",
     "dds.mma.sm90a.tf32.b32x32.lnn.t128x32x32.w4x1.s3.c2.ksplit",
@@ -136,6 +156,8 @@ TAIL = (
     "sdd.fma.sm90a.f32.b16x32.ltt.t16x256x16.w1x4.s3.c4.ksplit",
     "sdd.mma.sm90a.bf16.b64x64.lnn.t64x128x64.w1x4.s4.c2.ksplit",
     "sdd.mma.sm90a.tf32.b64x32.ltt.t64x128x32.w1x4.s3.c2.ksplit",
+    "sdd.mma.sm90a.bf16.b8x8.ltt.t128x128x64.w4x2.s3.c2.ksplit",
+    "sdd.mma.sm90a.bf16.b8x8.ltn.t128x128x64.w4x2.s3.c2.otransposed.ksplit",
     "sdd.mma.sm90a.f16.b16x16.lnt.t128x128x64.w2x4.s3.c2.ksplit",  # of several block rows
 )
 """An sdd whose last tiles are divided."""
@@ -648,13 +670,17 @@ def test_panels_that_share_columns(
 @pytest.mark.parametrize("extent", [1, 7, 333])
 @pytest.mark.parametrize(
     "name",
-    [name for name in NAMED if ".otransposed" in name and not re.match("dsd.*condensed", name)],
+    [
+        name
+        for name in NAMED
+        if ".otransposed" in name and not re.match(r"dsd.*(condensed|mma)", name)
+    ],
 )
 def test_operands_of_any_extent_are_transposed(
     name: str, extent: int, sources: Path, resize: Callable[..., None]
 ) -> None:
     """Along the axis that is not contiguous, which need not be a multiple of anything."""
-    size = "EXTENT" if name.startswith("sdd") or "condensed" in name else "ROWS"
+    size = "EXTENT" if re.search(r"^sdd|condensed|\.mma\.", name) else "ROWS"
     resize(**{size: extent})
     check(Variant.parse(name), sources)
 

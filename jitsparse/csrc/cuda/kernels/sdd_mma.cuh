@@ -21,13 +21,16 @@ struct SddMma {
   static constexpr int WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
   using Pipeline = SddPipeline<Element, BLOCK_ROWS, BLOCK_COLS, LEFT_K_CONTIGUOUS, RIGHT_K_CONTIGUOUS, TILE_M, TILE_N, TILE_K,
                                kThreads, STAGES>;
+  using Storage = typename Element::Storage;
   static constexpr int kColumns = Pipeline::kColumns;
   static_assert(WARP_M % BLOCK_ROWS == 0 || BLOCK_ROWS % WARP_M == 0, "a warp holds whole blocks or a part of one");
   static_assert(WARP_N % BLOCK_COLS == 0 || BLOCK_COLS % WARP_N == 0, "a warp holds whole blocks or a part of one");
-  static_assert(WARP_N % 16 == 0 && BLOCK_ROWS % 16 == 0 && BLOCK_COLS % 16 == 0, "mma tile sizes");
+  static_assert(WARP_M % 16 == 0 && WARP_N % 16 == 0, "mma tile sizes");
 
-  // What a warp multiplies: blocks, or the piece of a block that its warp tile covers.
-  static constexpr int kPieceM = WARP_M < BLOCK_ROWS ? WARP_M : BLOCK_ROWS;
+  // What a warp multiplies: blocks, or the piece of a block that its warp tile covers. An mma has 16 rows, so two blocks of 8 are a piece,
+  // which is multiplied if either is stored.
+  static constexpr int kStacked = BLOCK_ROWS < 16 ? 16 / BLOCK_ROWS : 1;  // blocks of a piece, one below the other
+  static constexpr int kPieceM = WARP_M < BLOCK_ROWS ? WARP_M : kStacked * BLOCK_ROWS;
   static constexpr int kPieceN = WARP_N < BLOCK_COLS ? WARP_N : BLOCK_COLS;
   static constexpr int kWarpRows = WARP_M / kPieceM, kWarpColumns = WARP_N / kPieceN;
   static constexpr bool kAlwaysPresent = Pipeline::kGroup == 1 && kColumns == 1;
@@ -50,6 +53,9 @@ struct SddMma {
 
   using Accumulators = float[kWarpRows][kWarpColumns][kPieceM / 16][kPieceN / 8][4];
 
+  // Whether any block of the g-th piece is stored.
+  static __device__ __forceinline__ bool has_piece(int mask, int g) { return mask >> g * kStacked & ((1 << kStacked) - 1); }
+
   static __device__ __forceinline__ void multiply(Accumulators& c, const int (&masks)[kWarpColumns], unsigned left,
                                                   unsigned right) {
     int any = 0;
@@ -57,31 +63,28 @@ struct SddMma {
     for (int u = 0; u < kWarpColumns; ++u) any |= masks[u];
 #pragma unroll
     for (int k = 0; k < TILE_K; k += Element::kMmaK) {
-      unsigned b[WARP_N / 16][4];
+      unsigned b[WARP_N / 8][2];
 #pragma unroll
-      for (int j = 0; j < WARP_N / 16; ++j) RightReads::load(b[j], right, j * 16, k);
+      for (int n = 0; n < WARP_N; n += 16) RightReads::load(reinterpret_cast<unsigned(&)[4]>(b[n / 8]), right, n, k);
 #pragma unroll
       for (int g = 0; g < kWarpRows; ++g) {
-        if (!kAlwaysPresent && !(any >> g & 1)) continue;
+        if (!kAlwaysPresent && !has_piece(any, g)) continue;
 #pragma unroll
         for (int i = 0; i < kPieceM / 16; ++i) {
           unsigned a[4];
           LeftReads::load(a, left, g * kPieceM + i * 16, k);
 #pragma unroll
           for (int u = 0; u < kWarpColumns; ++u) {
-            if (!kAlwaysPresent && kWarpColumns > 1 && !(masks[u] >> g & 1)) continue;
+            if (!kAlwaysPresent && kWarpColumns > 1 && !has_piece(masks[u], g)) continue;
 #pragma unroll
-            for (int j = 0; j < kPieceN / 8; ++j) {
-              const int at = u * (kPieceN / 8) + j;
-              Element::mma(c[g][u][i][j], a, b[at / 2][at % 2 * 2], b[at / 2][at % 2 * 2 + 1]);
-            }
+            for (int j = 0; j < kPieceN / 8; ++j) Element::mma(c[g][u][i][j], a, b[u * (kPieceN / 8) + j]);
           }
         }
       }
     }
   }
 
-  // A warp's tile: its first row and column, and its blocks: bit g of masks[u] is set if its block row g stores its block column u.
+  // A warp's tile: its first row and column, and its blocks: bit r of masks[u] is set if its block row r stores its block column u.
   // Recomputed after the main loop, during which it would take registers.
   struct WarpTile {
     int lane, warp, m, n, first_group, first_column, masks[kWarpColumns];
@@ -95,7 +98,7 @@ struct SddMma {
       first_group = m / BLOCK_ROWS, first_column = n / BLOCK_COLS;
 #pragma unroll
       for (int u = 0; u < kWarpColumns; ++u) {
-        masks[u] = __shfl_sync(~0u, columns[first_column + u].y >> first_group & ((1 << kWarpRows) - 1), 0);
+        masks[u] = __shfl_sync(~0u, columns[first_column + u].y >> first_group & ((1 << kWarpRows * kStacked) - 1), 0);
       }
     }
   };
@@ -151,12 +154,17 @@ struct SddMma {
     for (int g = 0; g < kWarpRows; ++g) {
 #pragma unroll
       for (int u = 0; u < kWarpColumns; ++u) {
-        if (!(mine.masks[u] >> g & 1)) continue;
-        auto* out = Pipeline::block_of(args, columns[mine.first_column + u], mine.first_group + g) + in_block;
+        if (!has_piece(mine.masks[u], g)) continue;
         __syncwarp();
         Staged::write(staged, c[g][u], mine.lane);
         __syncwarp();
-        Staged::copy_out(staged, out, BLOCK_COLS, kPieceM, kPieceN, mine.lane);
+#pragma unroll
+        for (int r = g * kStacked; r < (g + 1) * kStacked; ++r) {
+          if (!(mine.masks[u] >> r & 1)) continue;
+          auto* out = Pipeline::block_of(args, columns[mine.first_column + u], mine.first_group + r) + in_block;
+          constexpr int kRows = kPieceM / kStacked;
+          Staged::copy_out(staged + (r - g * kStacked) * kRows * Staged::kPitch, out, BLOCK_COLS, kRows, kPieceN, mine.lane);
+        }
       }
     }
     Pipeline::clear_past_edge(args, panel, columns, ptx::thread_index());
@@ -171,7 +179,7 @@ struct SddMma {
     for (int g = 0; g < kWarpRows; ++g) {
 #pragma unroll
       for (int u = 0; u < kWarpColumns; ++u) {
-        if (!(mine.masks[u] >> g & 1)) continue;
+        if (!has_piece(mine.masks[u], g)) continue;
 #pragma unroll
         for (int i = 0; i < kPieceM / 16; ++i) {
 #pragma unroll

@@ -20,51 +20,67 @@ struct SpmmMma {
   static constexpr int WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
   using Pipeline = SpmmPipeline<Element, BLOCK_ROWS, BLOCK_COLS, FLIPPED, DENSE_K_CONTIGUOUS, TILE_M, TILE_N, TILE_K,
                                 kThreads, STAGES>;
+  using Stages = Pipeline;
   using BlockTile = typename Pipeline::BlockTile;
   using DenseTile = typename Pipeline::DenseTile;
   static constexpr int kBlockM = Pipeline::kBlockM, kGroup = Pipeline::kGroup;
   static constexpr int kSlots = Pipeline::kSlots, kSlotK = Pipeline::kSlotK;
   static_assert(WARP_M % kBlockM == 0 || kBlockM % WARP_M == 0, "a warp holds whole blocks or a part of one");
-  static_assert(WARP_N % 16 == 0 && kBlockM % 16 == 0 && kSlotK % Element::kMmaK == 0, "mma tile sizes");
+
+  // An mma has 16 rows and 8 columns. A block of 8 rows can only be its right operand: two as its left one would be multiplied together,
+  // also where just one is stored. The product is then computed transposed.
+  static constexpr bool kLow = kBlockM < 16;
+  static constexpr int kMmaK = kSlotK < Element::kMmaK ? kSlotK : Element::kMmaK;
+  static constexpr int kBlocksInWarp = WARP_M > kBlockM ? WARP_M / kBlockM : 1, kRowsOfBlock = WARP_M > kBlockM ? kBlockM : WARP_M;
+  static constexpr int kBlockSpan = kLow ? 8 : 16, kDenseSpan = kLow ? 16 : 8;  // of an mma
+  static_assert(WARP_N % 16 == 0 && kRowsOfBlock % kBlockSpan == 0 && kSlotK % kMmaK == 0, "mma tile sizes");
+  static_assert(kSlots * kBlocksInWarp <= 32, "a lane tests each block of a warp in a stage");
+
+  static constexpr int kDeep = kMmaK / DenseTile::kPerChunk;  // registers along k
+  static constexpr int kDenseLoad = WARP_N * kDeep < 32 ? WARP_N : 32 / kDeep;  // columns that four registers hold
+  using BlockFragments = Fragments<Element, !FLIPPED, BlockTile, kBlockSpan, kMmaK, kLow>;
+  using DenseFragments = Fragments<Element, DENSE_K_CONTIGUOUS, DenseTile, kDenseLoad, kMmaK, !kLow>;
+  using Accumulators = float[(kLow ? WARP_N : WARP_M) / 16][(kLow ? WARP_M : WARP_N) / 8][4];
+  static constexpr bool kAlwaysPresent = kGroup == 1 && kSlots == 1;
 
   static constexpr int kStagedBytes = StagedTile<Element, WARP_M, WARP_N, OUT_TRANSPOSED>::kBytes;  // per warp
   static constexpr int kSharedBytes =
       Pipeline::kBytes > kThreads / 32 * kStagedBytes ? Pipeline::kBytes : kThreads / 32 * kStagedBytes;
   static constexpr int kGroupedPanels = 16;
 
-  using Accumulators = float[WARP_M / 16][WARP_N / 8][4];
-  using BlockFragments = LeftFragments<Element, !FLIPPED, BlockTile>;
-  using DenseFragments = RightFragments<Element, DENSE_K_CONTIGUOUS, DenseTile>;
-  static constexpr bool kAlwaysPresent = kGroup == 1 && kSlots == 1;
-
   using Sum = SpmmSum<Element>;
   using Sums = SpmmSums<OUT_TRANSPOSED>;
   static JITSPARSE_HD int parts(const SpmmArgs& args) { return SPLIT ? int(args.parts) : 1; }
 
   // Multiplies a warp's share of a stage: for each k of the mma it loads its columns of the dense tile once, then the blocks that are
-  // stored. Bit slot * kGroup + g of `present` is set if the warp's block g of that slot is stored.
+  // stored. Bit slot * kBlocksInWarp + g of `present` is set if the warp's block g of that slot is stored.
   static __device__ __forceinline__ void multiply(Accumulators& c, unsigned present, unsigned blocks, unsigned dense) {
-    constexpr int kBlocksInWarp = WARP_M > kBlockM ? WARP_M / kBlockM : 1;
-    constexpr int kRowsOfBlock = WARP_M > kBlockM ? kBlockM : WARP_M;
-    constexpr unsigned kMine = (1u << kBlocksInWarp) - 1;
+    constexpr unsigned kMine = ~0u >> (32 - kBlocksInWarp);
 #pragma unroll
     for (int slot = 0; slot < kSlots; ++slot) {
-      if (!kAlwaysPresent && !(present >> slot * kGroup & kMine)) continue;
+      if (!kAlwaysPresent && !(present >> slot * kBlocksInWarp & kMine)) continue;
 #pragma unroll
-      for (int k = 0; k < kSlotK; k += Element::kMmaK) {
-        unsigned b[WARP_N / 16][4];
+      for (int k = 0; k < kSlotK; k += kMmaK) {
+        unsigned columns[WARP_N / kDenseSpan][kDenseSpan / 8 * kDeep];
 #pragma unroll
-        for (int j = 0; j < WARP_N / 16; ++j) DenseFragments::load(b[j], dense + slot * DenseTile::kBytes, j * 16, k);
+        for (int n = 0; n < WARP_N; n += kDenseLoad) {
+          auto& loaded = reinterpret_cast<unsigned(&)[DenseFragments::kCount]>(columns[n / kDenseSpan]);
+          DenseFragments::load(loaded, dense + slot * DenseTile::kBytes, n, k);
+        }
 #pragma unroll
         for (int g = 0; g < kBlocksInWarp; ++g) {
-          if (!kAlwaysPresent && !(present >> (slot * kGroup + g) & 1)) continue;
+          if (!kAlwaysPresent && !(present >> (slot * kBlocksInWarp + g) & 1)) continue;
 #pragma unroll
-          for (int i = 0; i < kRowsOfBlock / 16; ++i) {
-            unsigned a[4];
-            BlockFragments::load(a, blocks + (slot * kGroup + g) * BlockTile::kBytes, i * 16, k);
+          for (int i = 0; i < kRowsOfBlock / kBlockSpan; ++i) {
+            unsigned block[BlockFragments::kCount];
+            BlockFragments::load(block, blocks + (slot * kGroup + g) * BlockTile::kBytes, i * kBlockSpan, k);
 #pragma unroll
-            for (int j = 0; j < WARP_N / 8; ++j) {
-              Element::mma(c[g * (kRowsOfBlock / 16) + i][j], a, b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
+            for (int j = 0; j < WARP_N / kDenseSpan; ++j) {
+              if constexpr (kLow) {
+                Element::mma(c[j][g], columns[j], block);
+              } else {
+                Element::mma(c[g * (kRowsOfBlock / 16) + i][j], block, columns[j]);
+              }
             }
           }
         }
@@ -98,22 +114,27 @@ struct SpmmMma {
     for_each_stage<Pipeline>(stream, 0, stream.stage_count, [&](int stage, unsigned buffer) {
       unsigned present = 1;
       if constexpr (!kAlwaysPresent) {
-        const int mask = lane < kSlots * kGroup ? stream.rings.step(stage, lane / kGroup)->y : 0;
-        present = __ballot_sync(~0u, mask >> lane % kGroup & 1) >> first_block;
+        // Lanes beyond the last slot begin again, which costs less than a test (in blocks of 32: 1.03 times as fast).
+        const int mask = stream.rings.step(stage, lane / kBlocksInWarp % kSlots)->y >> first_block;
+        present = __ballot_sync(~0u, mask >> lane % kBlocksInWarp & 1);
       }
       multiply(c, present, buffer + block_offset, buffer + dense_offset);
     });
     const int64 m = Pipeline::m(args);
     if (parts(args) > 1) {
-      store_fragments<RowOrder<WARP_M / 16, false>, OUT_TRANSPOSED>(c, Sums::at(args, m, part, tile.batch), Sums::ld(args, m),
-                                                                    int(first_m) + warp_m * WARP_M, m, int(first_n) + warp_n * WARP_N,
-                                                                    args.n, /*warp=*/0, lane);
+      float* sums = Sums::at(args, m, part, tile.batch);
+      const int at_m = int(first_m) + warp_m * WARP_M, at_n = int(first_n) + warp_n * WARP_N;
+      if constexpr (kLow) {
+        store_fragments<RowOrder<WARP_N / 16, false>, !OUT_TRANSPOSED>(c, sums, Sums::ld(args, m), at_n, args.n, at_m, m, /*warp=*/0, lane);
+      } else {
+        store_fragments<RowOrder<WARP_M / 16, false>, OUT_TRANSPOSED>(c, sums, Sums::ld(args, m), at_m, m, at_n, args.n, /*warp=*/0, lane);
+      }
       return;
     }
     ptx::cp_async_wait<0>();
     __syncthreads();
-    store_product<Element, OUT_TRANSPOSED, WARP_M, WARP_N>(args, c, m, tile.batch, first_m + warp_m * WARP_M, first_n + warp_n * WARP_N,
-                                                           shared + warp * kStagedBytes, lane);
+    store_product<Element, OUT_TRANSPOSED, WARP_M, WARP_N, kLow>(args, c, m, tile.batch, first_m + warp_m * WARP_M,
+                                                                 first_n + warp_n * WARP_N, shared + warp * kStagedBytes, lane);
   }
 
   static int64 grid(const SpmmArgs& args) { return Pipeline::grid(args) * parts(args); }

@@ -35,7 +35,7 @@ struct SpmmPipeline {
   static constexpr int kSlots = TILE_K > kBlockK ? TILE_K / kBlockK : 1;
   static constexpr int kStagesPerStep = kBlockK > TILE_K ? kBlockK / TILE_K : 1;
   static constexpr int kSlotK = TILE_K / kSlots;
-  static_assert(kSlots * kGroup <= 32, "one warp fetches a stage's block positions");
+  static_assert(kSlots * kGroup <= THREADS, "a thread fetches one of a stage's block positions");
 
   static constexpr bool kScalar = sizeof(Storage) == 4;  // operands that ldmatrix cannot transpose
   static_assert(!TRANSPOSES_BLOCKS || (kScalar && !FLIPPED && kSlots * kGroup == 1), "only a single k-major block is transposed");

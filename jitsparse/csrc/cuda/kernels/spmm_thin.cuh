@@ -95,9 +95,9 @@ struct SpmmThin {
           for (int i = 0; i < TILE_M / 16; ++i) {
 #pragma unroll
             for (int s = 0; s < kMmas; ++s) {
-              const unsigned fragment[4] = {a[u][2 * i][2 * s], a[u][2 * i + 1][2 * s], a[u][2 * i][2 * s + 1],
-                                            a[u][2 * i + 1][2 * s + 1]};
-              Element::mma(c[i][j], fragment, b[2 * s], b[2 * s + 1]);
+              const unsigned left[4] = {a[u][2 * i][2 * s], a[u][2 * i + 1][2 * s], a[u][2 * i][2 * s + 1], a[u][2 * i + 1][2 * s + 1]};
+              const unsigned right[2] = {b[2 * s], b[2 * s + 1]};
+              Element::mma(c[i][j], left, right);
             }
           }
         }

@@ -16,8 +16,12 @@ struct Bf16 {
   static __device__ __forceinline__ unsigned pack(float low, float high) { return ptx::pack_bf16x2(low, high); }
   static __device__ __forceinline__ unsigned pack_relu(float low, float high) { return ptx::pack_relu_bf16x2(low, high); }
   static __device__ __forceinline__ unsigned operand(unsigned bits) { return bits; }
-  static __device__ __forceinline__ void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-    ptx::mma_m16n8k16_bf16(c, a, b0, b1);
+  static __device__ __forceinline__ void mma(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    ptx::mma_m16n8k16_bf16(c, a, b[0], b[1]);
+  }
+  // Half as deep.
+  static __device__ __forceinline__ void mma(float (&c)[4], const unsigned (&a)[2], const unsigned (&b)[1]) {
+    ptx::mma_m16n8k8_bf16(c, a[0], a[1], b[0]);
   }
   // m64nNk16; c has N / 2 registers per thread, a is in shared memory or in registers.
   template <int TRANSPOSE_A, int TRANSPOSE_B, int REGISTERS>
@@ -39,8 +43,12 @@ struct F16 {
   static __device__ __forceinline__ unsigned pack(float low, float high) { return ptx::pack_f16x2(low, high); }
   static __device__ __forceinline__ unsigned pack_relu(float low, float high) { return ptx::pack_relu_f16x2(low, high); }
   static __device__ __forceinline__ unsigned operand(unsigned bits) { return bits; }
-  static __device__ __forceinline__ void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-    ptx::mma_m16n8k16_f16(c, a, b0, b1);
+  static __device__ __forceinline__ void mma(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    ptx::mma_m16n8k16_f16(c, a, b[0], b[1]);
+  }
+  // Half as deep.
+  static __device__ __forceinline__ void mma(float (&c)[4], const unsigned (&a)[2], const unsigned (&b)[1]) {
+    ptx::mma_m16n8k8_f16(c, a[0], a[1], b[0]);
   }
   // m64nNk16; c has N / 2 registers per thread, a is in shared memory or in registers.
   template <int TRANSPOSE_A, int TRANSPOSE_B, int REGISTERS>
@@ -60,8 +68,8 @@ struct Tf32 {
   static __device__ __forceinline__ float load(Storage x) { return x; }
   static __device__ __forceinline__ Storage store(float x) { return x; }
   static __device__ __forceinline__ unsigned operand(unsigned bits) { return ptx::to_tf32(bits); }
-  static __device__ __forceinline__ void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-    ptx::mma_m16n8k8_tf32(c, a, b0, b1);
+  static __device__ __forceinline__ void mma(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    ptx::mma_m16n8k8_tf32(c, a, b[0], b[1]);
   }
 };
 

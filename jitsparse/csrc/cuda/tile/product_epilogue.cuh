@@ -7,30 +7,38 @@
 
 namespace jitsparse {
 
-// `c` holds M x N of out[m][n] from (first_m, first_n). TRANSPOSED: the output is stored as out[n][m], and the bias, one element per stored
-// column, runs along m. `staged` is shared memory of this warp alone.
-template <typename Element, bool TRANSPOSED, int M, int N>
-__device__ __forceinline__ void store_product(const SpmmArgs& args, float (&c)[M / 16][N / 8][4], int64 m_extent,
-                                              int64 batch, int64 first_m, int64 first_n, unsigned char* staged, int lane) {
+// `c` holds M x N of out[m][n] from (first_m, first_n), or with C_TRANSPOSED N x M of its transposed. TRANSPOSED: the output is stored as
+// out[n][m], and the bias, one element per stored column, runs along m. `staged` is shared memory of this warp alone.
+template <typename Element, bool TRANSPOSED, int M, int N, bool C_TRANSPOSED>
+__device__ __forceinline__ void store_product(const SpmmArgs& args, float (&c)[(C_TRANSPOSED ? N : M) / 16][(C_TRANSPOSED ? M : N) / 8][4],
+                                              int64 m_extent, int64 batch, int64 first_m, int64 first_n, unsigned char* staged, int lane) {
   using Storage = typename Element::Storage;
-  using Staged = StagedTile<Element, M, N, TRANSPOSED>;
+  using Staged = StagedTile<Element, C_TRANSPOSED ? N : M, C_TRANSPOSED ? M : N, TRANSPOSED != C_TRANSPOSED>;
   if (TRANSPOSED && args.bias != nullptr) {
     const Storage* bias = static_cast<const Storage*>(args.bias);
+    const auto of = [&](int64 m) { return m < m_extent ? Element::load(bias[m]) : 0.0f; };
 #pragma unroll
-    for (int i = 0; i < M / 16; ++i) {
+    for (int span = 0; span < M / 8; ++span) {
+      if constexpr (C_TRANSPOSED) {
+        const int64 m = first_m + span * 8 + lane % 4 * 2;
+        const float b[2] = {of(m), of(m + 1)};
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int64 m = first_m + i * 16 + half * 8 + lane / 4;
-        const float b = m < m_extent ? Element::load(bias[m]) : 0.0f;
+        for (int i = 0; i < N / 16; ++i) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) c[i][span][e] += b[e % 2];
+        }
+      } else {
+        const int half = span % 2;
+        const float b = of(first_m + span * 8 + lane / 4);
 #pragma unroll
         for (int j = 0; j < N / 8; ++j) {
-          c[i][j][2 * half] += b;
-          c[i][j][2 * half + 1] += b;
+          c[span / 2][j][2 * half] += b;
+          c[span / 2][j][2 * half + 1] += b;
         }
       }
     }
   }
-  apply_activation<Element>(reinterpret_cast<float(&)[M / 16 * (N / 8) * 4]>(c), args.activation);
+  apply_activation<Element>(reinterpret_cast<float(&)[M / 8 * (N / 16) * 4]>(c), args.activation);
   Storage* tile = reinterpret_cast<Storage*>(staged);
   Staged::write(tile, c, lane);
   __syncwarp();

@@ -23,7 +23,7 @@ struct RegisterOperand {
       for (int t = 0; t < TILES; ++t) {
         const int row = (warp * TILES + t) * 16 + in_16;
 #pragma unroll
-        for (int k = 0; k < 4; ++k) ptx::ldmatrix_x4(a[k][t], shared + row * 128 + ((k * 2 + deep) ^ row % 8) * 16);
+        for (int k = 0; k < 4; ++k) ptx::ldmatrix(a[k][t], shared + row * 128 + ((k * 2 + deep) ^ row % 8) * 16);
       }
     } else {
       const int first = Order::element(warp, lane, 0, 0);
@@ -77,9 +77,9 @@ struct RegisterOperand16 {
 #pragma unroll
       for (int t = 0; t < TILES; ++t) {
         if constexpr (ALONG_K) {
-          ptx::ldmatrix_x4(a[k / 16][t], (first ^ k * 2) + t * kTileBytes);
+          ptx::ldmatrix(a[k / 16][t], (first ^ k * 2) + t * kTileBytes);
         } else {
-          ptx::ldmatrix_x4_trans(a[k / 16][t], first + k * kRowBytes + t * kTileBytes);
+          ptx::ldmatrix_trans(a[k / 16][t], first + k * kRowBytes + t * kTileBytes);
         }
       }
     }

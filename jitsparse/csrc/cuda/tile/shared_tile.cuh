@@ -44,56 +44,43 @@ struct SharedTile {
   }
 };
 
-// Fragments of the left operand, 16 rows (m) by kMmaK (k). K_CONTIGUOUS: the tile is k-major, else M-major.
-template <typename Element, bool K_CONTIGUOUS, typename Tile>
-struct LeftFragments {
+// Fragments of an operand for mma.sync: registers that each hold 8 elements across (along m or n) by 16 bytes along k. The tile is k-major
+// (K_CONTIGUOUS) or contiguous across. One load() reads ACROSS x K elements: the first registers are consecutive along k if K_FIRST, as the
+// right operand needs them, else across, as the left one does.
+template <typename Element, bool K_CONTIGUOUS, typename Tile, int ACROSS, int K, bool K_FIRST>
+struct Fragments {
+  static constexpr int kAcross = ACROSS / 8, kDeep = K / Tile::kPerChunk, kCount = kAcross * kDeep;
+  static constexpr bool kByElement = sizeof(typename Element::Storage) == 4 && !K_CONTIGUOUS;  // ldmatrix transposes 16 bits only
+  static __device__ __forceinline__ int across(int i) { return K_FIRST ? i / kDeep : i % kAcross; }
+  static __device__ __forceinline__ int deep(int i) { return K_FIRST ? i % kDeep : i / kAcross; }
+
   static __device__ __forceinline__ unsigned lane_offset(int lane) {
-    if constexpr (K_CONTIGUOUS) return Tile::offset(lane % 16, lane / 16);
-    if constexpr (sizeof(typename Element::Storage) == 2) return Tile::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
-    return Tile::offset(lane % 4, lane / 16) + lane / 4 % 4 * 4;
+    if constexpr (kByElement) return Tile::offset(lane % 4, lane / 16) + lane / 4 % 4 * 4;
+    const int matrix = lane / 8 % kCount, row = lane % 8;  // whose address the lane gives
+    return K_CONTIGUOUS ? Tile::offset(across(matrix) * 8 + row, deep(matrix)) : Tile::offset(deep(matrix) * 8 + row, across(matrix));
   }
 
-  // `lane_address`: the tile's address plus lane_offset.
-  static __device__ __forceinline__ void load(unsigned (&a)[4], unsigned lane_address, int m, int k) {
-    if constexpr (K_CONTIGUOUS) {
-      ptx::ldmatrix_x4(a, Tile::advance(lane_address, m, k / Tile::kPerChunk));
-    } else if constexpr (sizeof(typename Element::Storage) == 2) {
-      ptx::ldmatrix_x4_trans(a, Tile::advance(lane_address, k, m / Tile::kPerChunk));
-    } else {
+  // `lane_address`: the tile's address plus lane_offset; `first`: the first element across.
+  static __device__ __forceinline__ void load(unsigned (&d)[kCount], unsigned lane_address, int first, int k) {
+    if constexpr (kByElement) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        a[i] = ptx::load_shared_b32(Tile::advance(lane_address, k + i / 2 * 4, (m + i % 2 * 8) / Tile::kPerChunk));
+      for (int i = 0; i < kCount; ++i) {
+        d[i] = ptx::load_shared_b32(Tile::advance(lane_address, k + deep(i) * 4, (first + across(i) * 8) / Tile::kPerChunk));
       }
+    } else if constexpr (K_CONTIGUOUS) {
+      ptx::ldmatrix(d, Tile::advance(lane_address, first, k / Tile::kPerChunk));
+    } else {
+      ptx::ldmatrix_trans(d, Tile::advance(lane_address, k, first / Tile::kPerChunk));
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) a[i] = Element::operand(a[i]);
+    for (unsigned& bits : d) bits = Element::operand(bits);
   }
 };
 
-// Pairs of fragments of the right operand, kMmaK (k) by 16 columns (n): b[0], b[1] are the first eight columns.
-template <typename Element, bool K_CONTIGUOUS, typename Tile>
-struct RightFragments {
-  static __device__ __forceinline__ unsigned lane_offset(int lane) {
-    if constexpr (K_CONTIGUOUS) return Tile::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
-    if constexpr (sizeof(typename Element::Storage) == 2) return Tile::offset(lane % 16, lane / 16);
-    return Tile::offset(lane % 4, lane / 16) + lane / 4 % 4 * 4;
-  }
-
-  static __device__ __forceinline__ void load(unsigned (&b)[4], unsigned lane_address, int n, int k) {
-    if constexpr (K_CONTIGUOUS) {
-      ptx::ldmatrix_x4(b, Tile::advance(lane_address, n, k / Tile::kPerChunk));
-    } else if constexpr (sizeof(typename Element::Storage) == 2) {
-      ptx::ldmatrix_x4_trans(b, Tile::advance(lane_address, k, n / Tile::kPerChunk));
-    } else {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        b[i] = ptx::load_shared_b32(Tile::advance(lane_address, k + i % 2 * 4, (n + i / 2 * 8) / Tile::kPerChunk));
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) b[i] = Element::operand(b[i]);
-  }
-};
+template <typename Element, bool K_CONTIGUOUS, typename Tile, int ROWS = 16, int K = Element::kMmaK>
+using LeftFragments = Fragments<Element, K_CONTIGUOUS, Tile, ROWS, K, false>;
+template <typename Element, bool K_CONTIGUOUS, typename Tile, int COLUMNS = 16, int K = Element::kMmaK>
+using RightFragments = Fragments<Element, K_CONTIGUOUS, Tile, COLUMNS, K, true>;
 
 // `extent - first`, clamped to [0, tile]; keeps 64-bit sizes out of the loops.
 __device__ __forceinline__ int inside(int64 extent, int64 first, int tile) {

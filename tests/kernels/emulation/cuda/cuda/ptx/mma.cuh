@@ -9,15 +9,15 @@ struct Fragments {
   unsigned b[2];
 };
 
-// element(word, half): an element of a register. A row of 16-bit fragments has two a word, one of tf32 has one.
-template <int PER_WORD, typename Element>
-void multiply(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, const Element& element) {
+// element(word, half): an element of a register. A row of 16-bit fragments has two a word, one of tf32 has one. WORDS: registers of b.
+template <int PER_WORD, int WORDS = 2, typename Element>
+void multiply(float (&c)[4], const unsigned (&a)[2 * WORDS], unsigned b0, unsigned b1, const Element& element) {
   Fragments mine = {a, {b0, b1}};
   emulation::exchange(mine, [&](const auto& all) {
     const int lane = emulation::lane();
     for (int e = 0; e < 4; ++e) {
       const int row = lane / 4, half = e / 2, column = lane % 4 * 2 + e % 2;
-      for (int k = 0; k < 8 * PER_WORD; ++k) {
+      for (int k = 0; k < 4 * WORDS * PER_WORD; ++k) {
         // Fragments hold the first half of k in their first registers.
         const int later = k / (4 * PER_WORD), quarter = k / PER_WORD % 4, word = k % PER_WORD;
         const float left = element(all(row * 4 + quarter).a[later * 2 + half], word);
@@ -33,6 +33,14 @@ inline void mma_m16n8k16_bf16(float (&c)[4], const unsigned (&a)[4], unsigned b0
 }
 inline void mma_m16n8k16_f16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   multiply<2>(c, a, b0, b1, [](unsigned bits, int half) { return emulation::from_f16(bits >> 16 * half); });
+}
+inline void mma_m16n8k8_bf16(float (&c)[4], unsigned a0, unsigned a1, unsigned b) {
+  const unsigned a[2] = {a0, a1};
+  multiply<2, 1>(c, a, b, 0, [](unsigned bits, int half) { return emulation::from_bf16(bits >> 16 * half); });
+}
+inline void mma_m16n8k8_f16(float (&c)[4], unsigned a0, unsigned a1, unsigned b) {
+  const unsigned a[2] = {a0, a1};
+  multiply<2, 1>(c, a, b, 0, [](unsigned bits, int half) { return emulation::from_f16(bits >> 16 * half); });
 }
 inline void mma_m16n8k8_tf32(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   multiply<1>(c, a, b0, b1, [](unsigned bits, int) { return __uint_as_float(bits); });
