@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from jitsparse.kernels.operands import layout_of
-from jitsparse.kernels.roles import is_flipped
+from jitsparse.kernels.roles import is_flipped, op_block
 from jitsparse.layout import div_up
 
 if TYPE_CHECKING:
@@ -32,8 +32,9 @@ _BYTES = 2.5e6
 """Microseconds that the launches take, most of them on the host, and bytes copied per microsecond,
 on an H200."""
 
-_SIMT_RATE, _SIMT_STEP = 17e6, 0.13
-"""Operations of ``simt`` per microsecond, and microseconds for each element that a row sums."""
+_SIMT_RATE, _SIMT_RATE_LOW, _SIMT_STEP = 17e6, 5e6, 0.13
+"""Operations of ``simt`` per microsecond, in blocks of 8 rows the second, and microseconds for each
+element that a row sums."""
 
 _RATES = {"f16": 150e6, "bf16": 150e6, "tf32": 80e6, "f32": 30e6}
 """Operations per microsecond of the families that need copies."""
@@ -187,10 +188,12 @@ def _pay(problem: Problem) -> bool:
     operations = 2 * stored * problem.extent * problem.batch
     if problem.op == "sdd":
         summed = float(problem.extent * problem.batch)
+        height = min(problem.block)
     else:
         m, _ = _sides(problem)
         summed = stored / m
-    simt = max(operations / _SIMT_RATE, _SIMT_STEP * summed)
+        height, _ = op_block(problem.op, problem.block, problem.layout)
+    simt = max(operations / (_SIMT_RATE_LOW if height == 8 else _SIMT_RATE), _SIMT_STEP * summed)
     return simt > microseconds(problem) + operations / _RATES[problem.dtype]
 
 

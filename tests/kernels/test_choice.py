@@ -6,17 +6,24 @@ import dataclasses
 
 import pytest
 
+from jitsparse.jit import Variant
 from jitsparse.kernels import cost, registry
 from jitsparse.kernels.cuda import shared_memory_limit
 from jitsparse.kernels.problem import LESS_PRECISE, Problem, typical_problem
 from jitsparse.kernels.roles import LAYOUTS
 from jitsparse.kernels.split import splits
+from jitsparse.kernels.transpose import transposes
+
+
+def legal(problem: Problem, target: str = "sm90a") -> list[Variant]:
+    """The legal candidates, best first."""
+    found = registry.candidates(problem, target)
+    return [each.variant for each in found if each.refused is None]
 
 
 def chosen(problem: Problem, target: str = "sm90a") -> str:
     """Family and tile of the first legal candidate."""
-    legal = [each for each in registry.candidates(problem, target) if each.refused is None]
-    variant = legal[0].variant
+    variant = legal(problem, target)[0]
     knobs = dict(variant.knobs)
     return ".".join([variant.family, knobs["t"]] if "t" in knobs else [variant.family])
 
@@ -118,6 +125,40 @@ def test_what_is_not_aligned_runs_on_copies_where_they_pay(op: str, dtype: str) 
     first = next(e for e in registry.candidates(large, "sm90a") if e.refused is None)
     assert first.variant.family != "simt"
     assert "16-byte aligned" in first.why
+
+
+@pytest.mark.parametrize("op", ["dsd", "dds"])
+def test_copies_pay_sooner_in_blocks_of_8(op: str) -> None:
+    """``simt`` takes three times as long for them as for as many elements in blocks of 64."""
+    problem = typical_problem(op, "cuda", "bf16", 8, "nt", 2048)
+    low = dataclasses.replace(problem, rows=1024, cols=1024, nnz=1024, aligned=False)
+    assert chosen(low).startswith("mma.")
+    assert chosen(dataclasses.replace(low, block=(64, 64), nnz=16)).startswith("simt.")
+
+
+@pytest.mark.parametrize(
+    ("block", "layout", "expected"),
+    [
+        ((8, 8), "nt", True),
+        ((64, 8), "nt", True),
+        ((8, 8), "nn", False),  # not contiguous along k
+        ((8, 16), "nt", False),  # pieces of 32 bytes
+    ],
+)
+def test_operands_that_would_be_read_in_short_pieces_are_transposed(
+    block: tuple[int, int], layout: str, expected: bool
+) -> None:
+    problem = typical_problem("dsd", "cuda", "bf16", block, layout)
+    assert transposes(legal(problem)[0]) == expected
+
+
+def test_a_small_operand_is_not_worth_transposing() -> None:
+    """One panel reads it once."""
+    problem = typical_problem("dsd", "cuda", "bf16", 8, "nt")
+    low = dataclasses.replace(problem, rows=128, nnz=problem.nnz // 32)
+    first, *others = legal(low)
+    assert not transposes(first)
+    assert any(map(transposes, others))
 
 
 @pytest.mark.parametrize("op", registry.OPS)

@@ -20,7 +20,7 @@ struct SpmmMma {
   static constexpr int WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
   using Pipeline = SpmmPipeline<Element, BLOCK_ROWS, BLOCK_COLS, FLIPPED, DENSE_K_CONTIGUOUS, TILE_M, TILE_N, TILE_K,
                                 kThreads, STAGES>;
-  using Stages = Pipeline;
+  using Stages = Pipeline;  // as launch_after_copy.cuh calls it
   using BlockTile = typename Pipeline::BlockTile;
   using DenseTile = typename Pipeline::DenseTile;
   static constexpr int kBlockM = Pipeline::kBlockM, kGroup = Pipeline::kGroup;
