@@ -20,8 +20,8 @@ struct SpmmArgs {
   const void* dense;
   void* out;                 // row-major
   const void* bias;          // one element per column of out (dds only), or null; same dtype as out
-  void* workspace;           // CUDA: a transposed operand, or float32 split-K sums (parts, batch, rows and columns of out), depending
-                             // on the kernel; or null.  CPU: see Scratch, or null
+  void* workspace;           // CUDA: a transposed operand, then float32 split-K sums (parts, batch, rows and columns of out), as far
+                             // as the kernel needs them; or null.  CPU: see Scratch, or null
   int64 rows, cols, nnz;     // of the sparse matrix as stored, in elements and in blocks
   int64 n;
   int64 dense_ld, dense_batch_stride;   // elements; ld is the stride of the axis that is not contiguous

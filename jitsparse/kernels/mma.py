@@ -137,9 +137,10 @@ _FIXED = 16
 
 def priority(problem: Problem) -> Priority:
     """Always ahead of ``simt``."""
-    return Priority(
-        1, "tensor cores; the tile that keeps the CTAs of a GPU busy for least time first"
-    )
+    first = ranked(problem, _tiles(problem))[0]
+    copies = "" if _ways(problem, first)[0] == [] else ", with a copy of one operand transposed"
+    why = "tensor cores; the tile that keeps the CTAs of a GPU busy for least time first"
+    return Priority(1, f"{why}{copies}")
 
 
 def candidates(problem: Problem, target: str) -> list[Candidate]:

@@ -33,8 +33,8 @@ _BYTES = 2.5e6
 on an H200."""
 
 _SIMT_RATE, _SIMT_RATE_LOW, _SIMT_STEP = 17e6, 5e6, 0.13
-"""Operations of ``simt`` per microsecond, in blocks of 8 rows the second, and microseconds for each
-element that a row sums."""
+"""Operations of ``simt`` per microsecond, in blocks of 8 rows (of an sdd a side of 8) the second,
+and microseconds for each element that a row sums."""
 
 _RATES = {"f16": 150e6, "bf16": 150e6, "tf32": 80e6, "f32": 30e6}
 """Operations per microsecond of the families that need copies."""

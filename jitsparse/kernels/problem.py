@@ -194,7 +194,7 @@ def _letter(asked: str, rows: int, cols: int) -> str:
 
 
 TYPICAL_BLOCKS = (16, 32, 64, 128)
-"""Sides of the square blocks in the default table. Blocks of 8 are compiled when needed."""
+"""Sides of the square blocks in the default table of most families."""
 
 
 def typical_problem(

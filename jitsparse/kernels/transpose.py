@@ -26,7 +26,6 @@ __all__ = [
     "KNOB",
     "SHORT",
     "VALUES_KNOB",
-    "across",
     "bytes_for_sdd",
     "bytes_for_spmm",
     "bytes_of",
@@ -66,11 +65,6 @@ def transposes_values(variant: Variant) -> bool:
     return VALUES_KNOB in variant.knobs
 
 
-def across(variant: Variant) -> bool:
-    """Whether a dsd or dds variant that transposes its dense operand makes it MN-major."""
-    return variant.family == "mma" or CONDENSED in variant.knobs
-
-
 def width(problem: Problem, side: str) -> int:
     """Extent, other than k, of the operand that is gathered along a side."""
     return problem.rows if side == "rows" else problem.cols
@@ -106,7 +100,7 @@ def bytes_for_spmm(
     """Bytes of a dsd or dds variant's transposed copy: of its dense operand, which has ``n``
     columns, of the ``stored`` bytes of its values, or none."""
     if transposes(variant):
-        if across(variant):
+        if variant.family == "mma" or CONDENSED in variant.knobs:  # whose copy is MN-major
             n, k = k, n
         return bytes_of(n, k, batch, batch_stride, itemsize)
     return stored if transposes_values(variant) else 0
@@ -130,6 +124,5 @@ def bytes_for_sdd(
         strides: batch strides of the left operand and the right one.
         itemsize: bytes of an element.
     """
-    rows = variant.family == "wgmma" and variant.knob("g") == "rows"
-    side = 0 if rows else 1
+    side = 0 if ("g", "rows") in variant.knobs else 1
     return bytes_of(shape[side], k, batch, strides[side], itemsize)

@@ -223,7 +223,7 @@ def test_an_sdd_with_more_tiles_than_a_launch_can_have(dtype: str, block: int, s
 def test_what_calls_choose_is_selected_in_whichever_precision(
     target: str, block: int, dtype: str
 ) -> None:
-    """Unaligned calls, blocks of 8 and CPUs without AMX multiply in full precision."""
+    """Unaligned calls, blocks of 8 on a CPU and CPUs without AMX multiply in full precision."""
     selected = registry.select_variants(
         [target], ops=["dsd"], dtypes=[dtype], block_sizes=[(block, block)]
     )

@@ -210,7 +210,8 @@ def legal(op: str, dtype: str, block: tuple[int, int], layout: str) -> Iterator[
 
 def selected() -> list[Variant]:
     """Of every family some: each operation, layout and block size is met by several."""
-    blocks = [(16, 16), (32, 32), (64, 64), (128, 128), (64, 16), (16, 128)]
+    square = [(side, side) for side in (8, 16, 32, 64, 128)]
+    blocks = [*square, (64, 16), (16, 128), (8, 64), (16, 8)]
     everything = dict.fromkeys(
         variant
         for dtype, op, block, layout in itertools.product(
@@ -218,9 +219,7 @@ def selected() -> list[Variant]:
         )
         for variant in legal(op, dtype, block, layout)
     )
-    if ALL:
-        return list(everything)
-    found = []
+    found = list(everything) if ALL else []
     for family in FAMILIES:
         of_family = [variant for variant in everything if variant.family == family]
         # Coprime to the number of layouts, so that a stride meets them all.

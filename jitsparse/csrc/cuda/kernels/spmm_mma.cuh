@@ -37,7 +37,7 @@ struct SpmmMma {
   static_assert(kSlots * kBlocksInWarp <= 32, "a lane tests each block of a warp in a stage");
 
   static constexpr int kDeep = kMmaK / DenseTile::kPerChunk;  // registers along k
-  static constexpr int kDenseLoad = WARP_N * kDeep < 32 ? WARP_N : 32 / kDeep;  // columns that four registers hold
+  static constexpr int kDenseLoad = WARP_N * kDeep < 32 ? WARP_N : 32 / kDeep;  // columns of a load, at most four registers
   using BlockFragments = Fragments<Element, !FLIPPED, BlockTile, kBlockSpan, kMmaK, kLow>;
   using DenseFragments = Fragments<Element, DENSE_K_CONTIGUOUS, DenseTile, kDenseLoad, kMmaK, !kLow>;
   using Accumulators = float[(kLow ? WARP_N : WARP_M) / 16][(kLow ? WARP_M : WARP_N) / 8][4];

@@ -257,7 +257,7 @@ struct SpmmPipeline {
       ptx::cp_async_commit();
     }
 
-    // Positions are fetched by the second warp, steps by the first.
+    // Positions are fetched from the second warp on, steps by the first.
     static __device__ __forceinline__ int position_thread(int thread) {
       return THREADS > 32 ? unsigned(thread + THREADS - 32) % THREADS : thread;
     }

@@ -77,10 +77,10 @@ struct Fragments {
   }
 };
 
-template <typename Element, bool K_CONTIGUOUS, typename Tile, int ROWS = 16, int K = Element::kMmaK>
-using LeftFragments = Fragments<Element, K_CONTIGUOUS, Tile, ROWS, K, false>;
-template <typename Element, bool K_CONTIGUOUS, typename Tile, int COLUMNS = 16, int K = Element::kMmaK>
-using RightFragments = Fragments<Element, K_CONTIGUOUS, Tile, COLUMNS, K, true>;
+template <typename Element, bool K_CONTIGUOUS, typename Tile>
+using LeftFragments = Fragments<Element, K_CONTIGUOUS, Tile, 16, Element::kMmaK, false>;
+template <typename Element, bool K_CONTIGUOUS, typename Tile>
+using RightFragments = Fragments<Element, K_CONTIGUOUS, Tile, 16, Element::kMmaK, true>;
 
 // `extent - first`, clamped to [0, tile]; keeps 64-bit sizes out of the loops.
 __device__ __forceinline__ int inside(int64 extent, int64 first, int tile) {
