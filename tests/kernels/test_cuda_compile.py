@@ -88,13 +88,23 @@ def batches(target: str) -> list[list[Variant]]:
     return [variants[first : first + BATCH] for first in range(0, len(variants), BATCH)]
 
 
+def source_of(variant: Variant) -> str:
+    template = registry.template_of(variant)
+    return render(template, template.context(variant))
+
+
+def kernels_of(variants: list[Variant]) -> int:
+    """How many differ: a variant that copies an operand first has the kernel of another layout."""
+    kernels = (re.search(r"using Kernel = [^;]*", source_of(variant)) for variant in variants)
+    return len({kernel and kernel[0] for kernel in kernels})
+
+
 def translation_unit(variants: list[Variant]) -> str:
     """The rendered sources one after another, each in a namespace, with a launcher of its own."""
     includes: dict[str, None] = {}
     bodies = []
     for number, variant in enumerate(variants):
-        template = registry.template_of(variant)
-        source = render(template, template.context(variant)).split("#line", 1)[1].split("\n", 1)[1]
+        source = source_of(variant).split("#line", 1)[1].split("\n", 1)[1]
         lines = source.splitlines()
         includes |= dict.fromkeys(line for line in lines if line.startswith("#include"))
         body = "\n".join(line for line in lines if not line.startswith("#include"))
@@ -134,7 +144,7 @@ def test_default_table_compiles_without_spills_or_warnings(
         # To ptxas 13 only an "info".
         assert "instructions are serialized" not in log, f"{names}\n{log}"
         functions = re.findall(r"Function properties for (\S+)\n\s*(.*)", log)
-        assert len(functions) >= len(variants), log  # and those of functions that are called
+        assert len(functions) >= kernels_of(variants), log  # and those of functions that are called
         # Spills; and arrays that are indexed by a variable, which are no spill to ptxas.
         in_local_memory += [each for each in functions if each[1] != CLEAN]
     assert not in_local_memory
