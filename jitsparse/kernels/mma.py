@@ -43,7 +43,7 @@ from jitsparse.kernels.legality import (
     too_much_shared_memory,
 )
 from jitsparse.kernels.problem import TYPICAL_BLOCKS, Priority, Problem
-from jitsparse.kernels.roles import cpp_bool, is_k_contiguous, op_block
+from jitsparse.kernels.roles import is_k_contiguous, op_block
 from jitsparse.layout import div_up
 
 __all__ = ["candidates", "default_variants", "priority", "template"]
@@ -137,10 +137,10 @@ _FIXED = 16
 
 def priority(problem: Problem) -> Priority:
     """Always ahead of ``simt``."""
-    first = ranked(problem, _tiles(problem))[0]
-    copies = "" if _ways(problem, first)[0] == [] else ", with a copy of one operand transposed"
     why = "tensor cores; the tile that keeps the CTAs of a GPU busy for least time first"
-    return Priority(1, f"{why}{copies}")
+    if _has_short_rows(problem) and _ways(problem, ranked(problem, _tiles(problem))[0])[0]:
+        why += ", with a copy of one operand transposed"
+    return Priority(1, why)
 
 
 def candidates(problem: Problem, target: str) -> list[Candidate]:
@@ -315,9 +315,4 @@ def template(variant: Variant) -> Template:
 
 def context(variant: Variant) -> Context:
     """The names that the templates use."""
-    names = dict(tile_context(variant)) | {"copy": "no_copy"}
-    if not transpose.transposes(variant):
-        return names
-    if variant.op == "sdd":
-        return names | {"copy": "transpose_right", "right_k_contiguous": cpp_bool(True)}
-    return names | {"copy": "transpose_dense_across", "dense_k_contiguous": cpp_bool(False)}
+    return dict(tile_context(variant)) | transpose.context(variant)

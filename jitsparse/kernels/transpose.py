@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from jitsparse.jit import Variant
 from jitsparse.kernels.cuda import CONDENSED
+from jitsparse.kernels.roles import cpp_bool
 from jitsparse.layout import div_up
 from jitsparse.traits import random_steps
 
@@ -29,6 +30,7 @@ __all__ = [
     "bytes_for_sdd",
     "bytes_for_spmm",
     "bytes_of",
+    "context",
     "copying",
     "pays",
     "transposes",
@@ -63,6 +65,30 @@ def transposes(variant: Variant) -> bool:
 def transposes_values(variant: Variant) -> bool:
     """Whether a variant transposes each stored block."""
     return VALUES_KNOB in variant.knobs
+
+
+def context(variant: Variant) -> dict[str, str]:
+    """The names that templates use: what is copied first, and how the kernel then finds it."""
+    if transposes_values(variant):
+        return {"copy": "transpose_values"}
+    if not transposes(variant):
+        return {"copy": "no_copy"}
+    if variant.op == "sdd":
+        operand = ("left", "right")[_gathered(variant)]
+        return {"copy": f"transpose_{operand}", f"{operand}_k_contiguous": cpp_bool(True)}
+    across = _across(variant)
+    way = "transpose_dense_across" if across else "transpose_dense"
+    return {"copy": way, "dense_k_contiguous": cpp_bool(not across)}
+
+
+def _across(variant: Variant) -> bool:
+    """Whether a transposed copy of a dsd's or dds's dense operand is MN-major."""
+    return variant.family == "mma" or CONDENSED in variant.knobs
+
+
+def _gathered(variant: Variant) -> int:
+    """Number of the operand of an sdd that is gathered: by ``mma`` always the right one."""
+    return 0 if ("g", "rows") in variant.knobs else 1
 
 
 def width(problem: Problem, side: str) -> int:
@@ -100,7 +126,7 @@ def bytes_for_spmm(
     """Bytes of a dsd or dds variant's transposed copy: of its dense operand, which has ``n``
     columns, of the ``stored`` bytes of its values, or none."""
     if transposes(variant):
-        if variant.family == "mma" or CONDENSED in variant.knobs:  # whose copy is MN-major
+        if _across(variant):
             n, k = k, n
         return bytes_of(n, k, batch, batch_stride, itemsize)
     return stored if transposes_values(variant) else 0
@@ -114,8 +140,7 @@ def bytes_for_sdd(
     strides: tuple[int, int],
     itemsize: int,
 ) -> int:
-    """Bytes of an sdd variant's transposed copy, that of the operand that it gathers (by ``mma``
-    always the right one).
+    """Bytes of an sdd variant's transposed copy, that of the operand that it gathers.
 
     Args:
         variant: one that transposes.
@@ -124,5 +149,5 @@ def bytes_for_sdd(
         strides: batch strides of the left operand and the right one.
         itemsize: bytes of an element.
     """
-    side = 0 if ("g", "rows") in variant.knobs else 1
+    side = _gathered(variant)
     return bytes_of(shape[side], k, batch, strides[side], itemsize)

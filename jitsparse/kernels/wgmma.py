@@ -228,22 +228,17 @@ def template(variant: Variant) -> Template:
 
 def context(variant: Variant) -> Context:
     """The names that the templates use."""
-    names = operand_context(variant) | {"copy": "no_copy"}
-    if variant.op != "sdd":
-        condensed = CONDENSED in variant.knobs
-        if transpose.transposes(variant):
-            way = "transpose_dense_across" if condensed else "transpose_dense"
-            names |= {"copy": way, "dense_k_contiguous": cpp_bool(not condensed)}
-        if transpose.transposes_values(variant):
-            names |= {"copy": "transpose_values"}
-        names |= {"values_transposed": cpp_bool(transpose.transposes_values(variant))}
-        panel, tile_n, slab = variant.ints("t")
-        names |= {"panel": panel, "tile_n": tile_n, "slab": slab, "condensed": cpp_bool(condensed)}
-        return names | _of_split(variant)
-    gathered = "left" if variant.knob("g") == "rows" else "right"
-    if transpose.transposes(variant):
-        names |= {"copy": f"transpose_{gathered}", f"{gathered}_k_contiguous": cpp_bool(True)}
-    return names | {"gather_rows": cpp_bool(gathered == "left")} | _of_split(variant)
+    names = operand_context(variant) | transpose.context(variant) | _of_split(variant)
+    if variant.op == "sdd":
+        return names | {"gather_rows": cpp_bool(variant.knob("g") == "rows")}
+    panel, tile_n, slab = variant.ints("t")
+    return names | {
+        "values_transposed": cpp_bool(transpose.transposes_values(variant)),
+        "panel": panel,
+        "tile_n": tile_n,
+        "slab": slab,
+        "condensed": cpp_bool(CONDENSED in variant.knobs),
+    }
 
 
 def _of_split(variant: Variant) -> dict[str, str | int | bool]:
