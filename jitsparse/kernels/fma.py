@@ -3,18 +3,20 @@
 Knobs as for ``mma``: ``b`` block, ``l`` layout, ``t`` tile (rows x columns x depth of a pipeline
 stage), ``w`` warps (down x across the tile), ``s`` stages of the pipeline, ``c`` CTAs that an SM
 should hold. A warp's part of the tile determines a thread's: 16 x 8 products of 64 x 64, 8 x 8 of
-32 x 64 or 16 x 128. A tile is as tall as a block. ``k`` = ``split`` stands for split-K
+32 x 64 or 16 x 128, 8 x 4 of 8 x 128. A tile is as tall as a block. ``o`` = ``transposed``: the
+operand that would be read in pieces of 32 bytes, eight elements, is copied transposed first
+(:mod:`jitsparse.kernels.transpose`). ``k`` = ``split`` stands for split-K
 (:mod:`jitsparse.kernels.split`): of the last tiles of an sdd, or of all tiles of a dsd or dds that
 has few.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from jitsparse.jit import Candidate, Template, Variant
-from jitsparse.kernels import split
+from jitsparse.kernels import split, transpose
 from jitsparse.kernels.cuda import (
     Tile,
     ctas_per_sm,
@@ -22,7 +24,6 @@ from jitsparse.kernels.cuda import (
     dividing_pays,
     parts_of_tile,
     ranked,
-    tile_context,
     time_to_the_end,
     typical_problems,
 )
@@ -30,7 +31,6 @@ from jitsparse.kernels.legality import (
     before_ampere,
     capability,
     first_legal,
-    low_blocks,
     too_large,
     too_many_tiles,
     too_much_shared_memory,
@@ -46,12 +46,14 @@ __all__ = ["candidates", "default_variants", "priority", "template"]
 # warps hide more than fewer instructions save. An sdd of blocks of 128 is the exception. Stages of
 # 32 need half the barriers of 16, and the shared memory of Hopper (_fitting).
 _SPMM = {
+    8: (Tile((8, 256, 8), (1, 2), 3, 8), Tile((8, 128, 8), (1, 1), 6, 12)),
     16: (Tile((16, 256, 16), (1, 2), 3, 6), Tile((16, 64, 16), (1, 2), 4, 8)),
     32: (Tile((32, 256, 32), (1, 4), 2, 3), Tile((32, 64, 16), (1, 2), 4, 6)),
     64: (Tile((64, 128, 32), (2, 2), 3, 3), Tile((64, 32, 16), (2, 1), 4, 6)),
     128: (Tile((128, 64, 32), (2, 2), 3, 3), Tile((128, 32, 16), (4, 1), 4, 3)),
 }
 _SDD = {
+    8: (Tile((8, 256, 32), (1, 2), 2, 3),),
     16: (Tile((16, 256, 16), (1, 4), 3, 4), Tile((16, 128, 16), (1, 2), 4, 6)),
     32: (Tile((32, 256, 32), (1, 4), 2, 3), Tile((32, 128, 16), (1, 2), 4, 5)),
     64: (Tile((64, 128, 32), (2, 2), 3, 3),),
@@ -67,6 +69,8 @@ _NARROW_SDD_ALONG = _SDD_ALONG | {
 
 _DIVIDING_COSTS = 350
 """``costs`` of :func:`~jitsparse.kernels.cuda.dividing_pays`."""
+_SAVED = {"dsd": 5.5e-7, "dds": 5.5e-7, "sdd": 1e-7}
+"""Microseconds that a transposed copy saves for each element that tiles load of it, on an H200."""
 _FIXED_COLUMNS = {(16, False): 96, (16, True): 0, (32, False): 26}
 """Fixed cost of a tile in columns, by its height and by whether both operands are k-major, where
 there are two widths: derived from which is faster at 1024 and at 4096."""
@@ -80,15 +84,28 @@ def priority(problem: Problem) -> Priority:
 def candidates(problem: Problem, target: str) -> list[Candidate]:
     """Variants for a problem, best first; refused ones with their reason."""
     tiles = ranked(problem, _tiles(problem, target))
-    whole = [_candidate(problem, tile, False, target) for tile in tiles]
-    to_divide = _to_divide(problem, tiles, target)
-    divided = [_candidate(problem, tile, True, target) for tile in to_divide]
+    whole = _candidates(problem, tiles, False, target)
+    divided = _candidates(problem, _to_divide(problem, tiles, target), True, target)
     return [*divided, *whole] if _dividing_pays(problem, tiles[0]) else [*whole, *divided]
 
 
-def _candidate(problem: Problem, tile: Tile, divides: bool, target: str) -> Candidate:
-    variant = tile.variant("fma", problem, target, divides)
-    return Candidate(variant, template(variant), _refusal(problem, tile, divides, target))
+def _candidates(
+    problem: Problem, tiles: Iterable[Tile], divides: bool, target: str
+) -> list[Candidate]:
+    found = []
+    for tile in tiles:
+        refused = _refusal(problem, tile, divides, target)
+        for way in _ways(problem, tile):
+            variant = tile.variant("fma", problem, target, divides, *way)
+            found.append(Candidate(variant, template(variant), refused))
+    return found
+
+
+def _ways(problem: Problem, tile: Tile) -> list[list[tuple[str, str]]]:
+    """Knobs other than those of the tile, best first."""
+    if not transpose.has_short_rows(problem):
+        return [[]]
+    return transpose.ways(problem, tile, _SAVED[problem.op])
 
 
 def _to_divide(problem: Problem, tiles: list[Tile], target: str) -> list[Tile]:
@@ -118,12 +135,14 @@ def _tiles(problem: Problem, target: str) -> tuple[Tile, ...]:
     if problem.op == "sdd":
         height, width = problem.block
         along = _NARROW_SDD_ALONG if width < height else _SDD_ALONG
-        table = along if problem.layout == "nt" else _SDD
-        return _fitting(problem, table.get(height, _SDD[16]), target)
+        # A right operand with short rows may be copied to be k-major.
+        k_major = problem.layout[1] == "t" or transpose.has_short_rows(problem)
+        table = along if problem.layout[0] == "n" and k_major else _SDD
+        return _fitting(problem, table[height], target)
     height, depth = op_block(problem.op, problem.block, problem.layout)
-    tiles: tuple[Tile, ...] = _SPMM.get(height, _SPMM[16])
+    tiles: tuple[Tile, ...] = _SPMM[height]
     if depth < 32:
-        tiles = tuple(_shallow(tile) for tile in tiles)
+        tiles = tuple(_shallow(tile, depth) for tile in tiles)
     tiles = _fitting(problem, tiles, target)
     shallow = depth < 32 and is_k_contiguous(problem.op, problem.layout)
     if height == 128 and (capability(target) < 90 or shallow):
@@ -145,19 +164,18 @@ def _ctas_per_sm(problem: Problem, tile: Tile, divides: bool, target: str) -> in
     return ctas_per_sm(_shared_memory(problem, tile, divides), target)
 
 
-def _shallow(tile: Tile) -> Tile:
-    """The tile with stages of 16."""
-    if tile.shape[2] == 16:
+def _shallow(tile: Tile, depth: int = 16) -> Tile:
+    """The tile with stages of 16, or of blocks that are only 8 deep."""
+    if tile.shape[2] <= depth:
         return tile
-    return replace(tile, shape=(*tile.shape[:2], 16), stages=3)
+    return replace(tile, shape=(*tile.shape[:2], depth), stages=3 if depth == 16 else 4)
 
 
 def _refusal(problem: Problem, tile: Tile, divides: bool, target: str) -> str | None:
     if problem.dtype != "f32":
         return f"dtype {problem.dtype}: this family multiplies IEEE float32"
     return (
-        low_blocks(problem)
-        or too_large(problem)
+        too_large(problem)
         or too_many_tiles(problem, tile.shape[:2])
         or (split.too_many_panels(problem, tile.shape[0]) if divides else None)
         or before_ampere(target)
@@ -180,7 +198,7 @@ def default_variants(target: str) -> Iterator[Variant]:
     The former with many columns or a long k, and with few or a short one.
     """
     problems = (
-        *typical_problems(("f32",), TYPICAL_BLOCKS),
+        *typical_problems(("f32",), (8, *TYPICAL_BLOCKS)),
         *typical_problems(("f32",), TYPICAL_BLOCKS, extent=16),
         *(
             replace(each, rows=1024, cols=1024, nnz=each.nnz // 16)
@@ -193,4 +211,4 @@ def default_variants(target: str) -> Iterator[Variant]:
 
 def template(variant: Variant) -> Template:
     """The template that a variant is rendered from."""
-    return cuda_template("fma", variant.op, tile_context)
+    return cuda_template("fma", variant.op, transpose.tile_and_copy_context)

@@ -19,7 +19,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from jitsparse.jit import Candidate, Template, Variant
-from jitsparse.jit.template import Context
 from jitsparse.kernels import split, transpose
 from jitsparse.kernels.cuda import (
     Tile,
@@ -28,7 +27,6 @@ from jitsparse.kernels.cuda import (
     dividing_pays,
     parts_of_tile,
     ranked,
-    tile_context,
     tile_count,
     time_to_the_end,
     typical_problems,
@@ -44,7 +42,6 @@ from jitsparse.kernels.legality import (
 )
 from jitsparse.kernels.problem import TYPICAL_BLOCKS, Priority, Problem
 from jitsparse.kernels.roles import is_k_contiguous, op_block
-from jitsparse.layout import div_up
 
 __all__ = ["candidates", "default_variants", "priority", "template"]
 
@@ -137,10 +134,9 @@ _FIXED = 16
 
 def priority(problem: Problem) -> Priority:
     """Always ahead of ``simt``."""
-    why = "tensor cores; the tile that keeps the CTAs of a GPU busy for least time first"
-    if _has_short_rows(problem) and _ways(problem, ranked(problem, _tiles(problem))[0])[0]:
-        why += ", with a copy of one operand transposed"
-    return Priority(1, why)
+    return Priority(
+        1, "tensor cores; the tile that keeps the CTAs of a GPU busy for least time first"
+    )
 
 
 def candidates(problem: Problem, target: str) -> list[Candidate]:
@@ -168,34 +164,19 @@ def _candidates(
 
 def _ways(problem: Problem, tile: Tile) -> list[list[tuple[str, str]]]:
     """Knobs other than those of the tile, best first."""
-    if not _has_short_rows(problem):
+    if not _copies(problem):
         return [[]]
-    k = problem.extent * problem.batch
-    if problem.op == "sdd":
-        loaded, copied = tile_count(problem, tile.shape) * tile.shape[1], problem.cols
-        saved = _SAVED
-        if problem.block[0] == 8:
-            stored = max(1, problem.nnz) * math.prod(problem.block)
-            saved = min(_SAVED, _SAVED_IF_ALL_STORED * loaded * tile.shape[0] / stored)
-    else:
-        m, copied = op_block(problem.op, (problem.rows, problem.cols), problem.layout)
-        loaded, saved = walked(problem, tile) * div_up(m, tile.shape[0]), _SAVED
-    pays = saved * loaded * k > transpose.copying(copied * k)
-    return [[transpose.KNOB], []] if pays else [[], [transpose.KNOB]]
+    saved = _SAVED
+    if problem.op == "sdd" and problem.block[0] == 8:
+        computed = tile_count(problem, tile.shape) * math.prod(tile.shape[:2])
+        stored = max(1, problem.nnz) * math.prod(problem.block)
+        saved = min(_SAVED, _SAVED_IF_ALL_STORED * computed / stored)
+    return transpose.ways(problem, tile, saved)
 
 
-def _has_short_rows(problem: Problem) -> bool:
-    """Whether an operand would be read in pieces of 16 bytes, half of what memory delivers.
-
-    That is one of 16-bit elements of which a block needs eight that are adjacent; a transposed copy
-    has long rows.
-    """
-    op, layout = problem.op, problem.layout
-    if _BYTES.get(problem.dtype) != 2:
-        return False
-    if op == "sdd":
-        return problem.block[1] == 8 and layout[1] == "n"
-    return op_block(op, problem.block, layout)[1] == 8 and is_k_contiguous(op, layout)
+def _copies(problem: Problem) -> bool:
+    """Whether some variants copy an operand, which would be read in pieces of 16 bytes."""
+    return _BYTES.get(problem.dtype) == 2 and transpose.has_short_rows(problem)
 
 
 def _fitting(problem: Problem, tiles: Iterable[Tile], divides: bool, target: str) -> list[Tile]:
@@ -310,9 +291,4 @@ def default_variants(target: str) -> Iterator[Variant]:
 
 def template(variant: Variant) -> Template:
     """The template that a variant is rendered from."""
-    return cuda_template("mma", variant.op, context)
-
-
-def context(variant: Variant) -> Context:
-    """The names that the templates use."""
-    return dict(tile_context(variant)) | transpose.context(variant)
+    return cuda_template("mma", variant.op, transpose.tile_and_copy_context)

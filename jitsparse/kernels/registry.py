@@ -16,6 +16,7 @@ from jitsparse.jit.environment import CPU_TARGETS, parse_arch
 from jitsparse.jit.pins import DTYPES, declare_ops, declare_values
 from jitsparse.kernels import cost, cpu, fma, mma, price_table, simt, thin, wgmma
 from jitsparse.kernels.problem import LESS_PRECISE, dtype_on, typical_problem
+from jitsparse.kernels.transpose import transposes
 
 if TYPE_CHECKING:
     from jitsparse.jit import Candidate, Template
@@ -108,10 +109,14 @@ def _by_priority(problem: Problem, target: str) -> list[Candidate]:
     """Candidates in the families' order, before the cost model is asked."""
     modules = [(module.priority(problem), module) for module in _modules(problem.device)]
     return [
-        dataclasses.replace(candidate, why=priority.why)
+        dataclasses.replace(candidate, why=priority.why + _and_copy(candidate.variant))
         for priority, module in sorted(modules, key=lambda each: each[0].rank)
         for candidate in module.candidates(problem, target)
     ]
+
+
+def _and_copy(variant: Variant) -> str:
+    return ", for which a copy of one operand is transposed first" if transposes(variant) else ""
 
 
 def warmup_command(variant: Variant) -> str:

@@ -5,9 +5,9 @@ blocks along one side: if the operand there is MN-major, as in the gradient of a
 block of 16 have 32 bytes, for which TMA takes as long as for 128. And wgmma reads TF32 from shared
 memory only if it is k-major, dense operands and stored blocks alike. Other kinds need an MN-major
 operand: a dsd or dds that condenses block columns gathers rows of the dense operand, and one whose
-blocks are 8 deep would read pieces of 16 bytes of a k-major one. Variants with the knob ``o`` make
-a copy in the workspace first: ``transposed`` of a dense operand, ``values`` of every stored block.
-Measurements are in docs/performance.md.
+blocks are 8 deep would read eight elements at a time of a k-major one. Variants with the knob ``o``
+make a copy in the workspace first: ``transposed`` of a dense operand, ``values`` of every stored
+block. Measurements are in docs/performance.md.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jitsparse.jit import Variant
-from jitsparse.kernels.cuda import CONDENSED
-from jitsparse.kernels.roles import cpp_bool
+from jitsparse.jit.template import Context
+from jitsparse.kernels.cuda import CONDENSED, Tile, tile_context, tile_count, walked
+from jitsparse.kernels.roles import cpp_bool, is_k_contiguous, op_block
 from jitsparse.layout import div_up
 from jitsparse.traits import random_steps
 
@@ -32,9 +33,13 @@ __all__ = [
     "bytes_of",
     "context",
     "copying",
+    "has_short_rows",
+    "loaded",
     "pays",
+    "tile_and_copy_context",
     "transposes",
     "transposes_values",
+    "ways",
     "width",
 ]
 
@@ -83,12 +88,60 @@ def context(variant: Variant) -> dict[str, str]:
 
 def _across(variant: Variant) -> bool:
     """Whether a transposed copy of a dsd's or dds's dense operand is MN-major."""
-    return variant.family == "mma" or CONDENSED in variant.knobs
+    return variant.family != "wgmma" or CONDENSED in variant.knobs
 
 
 def _gathered(variant: Variant) -> int:
-    """Number of the operand of an sdd that is gathered: by ``mma`` always the right one."""
+    """Number of the operand of an sdd that is gathered: the right one except in ``wgmma``."""
     return 0 if ("g", "rows") in variant.knobs else 1
+
+
+def tile_and_copy_context(variant: Variant) -> Context:
+    """As :func:`~jitsparse.kernels.cuda.tile_context`, of a kernel that may copy an operand."""
+    return dict(tile_context(variant)) | context(variant)
+
+
+# -- blocks of 8 in mma and fma -----------------------------------------------------------------
+
+
+def has_short_rows(problem: Problem) -> bool:
+    """Whether a block needs but eight adjacent elements of an operand's row.
+
+    Read eight at a time, memory delivers a half of its bandwidth (16-bit elements), and L2 answers
+    a quarter as many bytes per request (32-bit ones); a transposed copy has long rows.
+    """
+    op, layout = problem.op, problem.layout
+    if op == "sdd":
+        return problem.block[1] == 8 and layout[1] == "n"
+    return op_block(op, problem.block, layout)[1] == 8 and is_k_contiguous(op, layout)
+
+
+def loaded(problem: Problem, tile: Tile) -> float:
+    """Elements that tiles load of the operand with short rows."""
+    k = problem.extent * problem.batch
+    if problem.op == "sdd":
+        return tile_count(problem, tile.shape) * tile.shape[1] * k
+    m, _ = op_block(problem.op, (problem.rows, problem.cols), problem.layout)
+    return walked(problem, tile) * div_up(m, tile.shape[0]) * k
+
+
+def ways(problem: Problem, tile: Tile, saved: float) -> list[list[tuple[str, str]]]:
+    """Knobs of a variant besides those of its tile, best first: to copy or not to.
+
+    Args:
+        problem: one that :func:`has_short_rows`.
+        tile: of the variant.
+        saved: microseconds that a copy saves for each element that is :func:`loaded`.
+    """
+    rows = problem.rows, problem.cols
+    width = problem.cols if problem.op == "sdd" else op_block(problem.op, rows, problem.layout)[1]
+    halves = 2 if problem.dtype in ("f32", "tf32") else 1
+    copied = copying(halves * width * problem.extent * problem.batch)
+    pays = saved * loaded(problem, tile) > copied
+    return [[KNOB], []] if pays else [[], [KNOB]]
+
+
+# -- sdd in wgmma ---------------------------------------------------------------------------------
 
 
 def width(problem: Problem, side: str) -> int:

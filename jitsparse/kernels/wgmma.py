@@ -45,11 +45,7 @@ _WIDTHS = {"bf16": (256, 128, 64), "f16": (256, 128, 64), "tf32": (256, 128)}
 
 def priority(problem: Problem) -> Priority:
     """Ahead of all others. (Where the cost model has prices, it decides.)"""
-    if problem.op != "sdd" or transpose.KNOB not in _ways(problem)[0]:
-        return Priority(0, "Hopper's own tensor cores and TMA")
-    return Priority(
-        0, "Hopper's own tensor cores, for which a copy of one operand is transposed first"
-    )
+    return Priority(0, "Hopper's own tensor cores and TMA")
 
 
 def candidates(problem: Problem, target: str) -> list[Candidate]:

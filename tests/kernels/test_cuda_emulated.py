@@ -119,6 +119,15 @@ NAMED = (
     "dds.fma.sm90a.f32.b128x128.lnt.t128x64x32.w2x2.s3.c3",
     "dsd.fma.sm90a.f32.b128x16.lnt.t128x64x16.w2x2.s3.c2",
     "dsd.fma.sm90a.f32.b32x32.lnn.t32x256x32.w1x4.s2.c3",
+    # blocks of 8 rows, blocks 8 deep, and the operand of which they need 8 elements a row
+    "dsd.fma.sm90a.f32.b8x8.lnn.t8x256x8.w1x2.s3.c8",
+    "dds.fma.sm90a.f32.b8x32.lnt.t8x256x8.w1x2.s3.c8",
+    "dsd.fma.sm90a.f32.b8x64.lnt.t8x128x8.w1x1.s6.c12",
+    "dds.fma.sm90a.f32.b128x8.ltt.t128x64x8.w2x2.s4.c3",
+    "dds.fma.sm90a.f32.b8x8.lnn.t8x256x8.w1x2.s3.c8.otransposed",
+    "sdd.fma.sm90a.f32.b8x8.lnt.t8x256x32.w1x2.s2.c3",
+    "sdd.fma.sm90a.f32.b64x8.ltt.t64x128x32.w2x2.s3.c3",
+    "sdd.fma.sm90a.f32.b16x8.lnn.t16x256x16.w1x4.s3.c4.otransposed",
     # tensor cores: low blocks, multiplied transposed, and blocks half as deep as a multiplication
     "dsd.mma.sm90a.bf16.b8x8.lnn.t128x256x128.w8x2.s2.c1",
     "dds.mma.sm90a.f16.b8x8.lnn.t128x64x64.w8x1.s3.c2",
@@ -146,6 +155,7 @@ NAMED = (
     "dsd.fma.sm90a.f32.b64x64.lnn.t64x32x16.w2x1.s4.c6.ksplit",
     "dds.fma.sm90a.f32.b32x32.lnt.t32x64x16.w1x2.s4.c6.ksplit",
     "dsd.fma.sm90a.f32.b16x64.ltt.t64x32x16.w2x1.s4.c6.ksplit",
+    "dsd.fma.sm90a.f32.b8x8.lnt.t8x128x8.w1x1.s6.c12.otransposed.ksplit",
 )
 """Of those that no call chooses by itself, each way through the code once."""
 
@@ -154,6 +164,7 @@ TAIL = (
     "sdd.fma.sm90a.f32.b32x32.lnt.t32x128x16.w1x2.s3.c4.ksplit",
     "sdd.fma.sm90a.f32.b128x128.ltn.t128x128x16.w2x2.s4.c2.ksplit",
     "sdd.fma.sm90a.f32.b16x32.ltt.t16x256x16.w1x4.s3.c4.ksplit",
+    "sdd.fma.sm90a.f32.b8x8.lnn.t8x256x32.w1x2.s2.c3.otransposed.ksplit",
     "sdd.mma.sm90a.bf16.b64x64.lnn.t64x128x64.w1x4.s4.c2.ksplit",
     "sdd.mma.sm90a.tf32.b64x32.ltt.t64x128x32.w1x4.s3.c2.ksplit",
     "sdd.mma.sm90a.bf16.b8x8.ltt.t128x128x64.w4x2.s3.c2.ksplit",

@@ -23,6 +23,7 @@ struct SddFma {
   static constexpr int WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
   using Pipeline = SddPipeline<F32, BLOCK_ROWS, BLOCK_COLS, LEFT_K_CONTIGUOUS, RIGHT_K_CONTIGUOUS, TILE_M, TILE_N, TILE_K,
                                kThreads, STAGES>;
+  using Storage = typename Pipeline::Storage;
   static_assert(Pipeline::kGroup == 1, "a tile is one block row");
   static constexpr int kGroupedPanels = 16;
   using Tail = SddTail<Pipeline, kGroupedPanels>;

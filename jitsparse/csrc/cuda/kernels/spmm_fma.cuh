@@ -30,6 +30,7 @@ struct SpmmFma {
   using Pipeline = SpmmPipeline<F32, BLOCK_ROWS, BLOCK_COLS, FLIPPED, DENSE_K_CONTIGUOUS, TILE_M, TILE_N, TILE_K, kThreads,
                                 STAGES, kTransposesBlocks, kTransposesDense>;
   static_assert(Pipeline::kGroup == 1 && Pipeline::kSlots == 1, "a stage is a part of one block");
+  using Stages = Pipeline;  // as launch_after_copy.cuh calls it
   static constexpr int kSharedBytes = Pipeline::kBytes;
 
   using BlockTile = typename Pipeline::BlockTile;

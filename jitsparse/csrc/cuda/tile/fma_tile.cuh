@@ -63,18 +63,18 @@ struct FmaTile {
   // 16 x 8 products per thread take 1.5 reads of shared memory for 32 of them, 8 x 8 take 2.
   static constexpr int kEachN = M * N >= 64 * 32 ? 8 : 4, kLanesN = N / kEachN;
   static constexpr int kLanesM = 32 / kLanesN, kEachM = M / kLanesM;
-  static_assert(kLanesN >= 2 && kLanesM >= 2 && kLanesN * kLanesM == 32 && kEachM * kLanesM == M, "lanes divide the tile");
+  static_assert(kLanesN >= 2 && kLanesN * kLanesM == 32 && kEachM * kLanesM == M, "lanes divide the tile");
   // At most a thousand unrolled fma. A k-major right operand, or sixteen rows per thread, would leave too few registers for them.
-  static constexpr int kUnrollK = RIGHT_K_CONTIGUOUS || kEachM == 16 ? 8 : 16, kRows = kEachM == 8 ? 8 : 4;
+  static constexpr int kUnrollK = RIGHT_K_CONTIGUOUS || kEachM == 16 || DEPTH == 8 ? 8 : 16, kRows = kEachM == 8 ? 8 : 4;
   static_assert(DEPTH % kUnrollK == 0, "chunks of a stage");
   using Left = FmaOperand<LeftTile, LEFT_K_CONTIGUOUS, kEachM, kLanesM>;
   using Right = FmaOperand<RightTile, RIGHT_K_CONTIGUOUS, kEachN, kLanesN>;
   using Accumulators = float[kEachM * kEachN];
 
   // Lanes that differ in their lowest bit share columns, those that differ in the next share rows: this lets the hardware serve both halves
-  // of a half-warp's 16-byte reads at once.
-  static __device__ __forceinline__ int lane_m(int lane) { return lane % 2 + lane / (2 * kLanesN) * 2; }
-  static __device__ __forceinline__ int lane_n(int lane) { return lane / 2 % kLanesN; }
+  // of a half-warp's 16-byte reads at once. (If all share the rows, there is nothing to serve twice.)
+  static __device__ __forceinline__ int lane_m(int lane) { return kLanesM == 1 ? 0 : lane % 2 + lane / (2 * kLanesN) * 2; }
+  static __device__ __forceinline__ int lane_n(int lane) { return kLanesM == 1 ? lane : lane / 2 % kLanesN; }
 
   // Adds the product of DEPTH columns of the left tile and rows of the right one; addresses include lane_offset. In chunks, since code for
   // 32 columns exceeds the instruction cache: warps waited for instructions 15 % of the time.
