@@ -127,7 +127,7 @@ NAMED = (
     "dds.fma.sm90a.f32.b8x8.lnn.t8x256x8.w1x2.s3.c8.otransposed",
     "sdd.fma.sm90a.f32.b8x8.lnt.t8x256x32.w1x2.s2.c3",
     "sdd.fma.sm90a.f32.b64x8.ltt.t64x128x32.w2x2.s3.c3",
-    "sdd.fma.sm90a.f32.b16x8.lnn.t16x256x16.w1x4.s3.c4.otransposed",
+    "sdd.fma.sm90a.f32.b16x8.ltn.t16x256x16.w1x4.s3.c4.otransposed",
     # tensor cores: low blocks, multiplied transposed, and blocks half as deep as a multiplication
     "dsd.mma.sm90a.bf16.b8x8.lnn.t128x256x128.w8x2.s2.c1",
     "dds.mma.sm90a.f16.b8x8.lnn.t128x64x64.w8x1.s3.c2",
@@ -683,14 +683,14 @@ def test_panels_that_share_columns(
     [
         name
         for name in NAMED
-        if ".otransposed" in name and not re.match(r"dsd.*(condensed|mma)", name)
+        if ".otransposed" in name and not re.match(r"dsd\.([fm]ma|.*condensed)", name)
     ],
 )
 def test_operands_of_any_extent_are_transposed(
     name: str, extent: int, sources: Path, resize: Callable[..., None]
 ) -> None:
     """Along the axis that is not contiguous, which need not be a multiple of anything."""
-    size = "EXTENT" if re.search(r"^sdd|condensed|\.mma\.", name) else "ROWS"
+    size = "EXTENT" if re.search(r"^sdd|condensed|\.[fm]ma\.", name) else "ROWS"
     resize(**{size: extent})
     check(Variant.parse(name), sources)
 
