@@ -36,7 +36,7 @@ from jitsparse.kernels.legality import (
     too_much_shared_memory,
 )
 from jitsparse.kernels.problem import TYPICAL_BLOCKS, Priority, Problem
-from jitsparse.kernels.roles import is_k_contiguous, op_block
+from jitsparse.kernels.roles import is_flipped, is_k_contiguous, op_block
 
 __all__ = ["candidates", "default_variants", "priority", "template"]
 
@@ -46,12 +46,18 @@ __all__ = ["candidates", "default_variants", "priority", "template"]
 # warps hide more than fewer instructions save. An sdd of blocks of 128 is the exception. Stages of
 # 32 need half the barriers of 16, and the shared memory of Hopper (_fitting).
 _SPMM = {
-    8: (Tile((8, 256, 8), (1, 2), 3, 8), Tile((8, 128, 8), (1, 1), 6, 12)),
     16: (Tile((16, 256, 16), (1, 2), 3, 6), Tile((16, 64, 16), (1, 2), 4, 8)),
     32: (Tile((32, 256, 32), (1, 4), 2, 3), Tile((32, 64, 16), (1, 2), 4, 6)),
     64: (Tile((64, 128, 32), (2, 2), 3, 3), Tile((64, 32, 16), (2, 1), 4, 6)),
     128: (Tile((128, 64, 32), (2, 2), 3, 3), Tile((128, 32, 16), (4, 1), 4, 3)),
 }
+# Of blocks of 8 rows, by the depth of a stage; and a narrow one.
+_LOW = {
+    8: Tile((8, 256, 8), (1, 2), 3, 8),
+    16: Tile((8, 256, 16), (1, 2), 2, 6),
+    32: Tile((8, 256, 32), (1, 2), 2, 3),
+}
+_LOW_NARROW = Tile((8, 128, 8), (1, 1), 6, 12)
 _SDD = {
     8: (Tile((8, 256, 32), (1, 2), 2, 3),),
     16: (Tile((16, 256, 16), (1, 4), 3, 4), Tile((16, 128, 16), (1, 2), 4, 6)),
@@ -140,6 +146,12 @@ def _tiles(problem: Problem, target: str) -> tuple[Tile, ...]:
         table = along if problem.layout[0] == "n" and k_major else _SDD
         return _fitting(problem, table[height], target)
     height, depth = op_block(problem.op, problem.block, problem.layout)
+    if height == 8:
+        # Of a k-major dense operand a stage has rows as long as it is deep. But two warps transpose
+        # no more than 16 columns of a k-major block.
+        call = problem.op, problem.layout
+        deepest = 32 if is_k_contiguous(*call) and is_flipped(*call) else 16
+        return _fitting(problem, (_LOW[min(depth, deepest)], _LOW_NARROW), target)
     tiles: tuple[Tile, ...] = _SPMM[height]
     if depth < 32:
         tiles = tuple(_shallow(tile, depth) for tile in tiles)

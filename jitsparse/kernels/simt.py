@@ -48,7 +48,7 @@ def _tiles(problem: Problem) -> list[tuple[int, int]]:
 
 
 def default_variants(target: str) -> Iterator[Variant]:
-    """What calls choose where no other family has a kernel: float64, and float32 in blocks of 8."""
+    """What calls choose in float64, and for small unaligned products such as these of float32."""
     problems = (
         *typical_problems(("f32",), (8,)),
         *typical_problems(("f64",), (32,)),

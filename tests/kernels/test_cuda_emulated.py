@@ -121,7 +121,8 @@ NAMED = (
     "dsd.fma.sm90a.f32.b32x32.lnn.t32x256x32.w1x4.s2.c3",
     # blocks of 8 rows, blocks 8 deep, and the operand of which they need 8 elements a row
     "dsd.fma.sm90a.f32.b8x8.lnn.t8x256x8.w1x2.s3.c8",
-    "dds.fma.sm90a.f32.b8x32.lnt.t8x256x8.w1x2.s3.c8",
+    "dds.fma.sm90a.f32.b8x32.lnt.t8x256x16.w1x2.s2.c6",
+    "dds.fma.sm90a.f32.b32x8.lnn.t8x256x32.w1x2.s2.c3",
     "dsd.fma.sm90a.f32.b8x64.lnt.t8x128x8.w1x1.s6.c12",
     "dds.fma.sm90a.f32.b128x8.ltt.t128x64x8.w2x2.s4.c3",
     "dds.fma.sm90a.f32.b8x8.lnn.t8x256x8.w1x2.s3.c8.otransposed",
