@@ -306,7 +306,7 @@ def emulator_of(root: Path) -> str:
 def compiler(root: Path) -> list[str]:
     # What is not aligned is an illegal instruction.
     aligned = ["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"]
-    return ["g++", "-std=c++17", "-O1", "-w", "-fPIC", *aligned, "-I", str(root / "csrc")]
+    return ["g++", "-std=c++17", "-Og", "-w", "-fPIC", *aligned, "-I", str(root / "csrc")]
 
 
 def link(source: Path, library: Path, root: Path) -> None:
