@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from jitsparse.jit import Candidate, Template, Variant
-from jitsparse.kernels import split, transpose
+from jitsparse.kernels import simt, split, transpose
 from jitsparse.kernels.cuda import (
     Tile,
     ctas_per_sm,
@@ -57,9 +57,9 @@ _LOW = {
     16: Tile((8, 256, 16), (1, 2), 2, 6),
     32: Tile((8, 256, 32), (1, 2), 2, 3),
 }
-_LOW_NARROW = Tile((8, 128, 8), (1, 1), 6, 12)
+_LOW_NARROW = Tile((8, 128, 8), (1, 1), 6, 8)
 _SDD = {
-    8: (Tile((8, 256, 32), (1, 2), 2, 3),),
+    8: (_LOW[32],),
     16: (Tile((16, 256, 16), (1, 4), 3, 4), Tile((16, 128, 16), (1, 2), 4, 6)),
     32: (Tile((32, 256, 32), (1, 4), 2, 3), Tile((32, 128, 16), (1, 2), 4, 5)),
     64: (Tile((64, 128, 32), (2, 2), 3, 3),),
@@ -83,7 +83,9 @@ there are two widths: derived from which is faster at 1024 and at 4096."""
 
 
 def priority(problem: Problem) -> Priority:
-    """Always ahead of ``simt``."""
+    """Ahead of ``simt``, unless nearly all tiles of an sdd store nothing."""
+    if problem.op == "sdd" and simt.outruns_empty_tiles(problem, _SDD[problem.block[0]][0].shape):
+        return Priority(4, "float32 on CUDA cores, after simt: most tiles store nothing")
     return Priority(2, "float32 on CUDA cores; the tile with the least waves of CTAs first")
 
 
@@ -109,8 +111,6 @@ def _candidates(
 
 def _ways(problem: Problem, tile: Tile) -> list[list[tuple[str, str]]]:
     """Knobs other than those of the tile, best first."""
-    if not transpose.has_short_rows(problem):
-        return [[]]
     return transpose.ways(problem, tile, _SAVED[problem.op])
 
 
@@ -166,10 +166,13 @@ def _tiles(problem: Problem, target: str) -> tuple[Tile, ...]:
 
 def _fitting(problem: Problem, tiles: tuple[Tile, ...], target: str) -> tuple[Tile, ...]:
     """Tiles, with shallow stages if shared memory does not hold as many CTAs as it should."""
-    return tuple(
-        tile if tile.ctas <= _ctas_per_sm(problem, tile, False, target) else _shallow(tile)
-        for tile in tiles
-    )
+
+    def fitting(tile: Tile) -> Tile:
+        if tile.ctas <= _ctas_per_sm(problem, tile, False, target):
+            return tile
+        return _LOW[16] if tile == _LOW[32] else _shallow(tile)
+
+    return tuple(map(fitting, tiles))
 
 
 def _ctas_per_sm(problem: Problem, tile: Tile, divides: bool, target: str) -> int:
@@ -177,7 +180,8 @@ def _ctas_per_sm(problem: Problem, tile: Tile, divides: bool, target: str) -> in
 
 
 def _shallow(tile: Tile, depth: int = 16) -> Tile:
-    """The tile with stages of 16, or of blocks that are only 8 deep."""
+    """The tile with stages of 16, or of blocks that are only 8 deep: one more of these, which are
+    half as long."""
     if tile.shape[2] <= depth:
         return tile
     return replace(tile, shape=(*tile.shape[:2], depth), stages=3 if depth == 16 else 4)
@@ -207,7 +211,7 @@ def _shared_memory(problem: Problem, tile: Tile, divides: bool) -> int:
 def default_variants(target: str) -> Iterator[Variant]:
     """What calls choose for square blocks, and for the gradient of a small weight.
 
-    The former with many columns or a long k, and with few or a short one.
+    The former with many columns or a long k, and but for blocks of 8 with few or a short one.
     """
     problems = (
         *typical_problems(("f32",), (8, *TYPICAL_BLOCKS)),

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from jitsparse.jit import Candidate, Template, Variant
-from jitsparse.kernels import split, transpose
+from jitsparse.kernels import simt, split, transpose
 from jitsparse.kernels.cuda import (
     Tile,
     ctas_per_sm,
@@ -133,7 +133,9 @@ _FIXED = 16
 
 
 def priority(problem: Problem) -> Priority:
-    """Always ahead of ``simt``."""
+    """Ahead of ``simt``, unless nearly all tiles of an sdd store nothing."""
+    if simt.outruns_empty_tiles(problem, _tiles(problem)[0].shape):
+        return Priority(4, "tensor cores, after simt: most tiles store nothing")
     return Priority(
         1, "tensor cores; the tile that keeps the CTAs of a GPU busy for least time first"
     )
@@ -164,7 +166,7 @@ def _candidates(
 
 def _ways(problem: Problem, tile: Tile) -> list[list[tuple[str, str]]]:
     """Knobs other than those of the tile, best first."""
-    if not _copies(problem):
+    if _BYTES.get(problem.dtype) != 2:
         return [[]]
     saved = _SAVED
     if problem.op == "sdd" and problem.block[0] == 8:
@@ -172,11 +174,6 @@ def _ways(problem: Problem, tile: Tile) -> list[list[tuple[str, str]]]:
         stored = max(1, problem.nnz) * math.prod(problem.block)
         saved = min(_SAVED, _SAVED_IF_ALL_STORED * computed / stored)
     return transpose.ways(problem, tile, saved)
-
-
-def _copies(problem: Problem) -> bool:
-    """Whether some variants copy an operand, which would be read in pieces of 16 bytes."""
-    return _BYTES.get(problem.dtype) == 2 and transpose.has_short_rows(problem)
 
 
 def _fitting(problem: Problem, tiles: Iterable[Tile], divides: bool, target: str) -> list[Tile]:

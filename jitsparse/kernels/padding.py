@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from jitsparse.kernels import simt
 from jitsparse.kernels.operands import layout_of
-from jitsparse.kernels.roles import is_flipped, op_block
+from jitsparse.kernels.roles import is_flipped
 from jitsparse.layout import div_up
 
 if TYPE_CHECKING:
@@ -31,10 +32,6 @@ _FIXED = 20.0
 _BYTES = 2.5e6
 """Microseconds that the launches take, most of them on the host, and bytes copied per microsecond,
 on an H200."""
-
-_SIMT_RATE, _SIMT_RATE_LOW, _SIMT_STEP = 17e6, 5e6, 0.13
-"""Operations of ``simt`` per microsecond, in blocks of 8 rows (of an sdd a side of 8) the second,
-and microseconds for each element that a row sums."""
 
 _RATES = {"f16": 150e6, "bf16": 150e6, "tf32": 80e6, "f32": 30e6}
 """Operations per microsecond of the families that need copies."""
@@ -186,15 +183,7 @@ def _pay(problem: Problem) -> bool:
         return False
     stored = problem.nnz * problem.block[0] * problem.block[1]
     operations = 2 * stored * problem.extent * problem.batch
-    if problem.op == "sdd":
-        summed = float(problem.extent * problem.batch)
-        height = min(problem.block)
-    else:
-        m, _ = _sides(problem)
-        summed = stored / m
-        height, _ = op_block(problem.op, problem.block, problem.layout)
-    simt = max(operations / (_SIMT_RATE_LOW if height == 8 else _SIMT_RATE), _SIMT_STEP * summed)
-    return simt > microseconds(problem) + operations / _RATES[problem.dtype]
+    return simt.microseconds(problem) > microseconds(problem) + operations / _RATES[problem.dtype]
 
 
 def microseconds(problem: Problem) -> float:

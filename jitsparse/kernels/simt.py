@@ -7,18 +7,54 @@ Knobs: ``b`` block, ``l`` layout, ``t`` tile (rows x columns that a CTA computes
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from jitsparse.jit import Candidate, Template, Variant
 from jitsparse.kernels.cuda import cta_tile_context, cuda_template, knobs, typical_problems
 from jitsparse.kernels.legality import before_ampere, first_legal
 from jitsparse.kernels.problem import Priority, Problem
 from jitsparse.kernels.roles import op_block
+from jitsparse.layout import div_up
 
-__all__ = ["candidates", "default_variants", "priority", "template"]
+__all__ = [
+    "candidates",
+    "default_variants",
+    "microseconds",
+    "outruns_empty_tiles",
+    "priority",
+    "template",
+]
 
 _MAX_SIDE = 64
 """Each of the 8 x 16 threads that compute a tile then owns 8 x 4 elements: what registers hold."""
+
+_RATE, _RATE_LOW, _STEP = 17e6, 5e6, 0.13
+"""Operations per microsecond on an H200, in blocks of 8 rows (of an sdd a side of 8) the second,
+and microseconds for each element that a row sums."""
+_EMPTY_CTA = 1e-3
+"""Microseconds of a CTA that finds nothing to do, on an H200."""
+
+
+def microseconds(problem: Problem) -> float:
+    """Rough time of a product on an H200."""
+    stored = problem.nnz * problem.block[0] * problem.block[1]
+    operations = 2 * stored * problem.extent * problem.batch
+    if problem.op == "sdd":
+        summed, height = float(problem.extent * problem.batch), min(problem.block)
+    else:
+        rows, _ = op_block(problem.op, (problem.rows, problem.cols), problem.layout)
+        height, _ = op_block(problem.op, problem.block, problem.layout)
+        summed = stored / rows
+    return max(operations / (_RATE_LOW if height == 8 else _RATE), _STEP * summed)
+
+
+def outruns_empty_tiles(problem: Problem, tile: Sequence[int]) -> bool:
+    """Whether an sdd in blocks with a side of 8 takes less time than a grid of such tiles does to
+    find that nearly all store nothing. (For others, the cost model knows.)"""
+    if problem.op != "sdd" or min(problem.block) > 8:
+        return False
+    ctas = div_up(problem.rows, tile[0]) * div_up(problem.cols, tile[1])
+    return ctas * _EMPTY_CTA > microseconds(problem)
 
 
 def priority(problem: Problem) -> Priority:
@@ -48,7 +84,7 @@ def _tiles(problem: Problem) -> list[tuple[int, int]]:
 
 
 def default_variants(target: str) -> Iterator[Variant]:
-    """What calls choose in float64, and for small unaligned products such as these of float32."""
+    """What calls choose in float64, and some of what serves small unaligned products."""
     problems = (
         *typical_problems(("f32",), (8,)),
         *typical_problems(("f64",), (32,)),

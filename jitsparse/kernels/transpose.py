@@ -2,7 +2,8 @@
 
 Two kinds of kernels need an operand k-major (contiguous along k, the summed axis). An sdd gathers
 blocks along one side: if the operand there is MN-major, as in the gradient of a weight, rows of a
-block of 16 have 32 bytes, for which TMA takes as long as for 128. And wgmma reads TF32 from shared
+block of 16 have 32 bytes, for which TMA takes as long as for 128, and ``mma`` and ``fma`` would
+read blocks of 8 columns eight elements at a time. And wgmma reads TF32 from shared
 memory only if it is k-major, dense operands and stored blocks alike. Other kinds need an MN-major
 operand: a dsd or dds that condenses block columns gathers rows of the dense operand, and one whose
 blocks are 8 deep would read eight elements at a time of a k-major one. Variants with the knob ``o``
@@ -34,7 +35,6 @@ __all__ = [
     "context",
     "copying",
     "has_short_rows",
-    "loaded",
     "pays",
     "tile_and_copy_context",
     "transposes",
@@ -116,7 +116,7 @@ def has_short_rows(problem: Problem) -> bool:
     return op_block(op, problem.block, layout)[1] == 8 and is_k_contiguous(op, layout)
 
 
-def loaded(problem: Problem, tile: Tile) -> float:
+def _loaded(problem: Problem, tile: Tile) -> float:
     """Elements that tiles load of the operand with short rows."""
     k = problem.extent * problem.batch
     if problem.op == "sdd":
@@ -129,19 +129,21 @@ def ways(problem: Problem, tile: Tile, saved: float) -> list[list[tuple[str, str
     """Knobs of a variant besides those of its tile, best first: to copy or not to.
 
     Args:
-        problem: one that :func:`has_short_rows`.
+        problem: what is multiplied; nothing is copied unless it :func:`has_short_rows`.
         tile: of the variant.
-        saved: microseconds that a copy saves for each element that is :func:`loaded`.
+        saved: microseconds that a copy saves for each element of the operand that tiles load.
     """
-    rows = problem.rows, problem.cols
-    width = problem.cols if problem.op == "sdd" else op_block(problem.op, rows, problem.layout)[1]
-    halves = 2 if problem.dtype in ("f32", "tf32") else 1
-    copied = copying(halves * width * problem.extent * problem.batch)
-    pays = saved * loaded(problem, tile) > copied
+    if not has_short_rows(problem):
+        return [[]]
+    sides = problem.rows, problem.cols
+    _, side = sides if problem.op == "sdd" else op_block(problem.op, sides, problem.layout)
+    elements = side * problem.extent * problem.batch
+    in_16_bits = 2 * elements if problem.dtype == "f32" else elements
+    pays = saved * _loaded(problem, tile) > copying(in_16_bits)
     return [[KNOB], []] if pays else [[], [KNOB]]
 
 
-# -- sdd in wgmma ---------------------------------------------------------------------------------
+# -- sdd in wgmma -------------------------------------------------------------------------------
 
 
 def width(problem: Problem, side: str) -> int:
@@ -159,6 +161,9 @@ def pays(problem: Problem, side: str) -> bool:
     k = problem.extent * problem.batch
     saved = _SAVED[gathered] * mean * div_up(rows, panel) * k
     return saved > copying(width(problem, side) * k)
+
+
+# -- what copies take ---------------------------------------------------------------------------
 
 
 def copying(elements: float) -> float:

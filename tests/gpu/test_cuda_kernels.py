@@ -62,6 +62,7 @@ def grid() -> list[tuple[str, str, tuple[int, int]]]:
     square = [block for block in BLOCKS if block[0] == block[1]]
     few = {
         "bf16": BLOCKS,
+        "f32": (*square, (8, 32), (8, 64), (16, 8), (128, 8)),
         "f16": ((8, 8), (16, 16), (128, 128)),
         "tf32": (*square, (64, 128), (128, 64), (32, 64), (64, 32)),
     }

@@ -127,12 +127,13 @@ def test_what_is_not_aligned_runs_on_copies_where_they_pay(op: str, dtype: str) 
     assert "16-byte aligned" in first.why
 
 
+@pytest.mark.parametrize(("dtype", "family"), [("bf16", "mma"), ("f32", "fma")])
 @pytest.mark.parametrize("op", ["dsd", "dds"])
-def test_copies_pay_sooner_in_blocks_of_8(op: str) -> None:
+def test_copies_pay_sooner_in_blocks_of_8(op: str, dtype: str, family: str) -> None:
     """``simt`` takes three times as long for them as for as many elements in blocks of 64."""
-    problem = typical_problem(op, "cuda", "bf16", 8, "nt", 2048)
+    problem = typical_problem(op, "cuda", dtype, 8, "nt", 2048)
     low = dataclasses.replace(problem, rows=1024, cols=1024, nnz=1024, aligned=False)
-    assert chosen(low).startswith("mma.")
+    assert chosen(low).startswith(f"{family}.")
     assert chosen(dataclasses.replace(low, block=(64, 64), nnz=16)).startswith("simt.")
 
 
@@ -142,13 +143,23 @@ def test_copies_pay_sooner_in_blocks_of_8(op: str) -> None:
         ((8, 8), "nt", True),
         ((64, 8), "nt", True),
         ((8, 8), "nn", False),  # not contiguous along k
-        ((8, 16), "nt", False),  # pieces of 32 bytes
+        ((8, 16), "nt", False),  # pieces of sixteen elements
     ],
 )
+@pytest.mark.parametrize(("dtype", "family"), [("bf16", "mma"), ("f32", "fma")])
 def test_operands_that_would_be_read_in_short_pieces_are_transposed(
-    block: tuple[int, int], layout: str, expected: bool
+    block: tuple[int, int], layout: str, dtype: str, family: str, expected: bool
 ) -> None:
-    problem = typical_problem("dsd", "cuda", "bf16", block, layout)
+    first = registry.candidates(typical_problem("dsd", "cuda", dtype, block, layout), "sm80")
+    variant, why = next((each.variant, each.why) for each in first if each.refused is None)
+    assert variant.family == family
+    assert transposes(variant) == ("transposed first" in why) == expected
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+@pytest.mark.parametrize(("layout", "expected"), [("nn", True), ("tn", True), ("nt", False)])
+def test_blocks_of_8_columns_are_gathered_along_k(dtype: str, layout: str, expected: bool) -> None:
+    problem = typical_problem("sdd", "cuda", dtype, (16, 8), layout)
     assert transposes(legal(problem)[0]) == expected
 
 
@@ -214,6 +225,16 @@ def test_an_sdd_with_more_tiles_than_a_launch_can_have(dtype: str, block: int, s
     many = dataclasses.replace(problem, rows=side, cols=side, nnz=1 << 22)
     assert chosen(many, "sm80").startswith("simt")
     assert not chosen(dataclasses.replace(many, rows=side // 4), "sm80").startswith("simt")
+
+
+@pytest.mark.parametrize(("dtype", "family"), [("bf16", "mma"), ("f32", "fma")])
+def test_an_sdd_of_mostly_empty_tiles_in_blocks_of_8(dtype: str, family: str) -> None:
+    """Its CTAs would take longer to find nothing than ``simt`` to compute the rest."""
+    problem = typical_problem("sdd", "cuda", dtype, 8, "nt", 64)
+    few = dataclasses.replace(problem, rows=1 << 20, cols=1 << 20, nnz=1 << 20)
+    assert chosen(few).startswith("simt.")
+    assert family in families(few)
+    assert chosen(dataclasses.replace(few, rows=1 << 12, cols=1 << 12)).startswith(f"{family}.")
 
 
 @pytest.mark.parametrize(

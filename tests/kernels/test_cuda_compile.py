@@ -68,6 +68,8 @@ def not_chosen(target: str) -> Iterator[Variant]:
         *(("bf16", (8, 32), "dsd", "nn"), ("bf16", (8, 64), "dds", "tt")),
         *(("bf16", (64, 8), "sdd", "nt"), ("bf16", (32, 8), "dsd", "nt")),
         *(("tf32", (8, 8), "dds", "nt"), ("tf32", (8, 8), "sdd", "tn")),
+        *(("f32", (8, 64), "dsd", "nt"), ("f32", (32, 8), "dds", "nn")),
+        *(("f32", (128, 8), "dsd", "nt"), ("f32", (8, 32), "sdd", "tn")),
     )
     for (dtype, block, op, layout), extent in itertools.product(low, (64, 4096)):
         problem = typical_problem(op, "cuda", dtype, block, layout, extent)
@@ -75,6 +77,7 @@ def not_chosen(target: str) -> Iterator[Variant]:
         yield from [each.variant for each in found if each.refused is None][:1]
     greedy = (
         *(("f32", block, "nt") for block in ((32, 16), (64, 16), (64, 32), (128, 16), (128, 64))),
+        *(("f32", (height, 8), "nt") for height in (16, 32, 64, 128)),
         *(("bf16", (16, 64), "nt"), ("bf16", (16, 128), "tt"), ("tf32", (128, 128), "nn")),
     )
     for dtype, block, layout in greedy:

@@ -123,7 +123,7 @@ NAMED = (
     "dsd.fma.sm90a.f32.b8x8.lnn.t8x256x8.w1x2.s3.c8",
     "dds.fma.sm90a.f32.b8x32.lnt.t8x256x16.w1x2.s2.c6",
     "dds.fma.sm90a.f32.b32x8.lnn.t8x256x32.w1x2.s2.c3",
-    "dsd.fma.sm90a.f32.b8x64.lnt.t8x128x8.w1x1.s6.c12",
+    "dsd.fma.sm90a.f32.b8x64.lnt.t8x128x8.w1x1.s6.c8",
     "dds.fma.sm90a.f32.b128x8.ltt.t128x64x8.w2x2.s4.c3",
     "dds.fma.sm90a.f32.b8x8.lnn.t8x256x8.w1x2.s3.c8.otransposed",
     "sdd.fma.sm90a.f32.b8x8.lnt.t8x256x32.w1x2.s2.c3",
@@ -156,13 +156,13 @@ NAMED = (
     "dsd.fma.sm90a.f32.b64x64.lnn.t64x32x16.w2x1.s4.c6.ksplit",
     "dds.fma.sm90a.f32.b32x32.lnt.t32x64x16.w1x2.s4.c6.ksplit",
     "dsd.fma.sm90a.f32.b16x64.ltt.t64x32x16.w2x1.s4.c6.ksplit",
-    "dsd.fma.sm90a.f32.b8x8.lnt.t8x128x8.w1x1.s6.c12.otransposed.ksplit",
+    "dsd.fma.sm90a.f32.b8x8.lnt.t8x128x8.w1x1.s6.c8.otransposed.ksplit",
 )
 """Of those that no call chooses by itself, each way through the code once."""
 
 TAIL = (
     "sdd.fma.sm90a.f32.b64x64.lnn.t64x128x32.w2x2.s3.c3.ksplit",
-    "sdd.fma.sm90a.f32.b32x32.lnt.t32x128x16.w1x2.s3.c4.ksplit",
+    "sdd.fma.sm90a.f32.b32x32.lnt.t32x128x16.w1x2.s3.c6.ksplit",
     "sdd.fma.sm90a.f32.b128x128.ltn.t128x128x16.w2x2.s4.c2.ksplit",
     "sdd.fma.sm90a.f32.b16x32.ltt.t16x256x16.w1x4.s3.c4.ksplit",
     "sdd.fma.sm90a.f32.b8x8.lnn.t8x256x32.w1x2.s2.c3.otransposed.ksplit",

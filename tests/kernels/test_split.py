@@ -177,7 +177,7 @@ def test_last_tiles_have_room_for_three_rounds(name: str, blocks: int, k: int, b
 def test_ctas_that_divide_tiles_fit_an_sm() -> None:
     """Or there would be more rounds than parts are counted for."""
     for target, size in (("sm90a", 227 * 1024), ("sm80", 163 * 1024), ("sm86", 99 * 1024)):
-        for block in itertools.product((16, 32, 64, 128), repeat=2):
+        for block in itertools.product((8, 16, 32, 64, 128), repeat=2):
             for layout, (dtype, itemsize) in itertools.product(
                 LAYOUTS, {"f32": 4, "tf32": 4, "bf16": 2}.items()
             ):
@@ -210,7 +210,9 @@ def test_tiles_that_fill_a_gpu_are_not_divided(dtype: str) -> None:
         assert not any(splits(each.variant) for each in registry.candidates(problem, "sm80"))
 
 
-@pytest.mark.parametrize(("family", "dtype", "height"), [("fma", "f32", 16), ("mma", "bf16", 128)])
+@pytest.mark.parametrize(
+    ("family", "dtype", "height"), [("fma", "f32", 8), ("fma", "f32", 16), ("mma", "bf16", 128)]
+)
 def test_the_last_tiles_of_many_panels_are_not_divided(
     family: str, dtype: str, height: int
 ) -> None:
@@ -220,7 +222,13 @@ def test_the_last_tiles_of_many_panels_are_not_divided(
             each.refused
             for each in registry.candidates(
                 product_problem(
-                    "sdd", "cuda", dtype, (16, 16), "nn", (panels * height, 1024, 4096), 0.25
+                    "sdd",
+                    "cuda",
+                    dtype,
+                    (min(height, 16), 16),
+                    "nn",
+                    (panels * height, 1024, 4096),
+                    0.25,
                 ),
                 "sm90a",
             )

@@ -204,7 +204,7 @@ template <class P> JITSPARSE_INLINE P packed_at(const void* from, int64 at) {
 }
 
 // sum += factor x: one product per element, or two for pairs, where subnormals count as zero. The asm gets a vector of its own: GCC keeps
-// an array in memory, an element of which is an operand, and products take 1.25 to 1.35 times as long.
+// an array in memory, an element of which is an operand, and products take 1.2 to 1.35 times as long.
 template <int N, class A> JITSPARSE_INLINE void add_product(Vec<A, N>& sum, A factor, Vec<A, N> x) { sum += factor * x; }
 #if defined(__AVX512BF16__)
 template <int N> JITSPARSE_INLINE void add_product(Vec<float, N>& sum, Pair factor, Vec<Pair, N> x) {
