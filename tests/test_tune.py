@@ -721,7 +721,7 @@ def test_tf32_may_cut_off_13_bits_of_both_factors() -> None:
 
 @pytest.mark.parametrize("dtype", LESS_PRECISE)
 def test_what_is_tuned_in_float32_counts_where_kernels_have_no_less(
-    dtype: str, cache: Path
+    dtype: str, cache: Path, clock: dict[str, float]
 ) -> None:
     """As blocks of 8 have not, whatever the processor."""
     with float32_as(dtype, "cpu"):
