@@ -15,12 +15,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from jitsparse.jit import Candidate, Template, Variant
-from jitsparse.kernels import simt, split, transpose
+from jitsparse.jit import Candidate, Variant
+from jitsparse.kernels import simt, split, tiled
 from jitsparse.kernels.cuda import (
     Tile,
     ctas_per_sm,
-    cuda_template,
     dividing_pays,
     parts_of_tile,
     ranked,
@@ -37,6 +36,7 @@ from jitsparse.kernels.legality import (
 )
 from jitsparse.kernels.problem import TYPICAL_BLOCKS, Priority, Problem
 from jitsparse.kernels.roles import is_flipped, is_k_contiguous, op_block
+from jitsparse.kernels.tiled import Way, has_short_rows, template, ways
 
 __all__ = ["candidates", "default_variants", "priority", "template"]
 
@@ -84,7 +84,7 @@ there are two widths: derived from which is faster at 1024 and at 4096."""
 
 def priority(problem: Problem) -> Priority:
     """Ahead of ``simt``, unless nearly all tiles of an sdd store nothing."""
-    if problem.op == "sdd" and simt.outruns_empty_tiles(problem, _SDD[problem.block[0]][0].shape):
+    if simt.outruns_empty_tiles(problem, _SDD[problem.block[0]][0].shape):
         return Priority(4, "float32 on CUDA cores, after simt: most tiles store nothing")
     return Priority(2, "float32 on CUDA cores; the tile with the least waves of CTAs first")
 
@@ -92,26 +92,18 @@ def priority(problem: Problem) -> Priority:
 def candidates(problem: Problem, target: str) -> list[Candidate]:
     """Variants for a problem, best first; refused ones with their reason."""
     tiles = ranked(problem, _tiles(problem, target))
-    whole = _candidates(problem, tiles, False, target)
-    divided = _candidates(problem, _to_divide(problem, tiles, target), True, target)
+
+    def of(tiles: Iterable[Tile], *, divides: bool) -> list[Candidate]:
+        return tiled.candidates("fma", problem, tiles, divides, target, _ways, _refusal)
+
+    whole = of(tiles, divides=False)
+    divided = of(_to_divide(problem, tiles, target), divides=True)
     return [*divided, *whole] if _dividing_pays(problem, tiles[0]) else [*whole, *divided]
 
 
-def _candidates(
-    problem: Problem, tiles: Iterable[Tile], divides: bool, target: str
-) -> list[Candidate]:
-    found = []
-    for tile in tiles:
-        refused = _refusal(problem, tile, divides, target)
-        for way in _ways(problem, tile):
-            variant = tile.variant("fma", problem, target, divides, *way)
-            found.append(Candidate(variant, template(variant), refused))
-    return found
-
-
-def _ways(problem: Problem, tile: Tile) -> list[list[tuple[str, str]]]:
-    """Knobs other than those of the tile, best first."""
-    return transpose.ways(problem, tile, _SAVED[problem.op])
+def _ways(problem: Problem, tile: Tile) -> list[Way]:
+    """Whether to copy an operand, best first."""
+    return ways(problem, tile, _SAVED[problem.op])
 
 
 def _to_divide(problem: Problem, tiles: list[Tile], target: str) -> list[Tile]:
@@ -142,7 +134,7 @@ def _tiles(problem: Problem, target: str) -> tuple[Tile, ...]:
         height, width = problem.block
         along = _NARROW_SDD_ALONG if width < height else _SDD_ALONG
         # A right operand with short rows may be copied to be k-major.
-        k_major = problem.layout[1] == "t" or transpose.has_short_rows(problem)
+        k_major = problem.layout[1] == "t" or has_short_rows(problem)
         table = along if problem.layout[0] == "n" and k_major else _SDD
         return _fitting(problem, table[height], target)
     height, depth = op_block(problem.op, problem.block, problem.layout)
@@ -166,13 +158,10 @@ def _tiles(problem: Problem, target: str) -> tuple[Tile, ...]:
 
 def _fitting(problem: Problem, tiles: tuple[Tile, ...], target: str) -> tuple[Tile, ...]:
     """Tiles, with shallow stages if shared memory does not hold as many CTAs as it should."""
-
-    def fitting(tile: Tile) -> Tile:
-        if tile.ctas <= _ctas_per_sm(problem, tile, False, target):
-            return tile
-        return _LOW[16] if tile == _LOW[32] else _shallow(tile)
-
-    return tuple(map(fitting, tiles))
+    return tuple(
+        tile if tile.ctas <= _ctas_per_sm(problem, tile, False, target) else _shallow(tile)
+        for tile in tiles
+    )
 
 
 def _ctas_per_sm(problem: Problem, tile: Tile, divides: bool, target: str) -> int:
@@ -184,6 +173,8 @@ def _shallow(tile: Tile, depth: int = 16) -> Tile:
     half as long."""
     if tile.shape[2] <= depth:
         return tile
+    if tile == _LOW[32]:
+        return _LOW[depth]
     return replace(tile, shape=(*tile.shape[:2], depth), stages=3 if depth == 16 else 4)
 
 
@@ -223,8 +214,3 @@ def default_variants(target: str) -> Iterator[Variant]:
         ),
     )
     yield from first_legal(candidates, problems, target)
-
-
-def template(variant: Variant) -> Template:
-    """The template that a variant is rendered from."""
-    return cuda_template("fma", variant.op, transpose.tile_and_copy_context)

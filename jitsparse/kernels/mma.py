@@ -18,12 +18,11 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from jitsparse.jit import Candidate, Template, Variant
-from jitsparse.kernels import simt, split, transpose
+from jitsparse.jit import Candidate, Variant
+from jitsparse.kernels import simt, split, tiled
 from jitsparse.kernels.cuda import (
     Tile,
     ctas_per_sm,
-    cuda_template,
     dividing_pays,
     parts_of_tile,
     ranked,
@@ -42,6 +41,7 @@ from jitsparse.kernels.legality import (
 )
 from jitsparse.kernels.problem import TYPICAL_BLOCKS, Priority, Problem
 from jitsparse.kernels.roles import is_k_contiguous, op_block
+from jitsparse.kernels.tiled import Way, template, ways
 
 __all__ = ["candidates", "default_variants", "priority", "template"]
 
@@ -145,27 +145,18 @@ def candidates(problem: Problem, target: str) -> list[Candidate]:
     """Variants for a problem, best first; refused ones with their reason."""
     tiles = ranked(problem, _tiles(problem))
     to_divide = _to_divide(problem, target)
-    whole = _candidates(problem, tiles, False, target)
-    divided = _candidates(problem, to_divide, True, target)
+
+    def of(tiles: Iterable[Tile], *, divides: bool) -> list[Candidate]:
+        return tiled.candidates("mma", problem, tiles, divides, target, _ways, _refusal)
+
+    whole, divided = of(tiles, divides=False), of(to_divide, divides=True)
     if to_divide and _dividing_pays(problem, to_divide[0], _fitting(problem, tiles, False, target)):
         return [*divided, *whole]
     return [*whole, *divided]
 
 
-def _candidates(
-    problem: Problem, tiles: Iterable[Tile], divides: bool, target: str
-) -> list[Candidate]:
-    found = []
-    for tile in tiles:
-        refused = _refusal(problem, tile, divides, target)
-        for way in _ways(problem, tile):
-            variant = tile.variant("mma", problem, target, divides, *way)
-            found.append(Candidate(variant, template(variant), refused))
-    return found
-
-
-def _ways(problem: Problem, tile: Tile) -> list[list[tuple[str, str]]]:
-    """Knobs other than those of the tile, best first."""
+def _ways(problem: Problem, tile: Tile) -> list[Way]:
+    """Whether to copy an operand, best first."""
     if _BYTES.get(problem.dtype) != 2:
         return [[]]
     saved = _SAVED
@@ -173,7 +164,7 @@ def _ways(problem: Problem, tile: Tile) -> list[list[tuple[str, str]]]:
         computed = tile_count(problem, tile.shape) * math.prod(tile.shape[:2])
         stored = max(1, problem.nnz) * math.prod(problem.block)
         saved = min(_SAVED, _SAVED_IF_ALL_STORED * computed / stored)
-    return transpose.ways(problem, tile, saved)
+    return ways(problem, tile, saved)
 
 
 def _fitting(problem: Problem, tiles: Iterable[Tile], divides: bool, target: str) -> list[Tile]:
@@ -284,8 +275,3 @@ def default_variants(target: str) -> Iterator[Variant]:
         *typical_problems(("f16", "tf32"), (32, 128)),
     )
     yield from first_legal(candidates, problems, target)
-
-
-def template(variant: Variant) -> Template:
-    """The template that a variant is rendered from."""
-    return cuda_template("mma", variant.op, transpose.tile_and_copy_context)

@@ -3,12 +3,12 @@
 Two kinds of kernels need an operand k-major (contiguous along k, the summed axis). An sdd gathers
 blocks along one side: if the operand there is MN-major, as in the gradient of a weight, rows of a
 block of 16 have 32 bytes, for which TMA takes as long as for 128, and ``mma`` and ``fma`` would
-read blocks of 8 columns eight elements at a time. And wgmma reads TF32 from shared
-memory only if it is k-major, dense operands and stored blocks alike. Other kinds need an MN-major
-operand: a dsd or dds that condenses block columns gathers rows of the dense operand, and one whose
-blocks are 8 deep would read eight elements at a time of a k-major one. Variants with the knob ``o``
-make a copy in the workspace first: ``transposed`` of a dense operand, ``values`` of every stored
-block. Measurements are in docs/performance.md.
+read blocks of 8 columns eight elements at a time. And wgmma reads TF32 from shared memory only if
+it is k-major, dense operands and stored blocks alike. Other kinds need an MN-major operand: a dsd
+or dds that condenses block columns gathers rows of the dense operand, and one whose blocks are 8
+deep would read eight elements at a time of a k-major one. Variants with the knob ``o`` make a copy
+in the workspace first: ``transposed`` of a dense operand, ``values`` of every stored block.
+Measurements are in docs/performance.md.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jitsparse.jit import Variant
-from jitsparse.jit.template import Context
-from jitsparse.kernels.cuda import CONDENSED, Tile, tile_context, tile_count, walked
-from jitsparse.kernels.roles import cpp_bool, is_k_contiguous, op_block
+from jitsparse.kernels.cuda import CONDENSED
+from jitsparse.kernels.roles import cpp_bool
 from jitsparse.layout import div_up
 from jitsparse.traits import random_steps
 
@@ -34,12 +33,9 @@ __all__ = [
     "bytes_of",
     "context",
     "copying",
-    "has_short_rows",
     "pays",
-    "tile_and_copy_context",
     "transposes",
     "transposes_values",
-    "ways",
     "width",
 ]
 
@@ -94,53 +90,6 @@ def _across(variant: Variant) -> bool:
 def _gathered(variant: Variant) -> int:
     """Number of the operand of an sdd that is gathered: the right one except in ``wgmma``."""
     return 0 if ("g", "rows") in variant.knobs else 1
-
-
-def tile_and_copy_context(variant: Variant) -> Context:
-    """As :func:`~jitsparse.kernels.cuda.tile_context`, of a kernel that may copy an operand."""
-    return dict(tile_context(variant)) | context(variant)
-
-
-# -- blocks of 8 in mma and fma -----------------------------------------------------------------
-
-
-def has_short_rows(problem: Problem) -> bool:
-    """Whether a block needs but eight adjacent elements of an operand's row.
-
-    Read eight at a time, memory delivers a half of its bandwidth (16-bit elements), and L2 answers
-    a quarter as many bytes per request (32-bit ones); a transposed copy has long rows.
-    """
-    op, layout = problem.op, problem.layout
-    if op == "sdd":
-        return problem.block[1] == 8 and layout[1] == "n"
-    return op_block(op, problem.block, layout)[1] == 8 and is_k_contiguous(op, layout)
-
-
-def _loaded(problem: Problem, tile: Tile) -> float:
-    """Elements that tiles load of the operand with short rows."""
-    k = problem.extent * problem.batch
-    if problem.op == "sdd":
-        return tile_count(problem, tile.shape) * tile.shape[1] * k
-    m, _ = op_block(problem.op, (problem.rows, problem.cols), problem.layout)
-    return walked(problem, tile) * div_up(m, tile.shape[0]) * k
-
-
-def ways(problem: Problem, tile: Tile, saved: float) -> list[list[tuple[str, str]]]:
-    """Knobs of a variant besides those of its tile, best first: to copy or not to.
-
-    Args:
-        problem: what is multiplied; nothing is copied unless it :func:`has_short_rows`.
-        tile: of the variant.
-        saved: microseconds that a copy saves for each element of the operand that tiles load.
-    """
-    if not has_short_rows(problem):
-        return [[]]
-    sides = problem.rows, problem.cols
-    _, side = sides if problem.op == "sdd" else op_block(problem.op, sides, problem.layout)
-    elements = side * problem.extent * problem.batch
-    in_16_bits = 2 * elements if problem.dtype == "f32" else elements
-    pays = saved * _loaded(problem, tile) > copying(in_16_bits)
-    return [[KNOB], []] if pays else [[], [KNOB]]
 
 
 # -- sdd in wgmma -------------------------------------------------------------------------------

@@ -150,8 +150,8 @@ def test_copies_pay_sooner_in_blocks_of_8(op: str, dtype: str, family: str) -> N
 def test_operands_that_would_be_read_in_short_pieces_are_transposed(
     block: tuple[int, int], layout: str, dtype: str, family: str, expected: bool
 ) -> None:
-    first = registry.candidates(typical_problem("dsd", "cuda", dtype, block, layout), "sm80")
-    variant, why = next((each.variant, each.why) for each in first if each.refused is None)
+    offered = registry.candidates(typical_problem("dsd", "cuda", dtype, block, layout), "sm80")
+    variant, why = next((each.variant, each.why) for each in offered if each.refused is None)
     assert variant.family == family
     assert transposes(variant) == ("transposed first" in why) == expected
 

@@ -12,10 +12,10 @@ import shutil
 import subprocess
 
 import pytest
+from test_cpu_kernels import problem
 
 from jitsparse.compilation import compile_variants, raise_failures
 from jitsparse.kernels import cpu
-from jitsparse.kernels.problem import Problem
 
 TARGETS = {"avx512bf16": "bf16", "avx512": "f32", "avx2": "f32"}
 """With a dtype of each. Nothing runs: every x86-64 processor can compile for them."""
@@ -32,9 +32,7 @@ def test_few_vectors_go_to_the_stack(target: str) -> None:
     variants = [
         next(
             each.variant
-            for each in cpu.candidates(
-                Problem(op, "cpu", dtype, (32, 32), "nn", True, 512, 512, 64, 512, 1), target
-            )
+            for each in cpu.candidates(problem(op, dtype, (32, 32), "nn"), target)
             if not each.refused and each.variant.target == target
         )
         for op in ("dsd", "dds", "sdd")

@@ -64,7 +64,8 @@ struct FmaTile {
   static constexpr int kEachN = M * N >= 64 * 32 ? 8 : 4, kLanesN = N / kEachN;
   static constexpr int kLanesM = 32 / kLanesN, kEachM = M / kLanesM;
   static_assert(kLanesN >= 2 && kLanesN * kLanesM == 32 && kEachM * kLanesM == M, "lanes divide the tile");
-  // At most a thousand unrolled fma, and no more than a stage. A k-major right operand, or sixteen rows per thread, would leave too few registers for them.
+  // At most a thousand unrolled fma, and no more than a stage has. A k-major right operand, or sixteen rows per thread, would leave too few
+  // registers for them.
   static constexpr int kUnrollK = RIGHT_K_CONTIGUOUS || kEachM == 16 || DEPTH == 8 ? 8 : 16, kRows = kEachM == 8 ? 8 : 4;
   static_assert(DEPTH % kUnrollK == 0, "chunks of a stage");
   using Left = FmaOperand<LeftTile, LEFT_K_CONTIGUOUS, kEachM, kLanesM>;
