@@ -7,6 +7,7 @@ under compute-sanitizer, this file is also the check for races and stray accesse
 from __future__ import annotations
 
 import itertools
+from functools import cache
 from typing import Any
 
 import cases
@@ -33,6 +34,15 @@ BLOCKS = (
 ROWS, COLS, EXTENT, BATCH = 296, 424, 200, 2
 
 
+@cache
+def half_full(block: tuple[int, int]) -> js.Pattern:
+    """With an empty row of blocks."""
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.rand(-(-ROWS // block[0]), -(-COLS // block[1]), generator=generator) < 0.5
+    mask[0] = False
+    return js.Pattern.from_mask(mask, block, (ROWS, COLS))
+
+
 def problem(op: str, dtype: str, block: tuple[int, int], layout: str) -> Problem:
     return Problem(
         op=op,
@@ -43,7 +53,7 @@ def problem(op: str, dtype: str, block: tuple[int, int], layout: str) -> Problem
         aligned=True,
         rows=ROWS,
         cols=COLS,
-        nnz=-(-ROWS // block[0]) * -(-COLS // block[1]) // 2,
+        nnz=half_full(block).nnz_blocks,
         extent=EXTENT,
         batch=1,
     )
@@ -111,9 +121,7 @@ def by_family() -> list[tuple[str, str, str, tuple[int, int]]]:
 @pytest.mark.parametrize(("family", "op", "dtype", "block"), by_family(), ids=str)
 def test_every_candidate_is_right(family: str, op: str, dtype: str, block: tuple[int, int]) -> None:
     generator = torch.Generator().manual_seed(0)
-    mask = torch.rand(-(-ROWS // block[0]), -(-COLS // block[1]), generator=generator) < 0.5
-    mask[:1] = False
-    pattern = js.Pattern.from_mask(mask, block, (ROWS, COLS)).to("cuda")
+    pattern = half_full(block).to("cuda")
     values = torch.randn(pattern.values_shape, generator=generator)
     stored = js.BlockSparse(values.to("cuda", DTYPES[dtype]), pattern)
     products = 2**-9 if dtype == "tf32" else None

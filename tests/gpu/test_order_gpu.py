@@ -1,4 +1,4 @@
-"""Products of so many panels that four sets of them have a column of tiles are right on a GPU."""
+"""Products of so many tiles that their order is another one are right on a GPU."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 
 import jitsparse as js
 from jitsparse.jit import Variant
+from jitsparse.kernels.float32 import float32_as
 
 pytestmark = pytest.mark.gpu
 
@@ -45,3 +46,23 @@ def test_many_panels(name: str, panels: int, batch: int, density: float) -> None
             columns = dense.mT.contiguous()
             got = js.dsd(stored, columns)
             cases.check_product(got, stored.to_dense(), columns)
+
+
+@pytest.mark.parametrize("density", [0.02, 0.1])
+@pytest.mark.parametrize("block", [8, 16])
+def test_float32_and_a_dense_operand_that_outgrows_l2(block: int, density: float) -> None:
+    """Rows of blocks of 8 and 16 take turns at a column of tiles. 300 of them are a group of 64 or
+    256 and a partial one, behind the 16 longest."""
+    k, columns = 512 * block, 4096  # 64 MiB, 128 MiB
+    generator = torch.Generator("cuda").manual_seed(block)
+    shape = (300 * block - 4, k)
+    pattern = js.Pattern.random(shape, block, density, generator=generator, device="cuda")
+    stored = js.BlockSparse(
+        torch.randn(pattern.values_shape, generator=generator, device="cuda"), pattern
+    )
+    dense = torch.randn(k, columns, generator=generator, device="cuda")
+    with float32_as("f32", "cuda"):
+        for right in (dense, dense.mT.contiguous().mT):
+            assert "dsd.fma." in str(js.explain("dsd", stored, right).variant)
+            cases.check_product(js.dsd(stored, right), stored.to_dense(), right)
+        cases.check_product(js.dds(dense.mT, stored.T), dense.mT, stored.T.to_dense())

@@ -39,6 +39,13 @@ extern "C" bool prepared_is_right(int rows, int columns, int batch, int group) {
   return true;
 }
 
+extern "C" void longest_first(int rows, int columns, int batch, int group, int* number) {
+  for (int tile = 0; tile < rows * columns * batch; ++tile) {
+    const auto at = jitsparse::longest_first_order(tile, rows, columns, group);
+    number[(at.batch * rows + at.row) * columns + at.column] = tile;
+  }
+}
+
 extern "C" void deal(int panels, int columns, int batch, int group, bool two_columns, int grid,
                      int* times, int* ctas, int* rounds) {
   const auto order = jitsparse::SpmmOrder::of(panels, columns, batch, unsigned(group), two_columns,
@@ -111,6 +118,26 @@ def test_what_the_host_prepares_is_the_order_of_other_kernels(
 ) -> None:
     order.prepared_is_right.restype = ctypes.c_bool
     assert order.prepared_is_right(rows, columns, batch, group)
+
+
+@given(
+    rows=st.integers(1, 150),
+    columns=st.integers(1, 70),
+    batch=st.integers(1, 3),
+    group=st.integers(1, 80),
+)
+def test_long_rows_first(
+    order: ctypes.CDLL, rows: int, columns: int, batch: int, group: int
+) -> None:
+    """Of rows that are sorted by length: sixteen, row by row, and then groups, by columns."""
+    number = torch.full((batch, rows, columns), -1, dtype=torch.int32)
+    order.longest_first(rows, columns, batch, group, ctypes.c_void_p(number.data_ptr()))
+    for first, count in [(row, 1) for row in range(min(rows, 16))] + [
+        (row, min(group, rows - row)) for row in range(16, rows, group)
+    ]:
+        start = torch.arange(batch).view(-1, 1, 1) * rows * columns + first * columns
+        expected = start + torch.arange(columns) * count + torch.arange(count).view(-1, 1)
+        assert torch.equal(number[:, first : first + count], expected.int())
 
 
 @given(

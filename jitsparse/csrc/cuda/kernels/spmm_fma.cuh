@@ -53,14 +53,22 @@ struct SpmmFma {
           warp_m(thread / 32 / WARPS_N * WARP_M), warp_n(thread / 32 % WARPS_N * WARP_N) {}
   };
 
-  // Tiles of rows with most blocks first: a CTA starts where another ends, so those that run last should be short. All tiles of a row are
-  // adjacent, not those of sixteen rows: they share its blocks, and load little compared with what they compute.
+  // Tiles of rows with most blocks first: a CTA starts where another ends, so those that run last should be short.
   static __device__ __forceinline__ TileCoordinates tile_of(const SpmmArgs& args, int number) {
-    const int columns = int(Pipeline::column_tiles(args)), rows = int(Pipeline::panels(args));
-    const int row = number / columns, batch = row / rows;
+    TileCoordinates tile =
+        longest_first_order(unsigned(number), Pipeline::panels(args), Pipeline::column_tiles(args), rows_side_by_side(args));
     const typename Pipeline::Index index(args.index, args.rows, args.cols, args.nnz);
-    const int* sorted = FLIPPED ? index.cols_sorted() : index.rows_sorted();
-    return {__ldg(sorted + (row - batch * rows)), number - row * columns, batch};
+    tile.row = __ldg((FLIPPED ? index.cols_sorted() : index.rows_sorted()) + tile.row);
+    return tile;
+  }
+
+  // Rows whose tiles of a column are adjacent. One: the tiles of a row share its blocks, and load little compared with what they compute.
+  // But low tiles use an element of the dense operand only TILE_M times: where L2 (of an H200) does not hold it, its slab of a column
+  // should stay there. The sparser the rows, the more of them it takes until several use the same part of a slab.
+  static __device__ __forceinline__ unsigned rows_side_by_side(const SpmmArgs& args) {
+    constexpr int64 kL2 = int64(48) << 20;
+    if (TILE_M > 16 || args.n * Pipeline::k(args) * int64(sizeof(float)) <= kL2 * (TILE_M / 8)) return 1;
+    return args.nnz * (BLOCK_ROWS * BLOCK_COLS) < args.rows * args.cols / 16 ? 256 : 64;
   }
 
   static JITSPARSE_HD int parts(const SpmmArgs& args) { return SPLIT ? int(args.parts) : 1; }

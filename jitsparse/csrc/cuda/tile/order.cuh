@@ -31,6 +31,15 @@ __device__ __forceinline__ TileCoordinates grouped_order(unsigned tile, int64 ro
   return {first_row + in_group % group_rows, in_group / group_rows, batch};
 }
 
+// grouped_order for tile rows of falling length. The first rows are walked one by one: a long tile that starts late ends last.
+__device__ __forceinline__ TileCoordinates longest_first_order(unsigned tile, int64 rows, int64 columns, unsigned group) {
+  const unsigned plane = unsigned(rows) * unsigned(columns), batch = tile / plane, place = tile - batch * plane;
+  const unsigned long_rows = rows < 16 ? unsigned(rows) : 16, long_tiles = long_rows * unsigned(columns);
+  if (place < long_tiles) return {place / unsigned(columns), place % unsigned(columns), batch};
+  const TileCoordinates rest = grouped_order(place - long_tiles, rows - long_rows, columns, group);
+  return {long_rows + rest.row, rest.column, batch};
+}
+
 // grouped_order for fewer than 2^31 tiles, with divisors that the host prepares.
 struct GroupedTiles {
   unsigned rows;
