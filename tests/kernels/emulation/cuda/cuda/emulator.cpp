@@ -281,6 +281,137 @@ void check_read(const void* from, int bytes) {
   if (reinterpret_cast<std::size_t>(from) % bytes) fail("misaligned read of an operand");
 }
 
+// ---- products
+
+// An operand of wgmma as its descriptor says: element (i, k), i along m or n.
+struct Operand {
+  unsigned start, leading, stride;
+  int row_bytes;
+
+  explicit Operand(unsigned long long descriptor)
+      : start((descriptor & 0x3fff) << 4),
+        leading((descriptor >> 16 & 0x3fff) << 4),
+        stride((descriptor >> 32 & 0x3fff) << 4),
+        row_bytes(descriptor >> 62 == 1 ? 128 : descriptor >> 62 == 2 ? 64 : 32) {}
+
+  // So many elements from (i, k), along i or k as they lie in a row; no more than 16 bytes, to which they are aligned.
+  template <int COUNT, typename Element>
+  void get(Element* elements, bool across, int i, int k) const {
+    constexpr int kBytes = sizeof(Element);
+    const int in_row = across ? i * kBytes % row_bytes : k * kBytes, row = across ? k : i, tile = across ? i * kBytes / row_bytes : 0;
+    const unsigned address = start + tile * leading + row / 8 * stride + row % 8 * row_bytes + in_row;
+    std::memcpy(elements, at(swizzled(address, row_bytes), COUNT * kBytes), COUNT * kBytes);
+  }
+
+  // Two neighbours along i, for all k.
+  template <typename Element, int K>
+  void get_two(Element (&elements)[2][K], bool across, int i) const {
+    constexpr int kUnit = 16 / sizeof(Element);
+    for (int k = 0; across && k < K; ++k) {
+      Element two[2];
+      get<2>(two, across, i, k);
+      elements[0][k] = two[0], elements[1][k] = two[1];
+    }
+    for (int e = 0; !across && e < 2; ++e) {
+      for (int k = 0; k < K; k += kUnit) get<kUnit>(elements[e] + k, across, i + e, k);
+    }
+  }
+};
+
+// Elements of 32 bytes of k, and what they are as numbers.
+struct Bf16 {
+  using Element = unsigned short;
+  static float value(Element x) { return from_bf16(x); }
+};
+struct F16 {
+  using Element = unsigned short;
+  // Without instructions for it, a conversion is a call.
+  static float value(Element x) {
+    static const auto values = [] {
+      std::vector<float> found(1 << 16);
+      for (int bits = 0; bits < 1 << 16; ++bits) found[bits] = from_f16(Element(bits));
+      return found;
+    }();
+    return values[x];
+  }
+};
+struct Tf32 {
+  using Element = unsigned;
+  static float value(Element x) { return __uint_as_float(x & 0xffffe000); }
+};
+template <typename Type>
+constexpr int kDepth = 32 / sizeof(typename Type::Element);
+
+// With a thread's two rows of the left operand.
+template <typename Type>
+void multiply_rows(float* c, int registers, const float (&left)[2][kDepth<Type>], const Operand& b, bool b_across) {
+  for (int j = 0; j < registers / 4; ++j) {
+    typename Type::Element columns[2][kDepth<Type>];
+    b.get_two(columns, b_across, j * 8 + lane() % 4 * 2);
+    float sums[4];
+    std::memcpy(sums, c + 4 * j, sizeof sums);
+    for (int k = 0; k < kDepth<Type>; ++k) {
+      const float right[2] = {Type::value(columns[0][k]), Type::value(columns[1][k])};
+      for (int e = 0; e < 4; ++e) sums[e] += left[e / 2][k] * right[e % 2];
+    }
+    std::memcpy(c + 4 * j, sums, sizeof sums);
+  }
+}
+
+template <typename Type>
+void multiply_shared(float* c, int registers, const Operand& a, bool a_across, const Operand& b, bool b_across) {
+  const int row = thread() / 32 % 4 * 16 + lane() / 4;
+  float left[2][kDepth<Type>];
+  for (int half = 0; half < 2; ++half) {
+    for (int k = 0; k < kDepth<Type>; ++k) {
+      typename Type::Element element;
+      a.get<1>(&element, a_across, row + half * 8, k);
+      left[half][k] = Type::value(element);
+    }
+  }
+  multiply_rows<Type>(c, registers, left, b, b_across);
+}
+
+// Of a fragment a lane has one register of every four k, or two neighbours of every eight.
+template <typename Type>
+void multiply_fragment(float* c, int registers, const unsigned (&a)[4], const Operand& b, bool b_across) {
+  using Element = typename Type::Element;
+  constexpr int kPacked = 4 / sizeof(Element), kK = kDepth<Type>;
+  unsigned mine[4];
+  std::memcpy(mine, a, sizeof mine);
+  float left[2][kK];
+  exchange(mine, [&](const auto& all) {
+    for (int half = 0; half < 2; ++half) {
+      for (int k = 0; k < kK; ++k) {
+        const unsigned bits = all(lane() / 4 * 4 + k / kPacked % 4)[k / (kK / 2) * 2 + half];
+        Element element;
+        std::memcpy(&element, reinterpret_cast<const Element*>(&bits) + k % kPacked, sizeof element);
+        left[half][k] = Type::value(element);
+      }
+    }
+  });
+  multiply_rows<Type>(c, registers, left, b, b_across);
+}
+
+template <typename Use>
+void with_type(Number number, const Use& use) {
+  switch (number) {
+    case Number::bf16: return use(Bf16());
+    case Number::f16: return use(F16());
+    case Number::tf32: return use(Tf32());
+  }
+}
+
+void multiply(float* c, int registers, Number number, unsigned long long a, bool a_across, unsigned long long b, bool b_across) {
+  with_type(number, [&](auto type) {
+    multiply_shared<decltype(type)>(c, registers, Operand(a), a_across, Operand(b), b_across);
+  });
+}
+
+void multiply(float* c, int registers, Number number, const unsigned (&a)[4], unsigned long long b, bool b_across) {
+  with_type(number, [&](auto type) { multiply_fragment<decltype(type)>(c, registers, a, Operand(b), b_across); });
+}
+
 // ---- bulk copies
 
 Mbarrier& mbarrier(unsigned address) {
