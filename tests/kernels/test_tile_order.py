@@ -17,6 +17,7 @@ from torch import Tensor
 from jitsparse.kernels.cuda import CSRC
 
 NEIGHBOURS = 16
+TILES = {"rows": st.integers(1, 150), "columns": st.integers(1, 70), "batch": st.integers(1, 3)}
 
 SOURCE = """
 #define __device__
@@ -107,12 +108,7 @@ def test_quotients(order: ctypes.CDLL, numerator: int, value: int) -> None:
             assert order.quotient(each, value) == each // value
 
 
-@given(
-    rows=st.integers(1, 150),
-    columns=st.integers(1, 70),
-    batch=st.integers(1, 3),
-    group=st.integers(1, 40),
-)
+@given(**TILES, group=st.integers(1, 40))
 def test_what_the_host_prepares_is_the_order_of_other_kernels(
     order: ctypes.CDLL, rows: int, columns: int, batch: int, group: int
 ) -> None:
@@ -120,21 +116,16 @@ def test_what_the_host_prepares_is_the_order_of_other_kernels(
     assert order.prepared_is_right(rows, columns, batch, group)
 
 
-@given(
-    rows=st.integers(1, 150),
-    columns=st.integers(1, 70),
-    batch=st.integers(1, 3),
-    group=st.integers(1, 80),
-)
+@given(**TILES, group=st.integers(1, 80))
 def test_long_rows_first(
     order: ctypes.CDLL, rows: int, columns: int, batch: int, group: int
 ) -> None:
     """Of rows that are sorted by length: sixteen, row by row, and then groups, by columns."""
     number = torch.full((batch, rows, columns), -1, dtype=torch.int32)
     order.longest_first(rows, columns, batch, group, ctypes.c_void_p(number.data_ptr()))
-    for first, count in [(row, 1) for row in range(min(rows, 16))] + [
-        (row, min(group, rows - row)) for row in range(16, rows, group)
-    ]:
+    alone = [(row, 1) for row in range(min(rows, 16))]
+    groups = [(row, min(group, rows - row)) for row in range(16, rows, group)]
+    for first, count in (*alone, *groups):
         start = torch.arange(batch).view(-1, 1, 1) * rows * columns + first * columns
         expected = start + torch.arange(columns) * count + torch.arange(count).view(-1, 1)
         assert torch.equal(number[:, first : first + count], expected.int())

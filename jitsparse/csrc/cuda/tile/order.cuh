@@ -17,27 +17,30 @@ __device__ __forceinline__ int64 tile_of_round(int round) {
   return int64(round) * gridDim.x + position;
 }
 
+// grouped_order from `first` on, of the tile rows from there to the end of a batch entry.
+__device__ __forceinline__ TileCoordinates in_groups(unsigned tile, unsigned first, unsigned rows, unsigned columns, unsigned group,
+                                                     unsigned batch) {
+  const unsigned height = rows < group ? rows : group;
+  const unsigned first_row = tile / (height * columns) * height;
+  const unsigned group_rows = rows - first_row < height ? rows - first_row : height;
+  const unsigned in_group = tile - first_row * columns;
+  return {first + first_row + in_group % group_rows, in_group / group_rows, batch};
+}
+
 // Walks the tiles of `group` tile rows column by column, so that concurrent tiles share both operands through L2 (a super-tile of 16 panels
 // and a few column tiles is about its size). In 32 bits, since a grid has fewer than 2^31 CTAs: a 64-bit division takes a hundred
 // instructions.
 __device__ __forceinline__ TileCoordinates grouped_order(unsigned tile, int64 rows, int64 columns, unsigned group) {
-  const unsigned tile_rows = unsigned(rows), tile_columns = unsigned(columns), plane = tile_rows * tile_columns;
-  const unsigned batch = tile / plane;
-  tile -= batch * plane;
-  const unsigned height = tile_rows < group ? tile_rows : group;
-  const unsigned first_row = tile / (height * tile_columns) * height;
-  const unsigned group_rows = tile_rows - first_row < height ? tile_rows - first_row : height;
-  const unsigned in_group = tile - first_row * tile_columns;
-  return {first_row + in_group % group_rows, in_group / group_rows, batch};
+  const unsigned plane = unsigned(rows) * unsigned(columns), batch = tile / plane;
+  return in_groups(tile - batch * plane, 0, unsigned(rows), unsigned(columns), group, batch);
 }
 
 // grouped_order for tile rows of falling length. The first rows are walked one by one: a long tile that starts late ends last.
 __device__ __forceinline__ TileCoordinates longest_first_order(unsigned tile, int64 rows, int64 columns, unsigned group) {
   const unsigned plane = unsigned(rows) * unsigned(columns), batch = tile / plane, place = tile - batch * plane;
   const unsigned long_rows = rows < 16 ? unsigned(rows) : 16, long_tiles = long_rows * unsigned(columns);
-  if (place < long_tiles) return {place / unsigned(columns), place % unsigned(columns), batch};
-  const TileCoordinates rest = grouped_order(place - long_tiles, rows - long_rows, columns, group);
-  return {long_rows + rest.row, rest.column, batch};
+  if (place < long_tiles) return in_groups(place, 0, long_rows, unsigned(columns), 1, batch);
+  return in_groups(place - long_tiles, long_rows, unsigned(rows) - long_rows, unsigned(columns), group, batch);
 }
 
 // grouped_order for fewer than 2^31 tiles, with divisors that the host prepares.
