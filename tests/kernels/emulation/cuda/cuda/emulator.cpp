@@ -404,12 +404,14 @@ void with_type(Number number, const Use& use) {
 
 void multiply(float* c, int registers, Number number, unsigned long long a, bool a_across, unsigned long long b, bool b_across) {
   with_type(number, [&](auto type) {
-    multiply_shared<decltype(type)>(c, registers, Operand(a), a_across, Operand(b), b_across);
+    later(Begun::products, [=] { multiply_shared<decltype(type)>(c, registers, Operand(a), a_across, Operand(b), b_across); });
   });
 }
 
 void multiply(float* c, int registers, Number number, const unsigned (&a)[4], unsigned long long b, bool b_across) {
-  with_type(number, [&](auto type) { multiply_fragment<decltype(type)>(c, registers, a, Operand(b), b_across); });
+  with_type(number, [&](auto type) {
+    later(Begun::products, [=, &a] { multiply_fragment<decltype(type)>(c, registers, a, Operand(b), b_across); });
+  });
 }
 
 // ---- bulk copies

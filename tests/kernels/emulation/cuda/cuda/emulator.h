@@ -118,9 +118,9 @@ inline unsigned swizzled(unsigned address, int row_bytes) {
 
 enum class Number { bf16, f16, tf32 };
 
-// Adds to a thread's registers its elements of (64 x K) times (K x N), of 32 bytes of k each: wgmma. Of the operands there is a descriptor;
-// the left one may also be in registers, as a fragment, which the lanes show each other when the product is waited for, as all do
-// together: a register that has changed by then shows. ACROSS: rows in shared memory run along m, n.
+// Adds to a thread's registers, when the product is waited for, its elements of (64 x K) times (K x N), of 32 bytes of k each: wgmma. Of
+// the operands there is a descriptor; the left one may also be in registers, as a fragment, which the lanes show each other then, as all
+// wait together: a register that has changed by then shows. ACROSS: rows in shared memory run along m, n.
 void multiply(float* c, int registers, Number number, unsigned long long a, bool a_across, unsigned long long b, bool b_across);
 void multiply(float* c, int registers, Number number, const unsigned (&a)[4], unsigned long long b, bool b_across);
 
