@@ -15,7 +15,7 @@ which favours warps of 64 x 64.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from jitsparse.jit import Candidate, Variant
@@ -42,10 +42,11 @@ from jitsparse.kernels.legality import (
 from jitsparse.kernels.problem import TYPICAL_BLOCKS, Priority, Problem
 from jitsparse.kernels.roles import is_k_contiguous, op_block
 from jitsparse.kernels.tiled import Way, template, ways
+from jitsparse.panels import SMS
 
 __all__ = ["candidates", "default_variants", "priority", "template"]
 
-_BYTES = {"bf16": 2, "f16": 2, "tf32": 4}
+_BYTES = {"bf16": 2, "f16": 2, "tf32": 4, "f64": 8}
 
 # Tiles of dsd and dds by the height of a block as the kernel sees it, widest first.
 _SPMM_16_BIT = {
@@ -95,6 +96,15 @@ _SPMM_32_BIT = {
     64: (Tile((64, 128, 32), (1, 4), 3, 2), Tile((64, 32, 32), (4, 1), 4, 2)),
     128: (Tile((128, 128, 32), (2, 4), 3, 1), Tile((128, 32, 32), (4, 1), 4, 2)),
 }
+# Multiplying doubles takes so long that what tiles load matters less than that all warps of a CTA
+# have as much to do: a tile is as tall as a block. Only blocks of 8 share their columns.
+_SPMM_64_BIT = {
+    8: (Tile((128, 64, 16), (4, 1), 3, 2), Tile((128, 16, 32), (8, 1), 2, 2)),
+    16: (Tile((16, 128, 32), (1, 4), 2, 3), Tile((16, 16, 16), (1, 1), 6, 8)),
+    32: (Tile((32, 128, 32), (1, 4), 2, 2), Tile((32, 16, 32), (2, 1), 4, 4)),
+    64: (Tile((64, 128, 32), (2, 2), 2, 2), Tile((64, 16, 32), (4, 1), 3, 3)),
+    128: (Tile((128, 64, 32), (2, 2), 2, 2), Tile((128, 16, 32), (4, 1), 3, 2)),
+}
 # Tiles of sdd by the height of a block. The wide tile of a height needs rows that fill it.
 _SDD_16_BIT = {
     8: (Tile((128, 128, 64), (4, 2), 3, 2),),
@@ -110,6 +120,16 @@ _SDD_32_BIT = {
     64: (Tile((64, 128, 32), (1, 4), 3, 2),),
     128: (Tile((128, 128, 32), (2, 4), 3, 2),),
 }
+_SDD_64_BIT = {
+    8: (Tile((128, 64, 16), (2, 2), 3, 2), Tile((128, 128, 16), (2, 4), 3, 1)),
+    16: (Tile((16, 128, 16), (1, 4), 3, 4),),
+    32: (Tile((32, 128, 16), (1, 4), 3, 3),),
+    64: (Tile((64, 128, 16), (1, 4), 3, 2),),
+    128: (Tile((128, 128, 16), (2, 4), 4, 1),),
+}
+_Table = Mapping[int, tuple[Tile, ...]]
+_SPMM: Mapping[int, _Table] = {2: _SPMM_16_BIT, 4: _SPMM_32_BIT, 8: _SPMM_64_BIT}
+_SDD: Mapping[int, _Table] = {2: _SDD_16_BIT, 4: _SDD_32_BIT, 8: _SDD_64_BIT}
 
 # Whether tiles are split along k, and which, was fitted to times on an H200 (docs/performance.md):
 # for 118 sdd the choice takes 1.007 times the time of the best on average, for 108 dds with 16 to
@@ -143,7 +163,7 @@ def priority(problem: Problem) -> Priority:
 
 def candidates(problem: Problem, target: str) -> list[Candidate]:
     """Variants for a problem, best first; refused ones with their reason."""
-    tiles = ranked(problem, _tiles(problem))
+    tiles = _ranked(problem)
     to_divide = _to_divide(problem, target)
 
     def of(tiles: Iterable[Tile], *, divides: bool) -> list[Candidate]:
@@ -153,6 +173,16 @@ def candidates(problem: Problem, target: str) -> list[Candidate]:
     if to_divide and _dividing_pays(problem, to_divide[0], _fitting(problem, tiles, False, target)):
         return [*divided, *whole]
     return [*whole, *divided]
+
+
+def _ranked(problem: Problem) -> list[Tile]:
+    """Tiles for a problem, best first."""
+    tiles = _tiles(problem)
+    if problem.dtype != "f64":
+        return ranked(problem, tiles)
+    if problem.op == "sdd":
+        return list(tiles)
+    return sorted(tiles, key=lambda tile: _time_of_doubles(problem, tile))
 
 
 def _ways(problem: Problem, tile: Tile) -> list[Way]:
@@ -182,8 +212,8 @@ def _fitting(problem: Problem, tiles: Iterable[Tile], divides: bool, target: str
 
 def _to_divide(problem: Problem, target: str) -> list[Tile]:
     """Tiles that may be split along k, best first."""
-    if problem.dtype not in _BYTES:
-        return []
+    if problem.dtype not in _BYTES or problem.dtype == "f64":
+        return []  # parts are in float32
     tiles = _fitting(problem, _tiles(problem), True, target)
     if problem.op == "sdd":
         return sorted(tiles, key=lambda tile: time_to_the_end(problem, tile, _FIXED_OF_SDD))
@@ -211,12 +241,25 @@ def _time(problem: Problem, tile: Tile, divides: bool) -> float:
     return rounds * tile.ctas * tile_m * walked(problem, tile) / parts * (tile_n + _FIXED)
 
 
+def _time_of_doubles(problem: Problem, tile: Tile) -> int:
+    """Time of a dsd or dds, in products of an SM for each k, if tensor cores are what limits it."""
+    tile_m, tile_n, _ = tile.shape
+    return math.ceil(tile_count(problem, tile.shape) / SMS) * tile_m * (tile_n + _FIXED)
+
+
 def _tiles(problem: Problem) -> tuple[Tile, ...]:
-    wide = _BYTES.get(problem.dtype, 4) == 4
+    itemsize = _BYTES.get(problem.dtype, 4)
     if problem.op == "sdd":
-        return (_SDD_32_BIT if wide else _SDD_16_BIT)[problem.block[0]]
+        height, width = problem.block
+        tiles = tuple(tile for tile in _SDD[itemsize][height] if tile.shape[1] >= width)
+        if itemsize == 8 and width == 8:
+            # A copying thread has a pointer for each block column, and registers for no more CTAs.
+            return tuple(replace(tile, ctas=min(tile.ctas, 2)) for tile in tiles)
+        return tiles
     height, depth = op_block(problem.op, problem.block, problem.layout)
-    tiles = (_SPMM_32_BIT if wide else _SPMM_16_BIT)[height]
+    tiles = _SPMM[itemsize][height]
+    if itemsize == 8:
+        return tiles
     if height == 8 and depth > 32:
         return tiles[1:]  # the widest would spill registers, and deep blocks need no deep stages
     if height == 16 and is_k_contiguous(problem.op, problem.layout):
@@ -272,6 +315,6 @@ def default_variants(target: str) -> Iterator[Variant]:
             for each in typical_problems(("bf16",), TYPICAL_BLOCKS, extent=512)
             if each.op == "sdd"
         ),
-        *typical_problems(("f16", "tf32"), (32, 128)),
+        *typical_problems(("f16", "tf32", "f64"), (32, 128)),
     )
     yield from first_legal(candidates, problems, target)

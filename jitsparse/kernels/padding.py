@@ -33,10 +33,10 @@ _BYTES = 2.5e6
 """Microseconds that the launches take, most of them on the host, and bytes copied per microsecond,
 on an H200."""
 
-_RATES = {"f16": 150e6, "bf16": 150e6, "tf32": 80e6, "f32": 30e6}
+_RATES = {"f16": 150e6, "bf16": 150e6, "tf32": 80e6, "f32": 30e6, "f64": 30e6}
 """Operations per microsecond of the families that need copies."""
 
-_ITEMSIZE = {"f16": 2, "bf16": 2, "tf32": 4, "f32": 4}
+_ITEMSIZE = {"f16": 2, "bf16": 2, "tf32": 4, "f32": 4, "f64": 8}
 
 
 # -- products on copies -------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Family ``simt``: ordinary CUDA cores, any dtype, any block size, any alignment.
 
-The fallback that is always correct, and the only family for float64.
+The fallback that is always correct.
 
 Knobs: ``b`` block, ``l`` layout, ``t`` tile (rows x columns that a CTA computes).
 """
@@ -84,7 +84,7 @@ def _tiles(problem: Problem) -> list[tuple[int, int]]:
 
 
 def default_variants(target: str) -> Iterator[Variant]:
-    """What calls choose in float64, and some of what serves small unaligned products."""
+    """Some of what serves small unaligned products."""
     problems = (
         *typical_problems(("f32",), (8,)),
         *typical_problems(("f64",), (32,)),

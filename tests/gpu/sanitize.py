@@ -9,8 +9,8 @@ compilers are not watched::
     compute-sanitizer --tool memcheck --kernel-name kns=kernel_entry python sanitize.py
     compute-sanitizer --tool racecheck --kernel-name kns=kernel_entry python sanitize.py wgmma thin
 
-Arguments are the families and operations to run, by default all. Whatever a kernel is given is
-copied from the host, what it is to write too: initcheck knows of copies and of stores that it
+Arguments are the families, operations and dtypes to run, by default all. Whatever a kernel is given
+is copied from the host, what it is to write too: initcheck knows of copies and of stores that it
 watches, but of no store by TMA. The argument ``unwritten`` leaves that out for the operands, in
 which initcheck must find errors then, or it does not see how they are read.
 """
@@ -46,12 +46,12 @@ UNWRITTEN = "unwritten"
 
 
 def wanted(name: str) -> bool:
-    """Whether the arguments leave it in: they may name families, operations, or both."""
-    of_its_kind = {
-        each
-        for each in sys.argv[1:]
-        if each != UNWRITTEN and (each in registry.OPS) == (name in registry.OPS)
-    }
+    """Whether the arguments leave it in: they may name families, operations, dtypes."""
+
+    def kind(each: str) -> tuple[bool, bool]:
+        return each in registry.OPS, each in DTYPES
+
+    of_its_kind = {each for each in sys.argv[1:] if each != UNWRITTEN and kind(each) == kind(name)}
     return not of_its_kind or name in of_its_kind
 
 
@@ -64,7 +64,7 @@ def main() -> None:
         for op, dtype, block in grid()
         for layout in LAYOUTS
         for variant in variants(op, dtype, block, layout)
-        if wanted(variant.family) and wanted(op)
+        if wanted(variant.family) and wanted(op) and wanted(dtype)
     ]
     outcomes = compile_variants(dict.fromkeys(variant for *_, variant in calls))
     failed = [outcome for outcome in outcomes if outcome.error is not None]

@@ -74,6 +74,7 @@ def grid() -> list[tuple[str, str, tuple[int, int]]]:
         "bf16": BLOCKS,
         "f32": (*square, (8, 32), (8, 64), (16, 8), (128, 8)),
         "f16": ((8, 8), (16, 16), (128, 128)),
+        "f64": (*square, (8, 64), (64, 8), (16, 128), (128, 32)),
         "tf32": (*square, (64, 128), (128, 64), (32, 64), (64, 32)),
     }
     return [
@@ -231,7 +232,7 @@ def many_tiles(
     assert torch.equal(got, again)
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("dtype", ["f64", "f32", "bf16", "f16"])
 @pytest.mark.parametrize("block", [16, 64])
 def test_relu_keeps_nan(block: int, dtype: str) -> None:
     """As torch's does, by every kernel, whether relu comes with rounding or before it."""

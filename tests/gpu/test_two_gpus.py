@@ -27,8 +27,11 @@ CASES = {
     "mma, few tokens": (torch.float32, 16, 16, "high"),
     "fma": (torch.float32, 32, 1024, "highest"),
     "fma, few tokens": (torch.float32, 64, 16, "highest"),
+    "mma, float64": (torch.float64, 8, 64, "highest"),
     "simt": (torch.float64, 8, 64, "highest"),
 }
+# Rows that are not aligned are left to simt, since copies of so few take longer.
+SHAPES = {"simt": (1024, 1535)}
 
 
 @pytest.fixture
@@ -41,7 +44,8 @@ def precision() -> Iterator[Callable[[str], None]]:
 Given = tuple[js.BlockSparse, Tensor, Tensor]
 
 
-def operands(case: str, shape: tuple[int, int] = (1024, 1536), block: int = 0) -> Given:
+def operands(case: str, shape: tuple[int, int] | None = None, block: int = 0) -> Given:
+    shape = shape or SHAPES.get(case, (1024, 1536))
     dtype, usual, tokens, _ = CASES[case]
     generator = torch.Generator().manual_seed(0)
     a = js.random(shape, block or usual, 0.2, dtype=dtype, generator=generator)

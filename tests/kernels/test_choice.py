@@ -112,7 +112,7 @@ def test_before_ampere_there_is_no_bfloat16(op: str) -> None:
 
 
 @pytest.mark.parametrize("op", registry.OPS)
-@pytest.mark.parametrize("dtype", ["bf16", "f16", "tf32", "f32"])
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "tf32", "f32", "f64"])
 def test_what_is_not_aligned_runs_on_copies_where_they_pay(op: str, dtype: str) -> None:
     """Either way all else is legal, so a pin may ask for it."""
     small = typical_problem(op, "cuda", dtype, 64, "nt", 64, aligned=False)

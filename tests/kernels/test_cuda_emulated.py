@@ -146,6 +146,18 @@ NAMED = (
     "dds.mma.sm90a.bf16.b8x8.lnn.t128x128x64.w8x1.s3.c2.otransposed",
     "dsd.mma.sm90a.f16.b32x8.lnt.t128x128x64.w2x4.s3.c2.otransposed",
     "sdd.mma.sm90a.f16.b16x8.ltn.t128x128x64.w2x4.s3.c2.otransposed",
+    # of doubles: low blocks, multiplied transposed, and tiles of one block row; each operand both
+    # ways
+    "dsd.mma.sm90a.f64.b8x8.lnn.t128x64x16.w4x1.s3.c2",
+    "dds.mma.sm80.f64.b8x64.lnt.t128x16x32.w8x1.s2.c2",
+    "dds.mma.sm90a.f64.b8x16.ltn.t16x128x32.w1x4.s2.c3",
+    "dsd.mma.sm90a.f64.b16x16.lnt.t16x16x16.w1x1.s6.c8",
+    "dds.mma.sm80.f64.b32x128.lnn.t128x64x32.w2x2.s2.c2",
+    "dsd.mma.sm90a.f64.b64x64.ltt.t64x128x32.w2x2.s2.c2",
+    "sdd.mma.sm90a.f64.b8x8.ltn.t128x64x16.w2x2.s3.c2",
+    "sdd.mma.sm80.f64.b8x128.lnn.t128x128x16.w2x4.s3.c1",
+    "sdd.mma.sm90a.f64.b32x32.lnt.t32x128x16.w1x4.s3.c3",
+    "sdd.mma.sm90a.f64.b128x64.ltt.t128x128x16.w2x4.s4.c1",
     # and divided, either output
     "dsd.mma.sm90a.bf16.b8x8.ltn.t128x32x64.w8x1.s3.c2.ksplit",
     "dds.mma.sm90a.bf16.b8x8.lnt.t128x32x64.w8x1.s3.c2.otransposed.ksplit",

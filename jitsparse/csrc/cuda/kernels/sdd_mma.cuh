@@ -4,6 +4,7 @@
 
 #include "../../abi.h"
 #include "../ptx/special_register.cuh"
+#include "../tile/fragments.cuh"
 #include "../tile/order.cuh"
 #include "../tile/stage_loop.cuh"
 #include "../tile/store_tile.cuh"
@@ -22,6 +23,7 @@ struct SddMma {
   using Pipeline = SddPipeline<Element, BLOCK_ROWS, BLOCK_COLS, LEFT_K_CONTIGUOUS, RIGHT_K_CONTIGUOUS, TILE_M, TILE_N, TILE_K,
                                kThreads, STAGES>;
   using Storage = typename Element::Storage;
+  using Register = typename Element::Register;
   static constexpr int kColumns = Pipeline::kColumns;
   static_assert(WARP_M % BLOCK_ROWS == 0 || BLOCK_ROWS % WARP_M == 0, "a warp holds whole blocks or a part of one");
   static_assert(WARP_N % BLOCK_COLS == 0 || BLOCK_COLS % WARP_N == 0, "a warp holds whole blocks or a part of one");
@@ -51,7 +53,7 @@ struct SddMma {
   static constexpr int kTailAt = kColumnsAt + kColumns * 16;
   static constexpr int kSharedBytes = kTailAt + (SPLIT ? Tail::kBytes : 0);
 
-  using Accumulators = float[kWarpRows][kWarpColumns][kPieceM / 16][kPieceN / 8][4];
+  using Accumulators = typename Element::Accumulator[kWarpRows][kWarpColumns][kPieceM / 16][kPieceN / 8][4];
 
   // Whether any block of the g-th piece is stored.
   static __device__ __forceinline__ bool has_piece(int mask, int g) { return mask >> g * kStacked & ((1 << kStacked) - 1); }
@@ -63,15 +65,15 @@ struct SddMma {
     for (int u = 0; u < kWarpColumns; ++u) any |= masks[u];
 #pragma unroll
     for (int k = 0; k < TILE_K; k += Element::kMmaK) {
-      unsigned b[WARP_N / 8][2];
+      Register b[WARP_N / 8][2];
 #pragma unroll
-      for (int n = 0; n < WARP_N; n += 16) RightReads::load(reinterpret_cast<unsigned(&)[4]>(b[n / 8]), right, n, k);
+      for (int n = 0; n < WARP_N; n += 16) RightReads::load(reinterpret_cast<Register(&)[4]>(b[n / 8]), right, n, k);
 #pragma unroll
       for (int g = 0; g < kWarpRows; ++g) {
         if (!kAlwaysPresent && !has_piece(any, g)) continue;
 #pragma unroll
         for (int i = 0; i < kPieceM / 16; ++i) {
-          unsigned a[4];
+          Register a[4];
           LeftReads::load(a, left, g * kPieceM + i * 16, k);
 #pragma unroll
           for (int u = 0; u < kWarpColumns; ++u) {

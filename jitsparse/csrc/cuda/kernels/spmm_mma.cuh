@@ -4,6 +4,7 @@
 #pragma once
 
 #include "../../abi.h"
+#include "../tile/fragments.cuh"
 #include "../tile/order.cuh"
 #include "../tile/product_epilogue.cuh"
 #include "../tile/stage_loop.cuh"
@@ -36,11 +37,12 @@ struct SpmmMma {
   static_assert(WARP_N % 16 == 0 && kRowsOfBlock % kBlockSpan == 0 && kSlotK % kMmaK == 0, "mma tile sizes");
   static_assert(kSlots * kBlocksInWarp <= 32, "a lane tests each block of a warp in a stage");
 
-  static constexpr int kDeep = kMmaK / DenseTile::kPerChunk;  // registers along k
+  using Register = typename Element::Register;
+  static constexpr int kDeep = kMmaK / Element::kRegisterK;  // registers along k
   static constexpr int kDenseLoad = WARP_N * kDeep < 32 ? WARP_N : 32 / kDeep;  // columns of a load, at most four registers
   using BlockFragments = Fragments<Element, !FLIPPED, BlockTile, kBlockSpan, kMmaK, kLow>;
   using DenseFragments = Fragments<Element, DENSE_K_CONTIGUOUS, DenseTile, kDenseLoad, kMmaK, !kLow>;
-  using Accumulators = float[(kLow ? WARP_N : WARP_M) / 16][(kLow ? WARP_M : WARP_N) / 8][4];
+  using Accumulators = typename Element::Accumulator[(kLow ? WARP_N : WARP_M) / 16][(kLow ? WARP_M : WARP_N) / 8][4];
   static constexpr bool kAlwaysPresent = kGroup == 1 && kSlots == 1;
 
   static constexpr int kStagedBytes = StagedTile<Element, WARP_M, WARP_N, OUT_TRANSPOSED>::kBytes;  // per warp
@@ -61,10 +63,10 @@ struct SpmmMma {
       if (!kAlwaysPresent && !(present >> slot * kBlocksInWarp & kMine)) continue;
 #pragma unroll
       for (int k = 0; k < kSlotK; k += kMmaK) {
-        unsigned columns[WARP_N / kDenseSpan][kDenseSpan / 8 * kDeep];
+        Register columns[WARP_N / kDenseSpan][kDenseSpan / 8 * kDeep];
 #pragma unroll
         for (int n = 0; n < WARP_N; n += kDenseLoad) {
-          auto& loaded = reinterpret_cast<unsigned(&)[DenseFragments::kCount]>(columns[n / kDenseSpan]);
+          auto& loaded = reinterpret_cast<Register(&)[DenseFragments::kCount]>(columns[n / kDenseSpan]);
           DenseFragments::load(loaded, dense + slot * DenseTile::kBytes, n, k);
         }
 #pragma unroll
@@ -72,7 +74,7 @@ struct SpmmMma {
           if (!kAlwaysPresent && !(present >> (slot * kBlocksInWarp + g) & 1)) continue;
 #pragma unroll
           for (int i = 0; i < kRowsOfBlock / kBlockSpan; ++i) {
-            unsigned block[BlockFragments::kCount];
+            Register block[BlockFragments::kCount];
             BlockFragments::load(block, blocks + (slot * kGroup + g) * BlockTile::kBytes, i * kBlockSpan, k);
 #pragma unroll
             for (int j = 0; j < WARP_N / kDenseSpan; ++j) {
@@ -121,15 +123,17 @@ struct SpmmMma {
       multiply(c, present, buffer + block_offset, buffer + dense_offset);
     });
     const int64 m = Pipeline::m(args);
-    if (parts(args) > 1) {
-      float* sums = Sums::at(args, m, part, tile.batch);
-      const int at_m = int(first_m) + warp_m * WARP_M, at_n = int(first_n) + warp_n * WARP_N;
-      if constexpr (kLow) {
-        store_fragments<RowOrder<WARP_N / 16, false>, !OUT_TRANSPOSED>(c, sums, Sums::ld(args, m), at_n, args.n, at_m, m, /*warp=*/0, lane);
-      } else {
-        store_fragments<RowOrder<WARP_M / 16, false>, OUT_TRANSPOSED>(c, sums, Sums::ld(args, m), at_m, m, at_n, args.n, /*warp=*/0, lane);
+    if constexpr (SPLIT) {
+      if (parts(args) > 1) {
+        float* sums = Sums::at(args, m, part, tile.batch);
+        const int at_m = int(first_m) + warp_m * WARP_M, at_n = int(first_n) + warp_n * WARP_N;
+        if constexpr (kLow) {
+          store_fragments<RowOrder<WARP_N / 16, false>, !OUT_TRANSPOSED>(c, sums, Sums::ld(args, m), at_n, args.n, at_m, m, /*warp=*/0, lane);
+        } else {
+          store_fragments<RowOrder<WARP_M / 16, false>, OUT_TRANSPOSED>(c, sums, Sums::ld(args, m), at_m, m, at_n, args.n, /*warp=*/0, lane);
+        }
+        return;
       }
-      return;
     }
     ptx::cp_async_wait<0>();
     __syncthreads();

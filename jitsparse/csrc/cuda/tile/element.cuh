@@ -1,4 +1,5 @@
-// Element types: how each is stored, accumulated and, where possible, multiplied on tensor cores.
+// Element types: how each is stored, accumulated and, where possible, multiplied on tensor cores. kMmaK is the depth of an mma, kRegisterK
+// that of one of its operands' registers, which has 8 elements across.
 #pragma once
 
 #include "../ptx/convert.cuh"
@@ -10,7 +11,8 @@ namespace jitsparse {
 struct Bf16 {
   using Storage = unsigned short;
   using Accumulator = float;
-  static constexpr int kMmaK = 16;
+  using Register = unsigned;
+  static constexpr int kMmaK = 16, kRegisterK = 8;
   static __device__ __forceinline__ float load(Storage x) { return ptx::from_bf16(x); }
   static __device__ __forceinline__ Storage store(float x) { return ptx::to_bf16(x); }
   static __device__ __forceinline__ unsigned pack(float low, float high) { return ptx::pack_bf16x2(low, high); }
@@ -37,7 +39,8 @@ struct Bf16 {
 struct F16 {
   using Storage = unsigned short;
   using Accumulator = float;
-  static constexpr int kMmaK = 16;
+  using Register = unsigned;
+  static constexpr int kMmaK = 16, kRegisterK = 8;
   static __device__ __forceinline__ float load(Storage x) { return ptx::from_f16(x); }
   static __device__ __forceinline__ Storage store(float x) { return ptx::to_f16(x); }
   static __device__ __forceinline__ unsigned pack(float low, float high) { return ptx::pack_f16x2(low, high); }
@@ -64,7 +67,8 @@ struct F16 {
 struct Tf32 {
   using Storage = float;
   using Accumulator = float;
-  static constexpr int kMmaK = 8;
+  using Register = unsigned;
+  static constexpr int kMmaK = 8, kRegisterK = 4;
   static __device__ __forceinline__ float load(Storage x) { return x; }
   static __device__ __forceinline__ Storage store(float x) { return x; }
   static __device__ __forceinline__ unsigned operand(unsigned bits) { return ptx::to_tf32(bits); }
@@ -83,8 +87,21 @@ struct F32 {
 struct F64 {
   using Storage = double;
   using Accumulator = double;
+  using Register = double;
+  static constexpr int kMmaK = 8, kRegisterK = 4;
   static __device__ __forceinline__ double load(Storage x) { return x; }
   static __device__ __forceinline__ Storage store(double x) { return x; }
+  static __device__ __forceinline__ void mma(double (&c)[4], const double (&a)[4], const double (&b)[2]) {
+#if __CUDA_ARCH__ >= 900
+    ptx::mma_m16n8k8_f64(c, a, b[0], b[1]);
+#else
+#pragma unroll
+    for (int deep = 0; deep < 2; ++deep) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) ptx::mma_m8n8k4_f64(c[2 * half], c[2 * half + 1], a[2 * deep + half], b[deep]);
+    }
+#endif
+  }
 };
 
 }  // namespace jitsparse

@@ -1,10 +1,8 @@
-// Swizzled tiles in shared memory, the copies that fill them and the mma fragments read from them.
+// Swizzled tiles in shared memory, and the copies that fill them.
 #pragma once
 
 #include "../../abi.h"
 #include "../ptx/cp_async.cuh"
-#include "../ptx/ldmatrix.cuh"
-#include "../ptx/load_shared.cuh"
 #include "element.cuh"
 
 namespace jitsparse {
@@ -13,7 +11,8 @@ constexpr int kChunkBytes = 16;
 
 // A ROWS x COLUMNS tile, rows contiguous, 16-byte chunks permuted within a row so that the eight addresses of one ldmatrix matrix (the same
 // chunk of eight consecutive rows) fall into eight different bank groups. SCALAR tiles are read by 4-byte loads of four consecutive rows
-// instead (the tf32 operands that ldmatrix cannot transpose), which needs a different permutation.
+// instead (the tf32 operands that ldmatrix cannot transpose), which needs a different permutation; so do tiles of doubles, which a load of
+// Fragments reads from two adjacent rows, or from every other of eight.
 template <typename Element, int ROWS, int COLUMNS, bool SCALAR>
 struct SharedTile {
   using Storage = typename Element::Storage;
@@ -32,7 +31,7 @@ struct SharedTile {
   static constexpr int kRowBytes = kRowChunks * kChunkBytes;
 
   static __device__ __forceinline__ unsigned offset(int row, int chunk) {
-    const int twist = SCALAR ? (row & 3) << 1 : row / kRowsPerLine;
+    const int twist = sizeof(Storage) == 8 ? (row & 6) ^ (row & 1) << 2 : SCALAR ? (row & 3) << 1 : row / kRowsPerLine;
     return unsigned(row * kRowBytes + (chunk ^ (twist & kMask)) * kChunkBytes);
   }
 
@@ -43,44 +42,6 @@ struct SharedTile {
     return (address ^ (by & 0x70)) + (by & ~0x7fu);
   }
 };
-
-// Fragments of an operand for mma.sync: registers that each hold 8 elements across (along m or n) by 16 bytes along k. The tile is k-major
-// (K_CONTIGUOUS) or contiguous across. One load() reads ACROSS x K elements: the first registers are consecutive along k if K_FIRST, as the
-// right operand needs them, else across, as the left one does.
-template <typename Element, bool K_CONTIGUOUS, typename Tile, int ACROSS, int K, bool K_FIRST>
-struct Fragments {
-  static constexpr int kAcross = ACROSS / 8, kDeep = K / Tile::kPerChunk, kCount = kAcross * kDeep;
-  static constexpr bool kByElement = sizeof(typename Element::Storage) == 4 && !K_CONTIGUOUS;  // ldmatrix transposes 16 bits only
-  static __device__ __forceinline__ int across(int i) { return K_FIRST ? i / kDeep : i % kAcross; }
-  static __device__ __forceinline__ int deep(int i) { return K_FIRST ? i % kDeep : i / kAcross; }
-
-  static __device__ __forceinline__ unsigned lane_offset(int lane) {
-    if constexpr (kByElement) return Tile::offset(lane % 4, lane / 16) + lane / 4 % 4 * 4;
-    const int matrix = lane / 8 % kCount, row = lane % 8;  // whose address the lane gives
-    return K_CONTIGUOUS ? Tile::offset(across(matrix) * 8 + row, deep(matrix)) : Tile::offset(deep(matrix) * 8 + row, across(matrix));
-  }
-
-  // `lane_address`: the tile's address plus lane_offset; `first`: the first element across.
-  static __device__ __forceinline__ void load(unsigned (&d)[kCount], unsigned lane_address, int first, int k) {
-    if constexpr (kByElement) {
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        d[i] = ptx::load_shared_b32(Tile::advance(lane_address, k + deep(i) * 4, (first + across(i) * 8) / Tile::kPerChunk));
-      }
-    } else if constexpr (K_CONTIGUOUS) {
-      ptx::ldmatrix(d, Tile::advance(lane_address, first, k / Tile::kPerChunk));
-    } else {
-      ptx::ldmatrix_trans(d, Tile::advance(lane_address, k, first / Tile::kPerChunk));
-    }
-#pragma unroll
-    for (unsigned& bits : d) bits = Element::operand(bits);
-  }
-};
-
-template <typename Element, bool K_CONTIGUOUS, typename Tile>
-using LeftFragments = Fragments<Element, K_CONTIGUOUS, Tile, 16, Element::kMmaK, false>;
-template <typename Element, bool K_CONTIGUOUS, typename Tile>
-using RightFragments = Fragments<Element, K_CONTIGUOUS, Tile, 16, Element::kMmaK, true>;
 
 // `extent - first`, clamped to [0, tile]; keeps 64-bit sizes out of the loops.
 __device__ __forceinline__ int inside(int64 extent, int64 first, int tile) {

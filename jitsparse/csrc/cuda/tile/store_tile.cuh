@@ -11,6 +11,7 @@ namespace jitsparse {
 template <typename Element, int M, int N, bool TRANSPOSED>
 struct StagedTile {
   using Storage = typename Element::Storage;
+  using Accumulator = typename Element::Accumulator;
   static constexpr int kRows = TRANSPOSED ? N : M;
   static constexpr int kColumns = TRANSPOSED ? M : N;
   static constexpr int kPerChunk = kChunkBytes / int(sizeof(Storage));
@@ -18,7 +19,7 @@ struct StagedTile {
   static constexpr int kPitch = kColumns + kPerChunk;
   static constexpr int kBytes = kRows * kPitch * int(sizeof(Storage));
 
-  static __device__ __forceinline__ void write(Storage* shared, const float (&c)[M / 16][N / 8][4], int lane) {
+  static __device__ __forceinline__ void write(Storage* shared, const Accumulator (&c)[M / 16][N / 8][4], int lane) {
     const int row = lane / 4, column = lane % 4 * 2;
 #pragma unroll
     for (int i = 0; i < M / 16; ++i) {
@@ -26,9 +27,9 @@ struct StagedTile {
       for (int j = 0; j < N / 8; ++j) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const float x0 = c[i][j][2 * half], x1 = c[i][j][2 * half + 1];
+          const Accumulator x0 = c[i][j][2 * half], x1 = c[i][j][2 * half + 1];
           const int m = i * 16 + half * 8 + row, n = j * 8 + column;
-          if constexpr (sizeof(Storage) == 4) {
+          if constexpr (sizeof(Storage) >= 4) {
             shared[TRANSPOSED ? n * kPitch + m : m * kPitch + n] = x0;
             shared[TRANSPOSED ? (n + 1) * kPitch + m : m * kPitch + n + 1] = x1;
           } else if constexpr (!TRANSPOSED) {
