@@ -21,6 +21,7 @@ FAMILIES = [
     *((dtype, family) for dtype in ("bf16", "f16") for family in ("wgmma", "mma", "simt")),
     *(("tf32", family) for family in ("wgmma", "mma", "simt")),
     *(("f32", family) for family in ("fma", "simt")),
+    *(("f64", family) for family in ("mma", "simt")),
 ]
 
 

@@ -1,7 +1,7 @@
 """The cost model: predicts how long a variant takes, so that the quickest is chosen.
 
-It covers products on Hopper for which families or tiles compete, in blocks of 16 and more: dsd and
-dds on 16-bit elements, in TF32 and in IEEE float32, and sdd in the latter two. (In 16 bits an sdd
+It covers products on Hopper in blocks of 16 and more for which families compete: dsd and dds on
+16-bit elements, in TF32 and in IEEE float32, and sdd in the latter two. (In 16 bits an sdd
 has one family and few variants, and rules are within 5 % of the best.) The time is a sum over the
 parts of a product's work, each an amount times a price: :mod:`~jitsparse.kernels.cost_of_spmm` and
 :mod:`~jitsparse.kernels.cost_of_sdd` compute the amounts.

@@ -42,7 +42,6 @@ from jitsparse.kernels.legality import (
 from jitsparse.kernels.problem import TYPICAL_BLOCKS, Priority, Problem
 from jitsparse.kernels.roles import is_k_contiguous, op_block
 from jitsparse.kernels.tiled import Way, template, ways
-from jitsparse.panels import SMS
 
 __all__ = ["candidates", "default_variants", "priority", "template"]
 
@@ -97,7 +96,8 @@ _SPMM_32_BIT = {
     128: (Tile((128, 128, 32), (2, 4), 3, 1), Tile((128, 32, 32), (4, 1), 4, 2)),
 }
 # Multiplying doubles takes so long that what tiles load matters less than that all warps of a CTA
-# have as much to do: a tile is as tall as a block. Only blocks of 8 share their columns.
+# have as much to do: a tile is as tall as a block (32, at 0.25: 0.69 of cuBLAS, in panels of 128
+# rows 0.51). Only block rows of 8 share a panel.
 _SPMM_64_BIT = {
     8: (Tile((128, 64, 16), (4, 1), 3, 2), Tile((128, 16, 32), (8, 1), 2, 2)),
     16: (Tile((16, 128, 32), (1, 4), 2, 3), Tile((16, 16, 16), (1, 1), 6, 8)),
@@ -181,8 +181,9 @@ def _ranked(problem: Problem) -> list[Tile]:
     if problem.dtype != "f64":
         return ranked(problem, tiles)
     if problem.op == "sdd":
-        return list(tiles)
-    return sorted(tiles, key=lambda tile: _time_of_doubles(problem, tile))
+        return list(tiles)  # the second is for blocks that are wider than the first
+    # CTAs of an SM share tensor cores that one of them keeps busy.
+    return sorted(tiles, key=lambda tile: _time(problem, replace(tile, ctas=1), divides=False))
 
 
 def _ways(problem: Problem, tile: Tile) -> list[Way]:
@@ -241,12 +242,6 @@ def _time(problem: Problem, tile: Tile, divides: bool) -> float:
     return rounds * tile.ctas * tile_m * walked(problem, tile) / parts * (tile_n + _FIXED)
 
 
-def _time_of_doubles(problem: Problem, tile: Tile) -> int:
-    """Time of a dsd or dds, in products of an SM for each k, if tensor cores are what limits it."""
-    tile_m, tile_n, _ = tile.shape
-    return math.ceil(tile_count(problem, tile.shape) / SMS) * tile_m * (tile_n + _FIXED)
-
-
 def _tiles(problem: Problem) -> tuple[Tile, ...]:
     itemsize = _BYTES.get(problem.dtype, 4)
     if problem.op == "sdd":
@@ -302,7 +297,7 @@ def _shared_memory(problem: Problem, tile: Tile, divides: bool) -> int:
 
 
 def default_variants(target: str) -> Iterator[Variant]:
-    """What calls choose before Hopper for square blocks, and on Hopper for blocks of 8.
+    """What calls choose before Hopper for square blocks, and on Hopper for blocks of 8 and float64.
 
     Also with few columns, and for bf16 with a short k.
     """

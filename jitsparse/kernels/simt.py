@@ -49,9 +49,9 @@ def microseconds(problem: Problem) -> float:
 
 
 def outruns_empty_tiles(problem: Problem, tile: Sequence[int]) -> bool:
-    """Whether an sdd in blocks with a side of 8 takes less time than a grid of such tiles does to
-    find that nearly all store nothing. (For others, the cost model knows.)"""
-    if problem.op != "sdd" or min(problem.block) > 8:
+    """Whether an sdd takes less time than a grid of such tiles does to find that nearly all store
+    nothing, in float64 or in blocks with a side of 8. (For others, the cost model knows.)"""
+    if problem.op != "sdd" or (min(problem.block) > 8 and problem.dtype != "f64"):
         return False
     ctas = div_up(problem.rows, tile[0]) * div_up(problem.cols, tile[1])
     return ctas * _EMPTY_CTA > microseconds(problem)
@@ -84,7 +84,7 @@ def _tiles(problem: Problem) -> list[tuple[int, int]]:
 
 
 def default_variants(target: str) -> Iterator[Variant]:
-    """Some of what serves small unaligned products."""
+    """Some of what serves small unaligned products, and what calls choose before Ampere."""
     problems = (
         *typical_problems(("f32",), (8,)),
         *typical_problems(("f64",), (32,)),

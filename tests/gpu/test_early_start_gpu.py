@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -14,13 +15,14 @@ pytestmark = pytest.mark.gpu
 
 STEPS = 40
 
-# Of each family something: the dtype, the block, the columns.
+# Of each family something: the dtype, the block, the columns, and its name if calls choose another.
 CASES = [
-    (torch.bfloat16, 64, 512),
-    (torch.bfloat16, 16, 256),
-    (torch.bfloat16, 64, 8),
-    (torch.float32, 32, 256),
-    (torch.float64, 16, 64),
+    (torch.bfloat16, 64, 512, None),
+    (torch.bfloat16, 16, 256, None),
+    (torch.bfloat16, 64, 8, None),
+    (torch.float32, 32, 256, None),
+    (torch.float64, 16, 64, None),
+    (torch.float64, 16, 64, "simt"),
 ]
 
 
@@ -43,9 +45,9 @@ def chain(a: js.BlockSparse, x: Tensor, after_each: Callable[[], object]) -> lis
     return [x.detach(), values.grad, start.grad]
 
 
-@pytest.mark.parametrize(("dtype", "block", "columns"), CASES, ids=str)
+@pytest.mark.parametrize(("dtype", "block", "columns", "family"), CASES, ids=str)
 def test_what_is_queued_is_what_is_awaited_one_by_one(
-    dtype: torch.dtype, block: int, columns: int
+    dtype: torch.dtype, block: int, columns: int, family: str | None
 ) -> None:
     generator = torch.Generator("cuda").manual_seed(0)
     pattern = js.Pattern.random((1024, 1024), block, 0.25, device="cuda")
@@ -53,11 +55,13 @@ def test_what_is_queued_is_what_is_awaited_one_by_one(
     values = torch.randn(shape, generator=generator, device="cuda") / 16
     a = js.BlockSparse(values.to(dtype), pattern)
     x = torch.randn(1024, columns, generator=generator, device="cuda").to(dtype)
-    expected = chain(a, x, torch.cuda.synchronize)
-    for _ in range(3):
-        got = chain(a, x, lambda: None)
-        assert all(map(torch.equal, got, expected))
-        assert all(each.isfinite().all() for each in got)
+    pinned = js.pin(f"dsd={family}; sdd={family}") if family else nullcontext()
+    with pinned:
+        expected = chain(a, x, torch.cuda.synchronize)
+        for _ in range(3):
+            got = chain(a, x, lambda: None)
+            assert all(map(torch.equal, got, expected))
+            assert all(each.isfinite().all() for each in got)
 
 
 def test_a_graph_in_which_streams_meet_ahead_of_a_product() -> None:

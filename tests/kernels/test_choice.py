@@ -190,7 +190,7 @@ HUGE = 1 << 31
     [{"rows": HUGE}, {"cols": HUGE}, {"extent": HUGE}, {"extent": HUGE // 4, "batch": 4}],
     ids=str,
 )
-@pytest.mark.parametrize("dtype", ["bf16", "f32", "tf32"])
+@pytest.mark.parametrize("dtype", ["bf16", "f32", "tf32", "f64"])
 @pytest.mark.parametrize("op", registry.OPS)
 def test_what_32_bits_do_not_count_goes_to_simt(op: str, dtype: str, sizes: dict[str, int]) -> None:
     """A batch is summed over in an sdd only."""
@@ -227,10 +227,13 @@ def test_an_sdd_with_more_tiles_than_a_launch_can_have(dtype: str, block: int, s
     assert not chosen(dataclasses.replace(many, rows=side // 4), "sm80").startswith("simt")
 
 
-@pytest.mark.parametrize(("dtype", "family"), [("bf16", "mma"), ("f32", "fma")])
-def test_an_sdd_of_mostly_empty_tiles_in_blocks_of_8(dtype: str, family: str) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "block", "family"),
+    [("bf16", 8, "mma"), ("f32", 8, "fma"), ("f64", 8, "mma"), ("f64", 16, "mma")],
+)
+def test_an_sdd_of_mostly_empty_tiles(dtype: str, block: int, family: str) -> None:
     """Its CTAs would take longer to find nothing than ``simt`` to compute the rest."""
-    problem = typical_problem("sdd", "cuda", dtype, 8, "nt", 64)
+    problem = typical_problem("sdd", "cuda", dtype, block, "nt", 64)
     few = dataclasses.replace(problem, rows=1 << 20, cols=1 << 20, nnz=1 << 20)
     assert chosen(few).startswith("simt.")
     assert family in families(few)

@@ -39,8 +39,9 @@ pytestmark = [pytest.mark.nvcc, pytest.mark.table]
 def not_chosen(target: str) -> Iterator[Variant]:
     """Panels of 192 rows and divided sums, which are for larger products and for smaller ones than
     the default table's, in tiles of all widths; condensed block columns, which are for fewer
-    blocks: a block of each kind; blocks with a side of 8; and an sdd of ``fma`` in blocks that are
-    higher than wide, or of ``mma`` as named here, which ask for the most registers."""
+    blocks: a block of each kind; blocks with a side of 8; some of float64; and an sdd of ``fma`` in
+    blocks that are higher than wide, or of ``mma`` as named here, which ask for the most registers.
+    """
     blocks, layouts = ((32, 32), (64, 64), (128, 128)), ("nn", "tn")
     for op, block, layout in itertools.product(registry.OPS, blocks, layouts):
         problem = typical_problem(op, "cuda", "bf16", block, layout)
@@ -64,7 +65,7 @@ def not_chosen(target: str) -> Iterator[Variant]:
         for each in registry.candidates(problem, target):
             if CONDENSED in each.variant.knobs and each.refused is None:
                 yield each.variant
-    low = (
+    some = (
         *(("bf16", (8, 32), "dsd", "nn"), ("bf16", (8, 64), "dds", "tt")),
         *(("bf16", (64, 8), "sdd", "nt"), ("bf16", (32, 8), "dsd", "nt")),
         *(("f64", (8, 8), "dds", "nt"), ("f64", (64, 8), "sdd", "nt")),
@@ -73,7 +74,7 @@ def not_chosen(target: str) -> Iterator[Variant]:
         *(("f32", (8, 64), "dsd", "nt"), ("f32", (32, 8), "dds", "nn")),
         *(("f32", (128, 8), "dsd", "nt"), ("f32", (8, 32), "sdd", "tn")),
     )
-    for (dtype, block, op, layout), extent in itertools.product(low, (64, 4096)):
+    for (dtype, block, op, layout), extent in itertools.product(some, (64, 4096)):
         problem = typical_problem(op, "cuda", dtype, block, layout, extent)
         found = registry.candidates(problem, target)
         yield from [each.variant for each in found if each.refused is None][:1]

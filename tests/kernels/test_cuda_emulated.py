@@ -37,6 +37,7 @@ from jitsparse.jit import Variant
 from jitsparse.jit.template import render
 from jitsparse.kernels import cuda, registry
 from jitsparse.kernels.cuda import CSRC
+from jitsparse.kernels.legality import capability
 from jitsparse.kernels.problem import Problem
 from jitsparse.kernels.roles import LAYOUTS
 from jitsparse.kernels.split import DIVIDE_THE_TAIL, parts_of_sdd, splits
@@ -339,7 +340,8 @@ class Kernel:
         library = source.with_suffix(".so")
         with FileLock(f"{library}.lock"):
             if not library.exists():
-                source.write_text(render(template, template.context(variant)))
+                architecture = f"#define __CUDA_ARCH__ {capability(variant.target)}0\n"
+                source.write_text(architecture + render(template, template.context(variant)))
                 link(source, library, root)
         self.library = ctypes.CDLL(str(library))
         self.library.jitsparse_error.restype = ctypes.c_char_p

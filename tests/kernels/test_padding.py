@@ -23,7 +23,7 @@ from jitsparse.kernels import dispatch, padding
 from jitsparse.kernels.choice import problem_of
 from jitsparse.kernels.operands import layout_of
 
-DTYPES = [torch.float32, torch.bfloat16]
+DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 EXTENTS = st.sampled_from([2, 3, 7, 8, 16, 17])
 SIDES = st.sampled_from([17, 24, 31, 32, 40])
 

@@ -45,7 +45,7 @@ __device__ __forceinline__ void store_product(const SpmmArgs& args,
   Storage* tile = reinterpret_cast<Storage*>(staged);
   Staged::write(tile, c, lane);
   __syncwarp();
-  // Those of doubles are calls, around which as many registers as a warp tile takes would spill.
+  // Doubles get theirs here: gelu and silu are calls, around which the registers of a warp tile would spill.
   if constexpr (kDoubles) {
     if (args.activation != kIdentity) {
 #pragma unroll 1

@@ -11,8 +11,7 @@ constexpr int kChunkBytes = 16;
 
 // A ROWS x COLUMNS tile, rows contiguous, 16-byte chunks permuted within a row so that the eight addresses of one ldmatrix matrix (the same
 // chunk of eight consecutive rows) fall into eight different bank groups. SCALAR tiles are read by 4-byte loads of four consecutive rows
-// instead (the tf32 operands that ldmatrix cannot transpose), which needs a different permutation; so do tiles of doubles, which a load of
-// Fragments reads from two adjacent rows, or from every other of eight.
+// instead (the tf32 operands that ldmatrix cannot transpose), which needs a different permutation; so do tiles of doubles.
 template <typename Element, int ROWS, int COLUMNS, bool SCALAR>
 struct SharedTile {
   using Storage = typename Element::Storage;
@@ -31,7 +30,9 @@ struct SharedTile {
   static constexpr int kRowBytes = kRowChunks * kChunkBytes;
 
   static __device__ __forceinline__ unsigned offset(int row, int chunk) {
-    const int twist = sizeof(Storage) == 8 ? (row & 6) ^ (row & 1) << 2 : SCALAR ? (row & 3) << 1 : row / kRowsPerLine;
+    // Of doubles, four chunks of two adjacent rows are read at once, or two of rows 0, 2, 4 and 6: bit 2 tells the former apart, bits 1 and 2
+    // the latter.
+    const int twist = sizeof(Storage) == 8 ? (row & 6) ^ ((row & 1) << 2) : SCALAR ? (row & 3) << 1 : row / kRowsPerLine;
     return unsigned(row * kRowBytes + (chunk ^ (twist & kMask)) * kChunkBytes);
   }
 
