@@ -33,7 +33,7 @@ import torch  # noqa: E402
 
 import jitsparse  # noqa: E402
 from jitsparse.errors import ToolchainError  # noqa: E402
-from jitsparse.jit import config, toolchain  # noqa: E402
+from jitsparse.jit import config, jobs, toolchain  # noqa: E402
 
 # Workers of pytest-xdist share the processors, and so do processes that tests start. Threads of all
 # of them on each made whole files take two to five times as long, since those that wait for work
@@ -56,7 +56,7 @@ def pytest_xdist_auto_num_workers() -> int | None:
     programs that they start."""
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None
-    processors = len(os.sched_getaffinity(0))
+    processors = jobs.limit()
     return processors + processors // 2
 
 

@@ -45,7 +45,7 @@ from jitsparse.kernels.tiled import Way, template, ways
 
 __all__ = ["candidates", "default_variants", "priority", "template"]
 
-_BYTES = {"bf16": 2, "f16": 2, "tf32": 4, "f64": 8}
+_DTYPES = ("bf16", "f16", "tf32", "f64")
 
 # Tiles of dsd and dds by the height of a block as the kernel sees it, widest first.
 _SPMM_16_BIT = {
@@ -188,7 +188,7 @@ def _ranked(problem: Problem) -> list[Tile]:
 
 def _ways(problem: Problem, tile: Tile) -> list[Way]:
     """Whether to copy an operand, best first."""
-    if _BYTES.get(problem.dtype) != 2:
+    if problem.itemsize != 2:
         return [[]]
     saved = _SAVED
     if problem.op == "sdd" and problem.block[0] == 8:
@@ -213,7 +213,7 @@ def _fitting(problem: Problem, tiles: Iterable[Tile], divides: bool, target: str
 
 def _to_divide(problem: Problem, target: str) -> list[Tile]:
     """Tiles that may be split along k, best first."""
-    if problem.dtype not in _BYTES or problem.dtype == "f64":
+    if problem.dtype not in _DTYPES or problem.dtype == "f64":
         return []  # parts are in float32
     tiles = _fitting(problem, _tiles(problem), True, target)
     if problem.op == "sdd":
@@ -229,7 +229,7 @@ def _to_divide(problem: Problem, target: str) -> list[Tile]:
 def _dividing_pays(problem: Problem, divided: Tile, whole: Sequence[Tile]) -> bool:
     """Whether a split tile is faster than the first of the whole ones."""
     if problem.op == "sdd":
-        return dividing_pays(problem, whole[0], _DIVIDING_SDD[_BYTES[problem.dtype]])
+        return dividing_pays(problem, whole[0], _DIVIDING_SDD[problem.itemsize])
     by_dividing = _time(problem, divided, divides=True) + _DIVIDING
     return by_dividing < _time(problem, whole[0], divides=False)
 
@@ -243,7 +243,7 @@ def _time(problem: Problem, tile: Tile, divides: bool) -> float:
 
 
 def _tiles(problem: Problem) -> tuple[Tile, ...]:
-    itemsize = _BYTES.get(problem.dtype, 4)
+    itemsize = problem.itemsize
     if problem.op == "sdd":
         height, width = problem.block
         tiles = tuple(tile for tile in _SDD[itemsize][height] if tile.shape[1] >= width)
@@ -265,8 +265,8 @@ def _tiles(problem: Problem) -> tuple[Tile, ...]:
 
 
 def _refusal(problem: Problem, tile: Tile, divides: bool, target: str) -> str | None:
-    if problem.dtype not in _BYTES:
-        return f"dtype {problem.dtype}: tensor cores multiply {', '.join(_BYTES)}"
+    if problem.dtype not in _DTYPES:
+        return f"dtype {problem.dtype}: tensor cores multiply {', '.join(_DTYPES)}"
     return (
         too_large(problem)
         or too_many_tiles(problem, tile.shape[:2])
@@ -279,7 +279,7 @@ def _refusal(problem: Problem, tile: Tile, divides: bool, target: str) -> str | 
 def _shared_memory(problem: Problem, tile: Tile, divides: bool) -> int:
     """Bytes of shared memory of a CTA: kSharedBytes of spmm_mma.cuh and sdd_mma.cuh."""
     (tile_m, tile_n, tile_k), (warps_m, warps_n) = tile.shape, tile.warps
-    itemsize = _BYTES[problem.dtype]
+    itemsize = problem.itemsize
     pipeline = tile.stages * (tile_m + tile_n) * tile_k * itemsize
     if problem.op == "sdd":
         rows = min(tile_m // warps_m, max(16, problem.block[0]))

@@ -36,8 +36,6 @@ on an H200."""
 _RATES = {"f16": 150e6, "bf16": 150e6, "tf32": 80e6, "f32": 30e6, "f64": 30e6}
 """Operations per microsecond of the families that need copies."""
 
-_ITEMSIZE = {"f16": 2, "bf16": 2, "tf32": 4, "f32": 4, "f64": 8}
-
 
 # -- products on copies -------------------------------------------------------------------------
 #
@@ -189,7 +187,7 @@ def _pay(problem: Problem) -> bool:
 def microseconds(problem: Problem) -> float:
     """Time to copy all dense operands and the result, reads and writes included."""
     elements = sum(_sides(problem)) * problem.extent * problem.batch
-    return _FIXED + 2 * elements * _ITEMSIZE[problem.dtype] / _BYTES
+    return _FIXED + 2 * elements * problem.itemsize / _BYTES
 
 
 def _sides(problem: Problem) -> tuple[int, int]:

@@ -93,6 +93,11 @@ class Problem:
     batch: int
     profile: int = 0
 
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element of the operands."""
+        return {"f64": 8, "f16": 2, "bf16": 2}.get(self.dtype, 4)
+
     def rounded(self) -> Problem:
         """The problem with sizes rounded up as in those of calls.
 
