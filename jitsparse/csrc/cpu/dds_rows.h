@@ -50,7 +50,7 @@ class DdsRows : public StripProduct {
 
   DdsRows(const SpmmArgs& args, int64 threads) : args_(args), index_(args.index, args.rows, args.cols, args.nnz) {
     const int64 row_bytes = BLOCK_ROWS * index_.R * int64(sizeof(A));
-    const StripWidth strip = {kMaxTiles * TILE_ROWS, TILE_ROWS, kStep, row_bytes, l2_bytes()};
+    const StripWidth strip = {kMaxTiles * TILE_ROWS, TILE_ROWS, kStep, row_bytes, kPanelBytes};
     const int64 highest = strip.widest(args.n * args.batch, threads);
     plan = {args.batch, args.n, highest, index_.C, index_.ccol(), BLOCK_ROWS};
     panels_bytes_ = highest * row_bytes;

@@ -63,7 +63,7 @@ class DdsRowsAmx : public StripProduct {
         panel_(PLANES * kTileRows * BLOCK_ROWS * index_.R) {
     const int64 units = div_up(args.n, kTileRows), panel_bytes = panel_ * int64(sizeof(BFloat16));
     shared_bytes = args.nnz * kRightBlock * sizeof(Pair);
-    const StripWidth strip = {shared_bytes <= kFewBytes ? kHighest / 2 : kHighest, 1, 1, panel_bytes, l2_bytes()};
+    const StripWidth strip = {shared_bytes <= kFewBytes ? kHighest / 2 : kHighest, 1, 1, panel_bytes, kPanelBytes};
     const int64 highest = strip.widest(units * args.batch, threads);
     plan = {args.batch, units, highest, index_.C, index_.ccol(), BLOCK_ROWS};
     panels_bytes_ = highest * panel_bytes;

@@ -13,7 +13,7 @@ namespace jitsparse::cpu {
 inline int64 l2_bytes() {
   int64 bytes = 0;
 #ifdef __linux__
-  constexpr int kLevel2CacheSize = 194;  // _SC_LEVEL2_CACHE_SIZE of glibc; others have no such name
+  constexpr int kLevel2CacheSize = 191;  // _SC_LEVEL2_CACHE_SIZE of glibc; others have no such name
   bytes = sysconf(kLevel2CacheSize);
 #endif
   constexpr int64 kKnown = 1 << 20;  // whose share is kL2Bytes

@@ -68,7 +68,7 @@ class SpmmAmx : public StripProduct {
         col_(FLIPPED ? index_.row_t() : index_.col()),
         block_cols_(FLIPPED ? index_.R : index_.C) {
     const int64 tiles = div_up(args.n, kN), column_bytes = block_cols_ * kSteps * kRightTile * sizeof(Pair);
-    const StripWidth strip = {kWidestTiles, TILE_COLS, TILE_COLS, column_bytes, l2_bytes_for(kRows)};
+    const StripWidth strip = {kWidestTiles, TILE_COLS, TILE_COLS, column_bytes, panel_bytes_for(kRows)};
     int64 widest = strip.widest(tiles * args.batch, threads);
     if (tiles < widest) widest = tiles;
     plan = {args.batch, tiles, widest, FLIPPED ? index_.C : index_.R, row_ptr_, kDepth};
