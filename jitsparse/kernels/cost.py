@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from jitsparse.kernels import cost_of_sdd, cost_of_spmm, padding, transpose
+from jitsparse.kernels import cost_of_sdd, cost_of_spmm, padding, thin, transpose
 from jitsparse.kernels.price_table import GPUS, prices_of
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ def quickest_first(
     """Candidates by expected time, those without a price last.
 
     The reason of a priced candidate becomes its expected time. The copy of an operand has to be
-    worth its memory. For an unaligned problem on a GPU, ``simt`` goes first where copying all
-    operands does not pay.
+    worth its memory. ``thin`` has prices in 16 bits only, and goes first where it needs none. For
+    an unaligned problem on a GPU, ``simt`` goes first where copying all operands does not pay.
     """
     expected = [(microseconds(problem, each.variant, gpu), each) for each in candidates]
     known = [(us, each) for us, each in expected if us is not None]
@@ -75,12 +75,14 @@ def quickest_first(
         us, each = pair
         return us * _WORTH_A_COPY if transpose.transposes(each.variant) else us
 
+    unpriced = [each for us, each in expected if us is None]
     ranked = [
+        *(each for each in unpriced if thin.is_quickest(problem, each.variant)),
         *(
             replace(each, why=f"the cost model expects {us:.1f} us on an {gpu}")
             for us, each in sorted(known, key=worth)
         ),
-        *(each for us, each in expected if us is None),
+        *(each for each in unpriced if not thin.is_quickest(problem, each.variant)),
     ]
     unaligned = problem.device == "cuda" and not problem.aligned
     return padding.in_order(problem, ranked) if unaligned else ranked

@@ -1,7 +1,9 @@
 """Family ``thin``: dsd and dds with few columns, as in serving a few tokens; Ampere and later.
 
-Such a product is as fast as its values are read. The kernel needs stored blocks and the dense
-operand to be k-major, as in the forward pass of a linear layer.
+Such a product is as fast as its values are read. The kernels need stored blocks to be k-major, as
+in the forward pass of a linear layer and in a matrix times a vector. In 16 bits they multiply on
+tensor cores, and the dense operand has to be k-major, too; in float32 and float64 on CUDA cores, in
+full precision.
 
 Knobs: ``b`` block, ``l`` layout, ``t`` tile (rows x columns that a CTA computes).
 """
@@ -22,24 +24,44 @@ from jitsparse.kernels.roles import is_flipped, is_k_contiguous
 
 __all__ = ["candidates", "default_variants", "priority", "template"]
 
-_DTYPES = ("bf16", "f16")
-_FEW = 32
-"""Columns up to which reading the values dominates the time."""
-
 _TILES = ((16, 8), (32, 16), (32, 32), (16, 32))
-"""The narrower first: the first that holds all columns loads nothing in vain."""
+"""On tensor cores. The narrower first: the first that holds all columns loads nothing in vain."""
+
+_FMA_TILES = {
+    4: ((16, 1), (8, 1), (16, 8), (8, 8), (16, 16), (8, 16)),
+    8: ((16, 1), (8, 1), (16, 8), (8, 8)),
+}
+"""On CUDA cores, by the size of an element: as above, the taller first, which load less of the
+dense operand for each row. In float64 more columns are slower, in twice the registers."""
 
 
 def priority(problem: Problem) -> Priority:
     """Ahead of all others for few columns, otherwise of ``simt`` only.
 
-    Where there is a cost model (:mod:`jitsparse.kernels.cost`), it decides.
+    Where there is a cost model (:mod:`jitsparse.kernels.cost`), it decides in 16 bits.
     """
-    if problem.extent > _FEW:
-        return Priority(
-            2, f"more than {_FEW} columns: multiplying takes longer than reading values"
-        )
-    return Priority(-1, f"at most {_FEW} columns: reading the values is what takes the time")
+    few = _few(problem)
+    if problem.extent > few:
+        return Priority(3, f"more than {few} columns: multiplying takes longer than reading values")
+    return Priority(-1, f"at most {few} columns: reading the values is what takes the time")
+
+
+def is_quickest(problem: Problem, variant: Variant) -> bool:
+    """Whether a variant of this family is the quickest of all without being priced."""
+    return variant.family == "thin" and problem.itemsize > 2 and problem.extent <= _few(problem)
+
+
+def _few(problem: Problem) -> int:
+    """Columns up to which reading the values dominates the time: measured beside other families."""
+    if problem.itemsize == 2:
+        return 32
+    height = problem.block[0]
+    if not is_k_contiguous(problem.op, problem.layout):
+        # Neighbouring lanes then read the dense operand from different cache lines.
+        return 8 if problem.itemsize == 4 or height == 8 else 0
+    if problem.itemsize == 8:
+        return 16 if height <= 16 else 8
+    return 32 if height <= 32 else 16
 
 
 def wasteful(problem: Problem, variant: Variant) -> bool:
@@ -56,18 +78,23 @@ def candidates(problem: Problem, target: str) -> list[Candidate]:
     if problem.op == "sdd":
         return []
     found = []
-    for tile in sorted(_TILES, key=lambda tile: tile[1] < min(problem.extent, _FEW)):
-        variant = Variant(problem.op, "thin", target, problem.dtype, knobs(problem, t=tile))
+    # tf32 permits less than float32 precision but does not ask for it.
+    dtype = "f32" if problem.dtype == "tf32" else problem.dtype
+    tiles = _TILES if problem.itemsize == 2 else _FMA_TILES[problem.itemsize]
+    widest = max(width for _, width in tiles)
+    for tile in sorted(tiles, key=lambda tile: tile[1] < min(problem.extent, widest)):
+        variant = Variant(problem.op, "thin", target, dtype, knobs(problem, t=tile))
         refused = _refusal(problem, tile, target)
         found.append(Candidate(variant, template(variant), refused))
     return found
 
 
 def _refusal(problem: Problem, tile: tuple[int, int], target: str) -> str | None:
-    if problem.dtype not in _DTYPES:
-        return f"dtype {problem.dtype}: this family multiplies {' and '.join(_DTYPES)}"
     return (
-        low_blocks(problem) or _across(problem, tile) or too_large(problem) or before_ampere(target)
+        _across(problem, tile)
+        or _on_tensor_cores(problem)
+        or too_large(problem)
+        or before_ampere(target)
     )
 
 
@@ -77,19 +104,31 @@ def _across(problem: Problem, tile: tuple[int, int]) -> str | None:
         return f"block of {problem.block[0]} rows: a tile has {tile[0]}, all of one block row"
     if is_flipped(problem.op, problem.layout):
         return f"layout {problem.layout}: stored blocks must be contiguous along k"
-    if not is_k_contiguous(problem.op, problem.layout):
-        return f"layout {problem.layout}: the dense operand must be contiguous along k"
+    if tile[1] == 1 and not is_k_contiguous(problem.op, problem.layout):
+        return f"layout {problem.layout}: a tile of one column reads 16 bytes along k"
     return None
 
 
+def _on_tensor_cores(problem: Problem) -> str | None:
+    """What else keeps words that a lane has read from being its fragments, or None."""
+    if problem.itemsize > 2:
+        return None
+    if not is_k_contiguous(problem.op, problem.layout):
+        return f"layout {problem.layout}: the dense operand must be contiguous along k"
+    return low_blocks(problem)
+
+
 def default_variants(target: str) -> Iterator[Variant]:
-    """What the forward pass of a layer chooses for up to 8, 16 and 32 tokens."""
+    """What the forward pass of a layer chooses for up to 8, 16 and 32 tokens; in float32 also what
+    a matrix times a vector does."""
     from jitsparse.kernels import cost  # it imports this module
 
     problems = (
         problem
-        for extent in (8, 16, _FEW)
-        for problem in typical_problems(("bf16",), TYPICAL_BLOCKS, extent=extent)
+        for dtype, extents in (("bf16", (8, 16, 32)), ("f32", (1, 8, 16)))
+        for extent in extents
+        for problem in typical_problems((dtype,), TYPICAL_BLOCKS, extent=extent)
+        if extent <= _few(problem)
     )
 
     # Short blocks have one tile for 16 and for 32 columns.
@@ -98,4 +137,5 @@ def default_variants(target: str) -> Iterator[Variant]:
 
 def template(variant: Variant) -> Template:
     """The template that a variant is rendered from."""
-    return cuda_template("thin", variant.op, cta_tile_context)
+    source = "thin" if variant.dtype in ("bf16", "f16") else "thin_fma"
+    return cuda_template(source, variant.op, cta_tile_context)

@@ -37,6 +37,34 @@ def test_few_tokens_through_a_layer(tokens: int, expected: str) -> None:
     assert chosen(typical_problem("dds", "cuda", "bf16", 64, "nt", tokens)) == expected
 
 
+@pytest.mark.parametrize(
+    ("dtype", "block", "columns", "expected"),
+    [
+        *(("f32", 8, 1, "thin.8x1"), ("f32", 8, 32, "thin.8x16"), ("tf32", 32, 8, "thin.16x8")),
+        *(("f32", 64, 16, "thin.16x16"), ("f32", 64, 32, "fma.64x32x16")),
+        *(("f64", 8, 16, "thin.8x8"), ("f64", 64, 8, "thin.16x8"), ("f64", 64, 16, "mma.64x16x32")),
+    ],
+)
+@pytest.mark.parametrize("target", ["sm80", "sm90a"])
+def test_few_columns_in_full_precision(
+    dtype: str, block: int, columns: int, expected: str, target: str
+) -> None:
+    """Through a layer: up to ten times as fast where thin is chosen (H200)."""
+    assert chosen(typical_problem("dds", "cuda", dtype, block, "nt", columns), target) == expected
+
+
+@pytest.mark.parametrize(
+    ("dtype", "block", "columns", "family"),
+    [("f32", 32, 8, "thin"), ("f32", 32, 16, "fma"), ("f64", 8, 8, "thin"), ("f64", 32, 8, "mma")],
+)
+def test_few_columns_side_by_side_in_full_precision(
+    dtype: str, block: int, columns: int, family: str
+) -> None:
+    """Where the dense operand is not contiguous along k, fewer columns are few."""
+    problem = typical_problem("dsd", "cuda", dtype, block, "nn", columns)
+    assert chosen(problem).startswith(f"{family}.")
+
+
 @pytest.mark.parametrize(("op", "layout"), [("dds", "nn"), ("dsd", "nn"), ("dsd", "tt")])
 def test_few_columns_where_an_operand_lies_across(op: str, layout: str) -> None:
     assert not chosen(typical_problem(op, "cuda", "bf16", 64, layout, 8)).startswith("thin.")

@@ -159,6 +159,13 @@ NAMED = (
     "sdd.mma.sm80.f64.b8x128.lnn.t128x128x16.w2x4.s3.c1",
     "sdd.mma.sm90a.f64.b32x32.lnt.t32x128x16.w1x4.s3.c3",
     "sdd.mma.sm90a.f64.b128x64.ltt.t128x128x16.w2x4.s4.c1",
+    # few columns in full precision: rows and columns of a tile, either output, the dense operand
+    # along k and across
+    "dsd.thin.sm90a.f32.b8x8.lnn.t8x8",
+    "dds.thin.sm90a.f32.b32x64.lnt.t16x1",
+    "dsd.thin.sm90a.f32.b64x16.lnt.t16x16",
+    "dsd.thin.sm80.f64.b16x8.lnt.t16x8",
+    "dds.thin.sm90a.f64.b8x128.ltt.t8x8",
     # and divided, either output
     "dsd.mma.sm90a.bf16.b8x8.ltn.t128x32x64.w8x1.s3.c2.ksplit",
     "dds.mma.sm90a.bf16.b8x8.lnt.t128x32x64.w8x1.s3.c2.otransposed.ksplit",
@@ -440,8 +447,17 @@ NOT_FILLED = ("ptx/cp_async", "std::memset(to, 0, bytes)", "0")
             "for (int e = 0; e < 4; ++e) shared",
             "for (int e = 0; e < 4; ++e) if (c[i][j][e] != 0) shared",
         ),
+        (
+            "dds.thin.sm90a.f32.b32x32.lnt.t16x8",
+            "kernels/spmm_thin_fma",
+            "first_n + j < args.n && at_k < args.cols",
+            "at_k < args.cols",
+        ),
     ],
-    ids=["not filled", "not filled, rounded", "bias", "operand", "not aligned", "not written"],
+    ids=[
+        *("not filled", "not filled, rounded", "bias", "operand", "not aligned", "not written"),
+        "row",
+    ],
 )
 def test_the_emulator_finds_a_wrong_access(
     name: str, header: str, line: str, other: str, own_sources: Path
