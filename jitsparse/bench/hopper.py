@@ -196,11 +196,12 @@ def _layer_sections(device: torch.device, extents: Extents) -> list[Section]:
         tokens: Sequence[tuple[int, ...]],
         sides: Sequence[int],
         densities: Sequence[float],
+        dtypes: Sequence[str] = ("bf16",),
     ) -> list[LayerCase]:
         return [
-            LayerCase(shape, together, block, density, "bf16", device)
-            for shape, block, density, together in product(
-                shapes, square(*sides), densities, tokens
+            LayerCase(shape, together, block, density, dtype, device)
+            for dtype, shape, block, density, together in product(
+                dtypes, shapes, square(*sides), densities, tokens
             )
         ]
 
@@ -227,6 +228,7 @@ def _layer_sections(device: torch.device, extents: Extents) -> list[Section]:
                 [extents.few_tokens],
                 _SIDES[:3],
                 (0.1, 0.25, 0.5),
+                ("bf16", "f32"),
             ),
             lambda case, seconds: measure_few_tokens(case, seconds=seconds),
             [

@@ -60,7 +60,7 @@ def test_sections_hold_what_is_asked_of_the_kernels() -> None:
         "f16": 3 * blocks * 2,
         "skew": (2 + 2 + 1) * 3 * 2,
         "linear": 4 * 3 * 2,
-        "tokens": 5 * 3 * 3,
+        "tokens": 2 * 5 * 3 * 3,
         "epilogue": 4 * 3 * 2,
         "model": 5 * 3 * 3,
         # Of the headline products and layers 44 are in the sample besides, of the clustered 12.
