@@ -96,9 +96,10 @@ def knows(problem: Problem, variant: Variant) -> bool:
 
 
 def _wasteful(problem: Problem, variant: Variant) -> bool:
-    """Whether a narrower tile holds all columns, or condensing leaves no block column out."""
+    """Whether a narrower tile holds all columns, condensing leaves no block column out, or a rule
+    decides."""
     if variant.family == "thin":
-        return thin.wasteful(problem, variant)
+        return problem.itemsize > 2 or thin.wasteful(problem, variant)
     if variant.family != "wgmma" or problem.dtype not in _NARROWEST:  # or refused
         return False
     # Never the fastest for 413 products of 8 to 256 columns, and up to 1.8 times as slow.

@@ -23,7 +23,7 @@ _LIMIT = 1 << 31
 
 
 def low_blocks(problem: Problem) -> str | None:
-    """``wgmma`` and ``thin`` need blocks of at least 16."""
+    """``wgmma``, and ``thin`` in 16 bits, need blocks of at least 16."""
     if min(problem.block) < 16:
         return f"block {problem.block[0]}x{problem.block[1]}: both sides must be at least 16"
     return None

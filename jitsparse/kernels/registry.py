@@ -273,7 +273,7 @@ def _serves(variant: Variant, dtypes: Sequence[str], target: str) -> bool:
     """Whether calls of these dtypes may choose a variant of a target's table: where less precision
     is allowed, some multiply in full precision, but not in blocks of the table with AMX."""
     asked = {dtype_on(device_of(target), dtype) for dtype in dtypes}
-    full = variant.dtype == "f32" and variant.family in ("simt", "vec") and target != "amx"
+    full = variant.dtype == "f32" and variant.family in ("thin", "simt", "vec") and target != "amx"
     return variant.dtype in asked or (full and not asked.isdisjoint(LESS_PRECISE))
 
 
@@ -293,7 +293,7 @@ def _typical_problems(
     """Representative problems of a program: all layouts, few columns and many."""
     for op, dtype, block in itertools.product(ops, dtypes or DTYPES, block_sizes):
         for layout, aligned, extent in itertools.product(
-            ("nn", "nt", "tn", "tt"), (True, False), (8, 16, 32, 64, 256, 4096)
+            ("nn", "nt", "tn", "tt"), (True, False), (1, 8, 16, 32, 64, 256, 4096)
         ):
             yield typical_problem(op, device, dtype, block, layout, extent, aligned=aligned)
 

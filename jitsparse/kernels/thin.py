@@ -21,6 +21,8 @@ from jitsparse.kernels.legality import (
 )
 from jitsparse.kernels.problem import TYPICAL_BLOCKS, Priority, Problem
 from jitsparse.kernels.roles import is_flipped, is_k_contiguous
+from jitsparse.layout import div_up
+from jitsparse.panels import SMS
 
 __all__ = ["candidates", "default_variants", "priority", "template"]
 
@@ -34,6 +36,10 @@ _FMA_TILES = {
 """On CUDA cores, by the size of an element: as above, the taller first, which load less of the
 dense operand for each row. In float64 more columns are slower, in twice the registers."""
 
+_ENOUGH_CTAS = 64
+"""CTAs that read about half as fast as the memory of an H200 is. With fewer, families that divide
+a long k are expected to be faster; products of so few rows were not timed."""
+
 
 def priority(problem: Problem) -> Priority:
     """Ahead of all others for few columns, otherwise of ``simt`` only.
@@ -41,6 +47,8 @@ def priority(problem: Problem) -> Priority:
     Where there is a cost model (:mod:`jitsparse.kernels.cost`), it decides in 16 bits.
     """
     few = _few(problem)
+    if few == 0:
+        return Priority(3, "too few rows, or a dense operand that lies across: values wait")
     if problem.extent > few:
         return Priority(3, f"more than {few} columns: multiplying takes longer than reading values")
     return Priority(-1, f"at most {few} columns: reading the values is what takes the time")
@@ -55,6 +63,8 @@ def _few(problem: Problem) -> int:
     """Columns up to which reading the values dominates the time: measured beside other families."""
     if problem.itemsize == 2:
         return 32
+    if _ctas(problem, 8) < _ENOUGH_CTAS:
+        return 0
     height = problem.block[0]
     if not is_k_contiguous(problem.op, problem.layout):
         # Neighbouring lanes then read the dense operand from different cache lines.
@@ -62,6 +72,11 @@ def _few(problem: Problem) -> int:
     if problem.itemsize == 8:
         return 16 if height <= 16 else 8
     return 32 if height <= 32 else 16
+
+
+def _ctas(problem: Problem, height: int) -> int:
+    """CTAs of tiles of a height that hold all columns."""
+    return div_up(problem.rows, height) * problem.batch
 
 
 def wasteful(problem: Problem, variant: Variant) -> bool:
@@ -82,7 +97,12 @@ def candidates(problem: Problem, target: str) -> list[Candidate]:
     dtype = "f32" if problem.dtype == "tf32" else problem.dtype
     tiles = _TILES if problem.itemsize == 2 else _FMA_TILES[problem.itemsize]
     widest = max(width for _, width in tiles)
-    for tile in sorted(tiles, key=lambda tile: tile[1] < min(problem.extent, widest)):
+
+    def later(tile: tuple[int, int]) -> tuple[bool, bool]:
+        short_of_ctas = problem.itemsize > 2 and tile[0] > 8 and _ctas(problem, tile[0]) < SMS
+        return tile[1] < min(problem.extent, widest), short_of_ctas
+
+    for tile in sorted(tiles, key=later):
         variant = Variant(problem.op, "thin", target, dtype, knobs(problem, t=tile))
         refused = _refusal(problem, tile, target)
         found.append(Candidate(variant, template(variant), refused))

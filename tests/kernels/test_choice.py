@@ -53,6 +53,26 @@ def test_few_columns_in_full_precision(
     assert chosen(typical_problem("dds", "cuda", dtype, block, "nt", columns), target) == expected
 
 
+def test_few_rows_in_full_precision() -> None:
+    """Too few CTAs to read values at the rate of memory: lower tiles, then other families."""
+    layer = typical_problem("dds", "cuda", "f32", 64, "nt", 8)
+
+    def of_rows(rows: int) -> str:
+        return chosen(dataclasses.replace(layer, rows=rows, nnz=layer.nnz * rows // layer.rows))
+
+    assert [of_rows(rows) for rows in (4096, 1024)] == ["thin.16x8", "thin.8x8"]
+    assert of_rows(256).startswith("fma.")
+
+
+@pytest.mark.parametrize("dtype", ["f32", "tf32"])
+@pytest.mark.parametrize("target", ["sm80", "sm90a"])
+def test_the_table_covers_few_tokens_in_full_precision(dtype: str, target: str) -> None:
+    """In whichever precision float32 is asked for."""
+    table = registry.select_variants([target], ops=["dds"], dtypes=[dtype])
+    for tokens in (1, 8, 16):
+        assert legal(typical_problem("dds", "cuda", dtype, 32, "nt", tokens), target)[0] in table
+
+
 @pytest.mark.parametrize(
     ("dtype", "block", "columns", "family"),
     [("f32", 32, 8, "thin"), ("f32", 32, 16, "fma"), ("f64", 8, 8, "thin"), ("f64", 32, 8, "mma")],
@@ -283,20 +303,19 @@ def test_what_calls_choose_is_selected_in_whichever_precision(
     table = registry.select_variants([target], ops=["dsd"], dtypes=[dtype])
     full = [variant for variant in table if variant.dtype == "f32"]
     assert bool(full) == (target != "amx"), "its table has no blocks of 8"
-    assert {variant.family for variant in full} <= {"simt", "vec"}
+    assert {variant.family for variant in full} <= {"thin", "simt", "vec"}
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "f32", "tf32", "f64"])
 @pytest.mark.parametrize("op", ["dsd", "dds"])
-def test_a_request_covers_few_columns_many_and_what_is_not_aligned(op: str) -> None:
+def test_a_request_covers_few_columns_many_and_what_is_not_aligned(op: str, dtype: str) -> None:
     """Which a program that asks for its block size ahead of time may come to have."""
-    selected = registry.select_variants(
-        ["sm90a"], ops=[op], dtypes=["bf16"], block_sizes=[(32, 32)]
-    )
-    assert {"thin", "wgmma", "simt"} <= {variant.family for variant in selected}
-    for extent in (8, 16, 32, 256, 4096):
+    selected = registry.select_variants(["sm90a"], ops=[op], dtypes=[dtype], block_sizes=[(32, 32)])
+    assert {"thin", "simt"} <= {variant.family for variant in selected}
+    for extent in (1, 8, 16, 32, 256, 4096):
         for layout in LAYOUTS:
             for aligned in (True, False):
-                problem = typical_problem(op, "cuda", "bf16", 32, layout, extent, aligned=aligned)
+                problem = typical_problem(op, "cuda", dtype, 32, layout, extent, aligned=aligned)
                 first = next(c for c in registry.candidates(problem, "sm90a") if not c.refused)
                 assert extent == 32 or first.variant in selected
 

@@ -378,6 +378,7 @@ def test_kernel(variant: Variant, sources: Path) -> None:
     ("name", "header", "line"),
     [
         ("dsd.mma.sm90a.bf16.b64x64.lnn.t64x32x64.w4x1.s4.c3", "tile/stage_loop", "cp_async_wait"),
+        ("dsd.thin.sm90a.f32.b32x32.lnt.t16x8", "kernels/spmm_thin_fma", "cp_async_wait<kStages"),
         ("dsd.wgmma.sm90a.bf16.b32x32.lnn.t128x256x64", "kernels/spmm_stages", "wait_empty"),
         ("dsd.wgmma.sm90a.bf16.b64x64.lnn.t128x256x64", "kernels/spmm_wgmma", "wait_full"),
         ("dsd.wgmma.sm90a.bf16.b32x32.lnn.t128x256x32", "kernels/spmm_wgmma_small", "wait_full"),
@@ -453,10 +454,16 @@ NOT_FILLED = ("ptx/cp_async", "std::memset(to, 0, bytes)", "0")
             "first_n + j < args.n && at_k < args.cols",
             "at_k < args.cols",
         ),
+        (
+            "dds.thin.sm90a.f32.b32x32.lnt.t16x8",
+            "kernels/spmm_thin_fma",
+            "first_n + j < args.n && at_k < args.cols",
+            "first_n + j < args.n",
+        ),
     ],
     ids=[
         *("not filled", "not filled, rounded", "bias", "operand", "not aligned", "not written"),
-        "row",
+        *("column", "edge of k"),
     ],
 )
 def test_the_emulator_finds_a_wrong_access(
@@ -465,6 +472,22 @@ def test_the_emulator_finds_a_wrong_access(
     replace_once(own_sources, header, line, other)
     with pytest.raises(AssertionError):
         check(Variant.parse(name), own_sources)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "dsd.thin.sm90a.f32.b32x32.lnt.t16x8",
+        "dds.thin.sm90a.f32.b8x8.lnt.t8x16",
+        "dsd.thin.sm90a.f64.b64x64.lnn.t8x8",
+    ],
+)
+def test_a_ring_of_values_that_is_filled_again(
+    name: str, sources: Path, resize: Callable[..., None]
+) -> None:
+    """In each of four warps; shorter rows do not fill it once."""
+    resize(COLS=2200)
+    check(Variant.parse(name), sources)
 
 
 def extents(dtype: torch.dtype) -> tuple[tuple[int, int], int]:

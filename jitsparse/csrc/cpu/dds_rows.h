@@ -30,7 +30,7 @@ class DdsRows : public StripProduct {
 
   // Block rows of S for which X is packed at a time: a few cache lines of each row of X.
   static constexpr int64 kPart = max(1, 128 / BLOCK_ROWS);
-  // Strips are as tall as lets their panels stay in the L2 cache, through which the blocks of a column pass
+  // Strips are as tall as their panels' bytes allow (strips.h). The blocks of a column pass through the L2 cache
   // once per strip. The sums of all rows of a strip should also stay in L1.
   static constexpr int64 kMaxTiles = 98 / TILE_ROWS;
   // A strip has as few tiles as possible. Their height decreases in these steps, to divide its rows evenly.

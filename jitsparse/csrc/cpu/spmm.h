@@ -5,7 +5,7 @@
 //
 // Each thread takes strips of C, several register tiles wide, and walks the block rows. It packs the panel
 // of B that a block multiplies when a strip first needs it, or while earlier rows are multiplied (packing.h), so
-// panels that no block needs are not read (except for the rest of a few cache lines if k is contiguous). Sums that go past the caches are
+// panels that no block needs are not read (except for the rest of a run of 512 if k is contiguous). Sums that go past the caches are
 // written during the next tile (deferred_sums.h). Blocks are read in place, and one element,
 // or pair, is broadcast against a row of the panel; those that have to be converted or paired first are
 // packed a few rows at a time.
@@ -52,11 +52,11 @@ class Spmm : public StripProduct {
   static constexpr bool kAsStored = sizeof(T) == sizeof(A) || (kTogether<T> == 2 && !FLIPPED);
   static constexpr bool kPackRows = kTogether<T> == 2 && FLIPPED;
   static constexpr int64 kSeveralTiles = 3;
-  // Strips are as wide as lets their panels stay in the L2 cache. The blocks of a row pass through it once
+  // Strips are as wide as their panels' bytes allow (strips.h). The blocks of a row pass through the L2 cache once
   // per strip, and are in it, if not in L1, for all but the strip's first columns. Transposed outputs of wide
   // strips take 1.02 to 1.08 times as long, which is worth it only if several tiles share packed rows.
   static constexpr int64 kWidestTiles = OUT_TRANSPOSED && !kPackRows ? 2 : 4;
-  // If B and C are both transposed, panels of short blocks have half of it: 1.03 to 1.07 times as fast where L2 has 1 MB.
+  // If B and C are both transposed, panels of short blocks have half of what L2 has room for: 1.02 to 1.1 times as fast where it has 1 MB.
   static constexpr bool kNarrow = DENSE_K_CONTIGUOUS && OUT_TRANSPOSED && !kPackRows && kRows < 32;
   // A register tile uses only part of every cache line of a flipped block. So that the rest of the line is still in
   // the L1 cache when the next tile needs it, all tiles of a block row finish kChunkBytes of panels before any goes

@@ -39,9 +39,9 @@ class SpmmAmx : public StripProduct {
   static constexpr int kLeftPlane = kM * kK;  // elements
   static constexpr int kLeftTile = PLANES * kLeftPlane;
   static constexpr int kLeftBlock = PLANES * kBlock;
-  // Block columns that are packed at a time, as in spmm.h.
+  // Block columns that are packed at a time: if k is the contiguous axis of B, a few cache lines of each of its rows.
   static constexpr int64 kPart = DENSE_K_CONTIGUOUS ? max(1, 128 / kDepth) : 1;
-  // Tiles of 16 columns in a strip: as in spmm.h, strips are as wide as lets their panels stay in the L2 cache.
+  // Tiles of 16 columns in a strip: as in spmm.h, strips are as wide as their panels' bytes allow.
   static constexpr int64 kWidestTiles = 8;
 
   // Blocks of float32 are multiplied in pieces of at most two steps. All tiles of a strip finish a chunk of pieces before any goes on, so that
