@@ -17,9 +17,12 @@ An activation multiplies the first term by its steepest slope and adds a few rou
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
+import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +34,7 @@ from jitsparse import gathers, indexing, jit, panels
 from jitsparse.compilation import compile_variants
 from jitsparse.kernels import dispatch, registry
 from jitsparse.kernels.choice import Key, choose, problem_of
+from jitsparse.kernels.cuda import CSRC
 from jitsparse.kernels.float32 import float32_as
 from jitsparse.kernels.roles import LAYOUTS
 from jitsparse.layout import IndexLayout
@@ -237,6 +241,15 @@ def compile_grid(device: str, variants: Iterable[Variant]) -> None:
     for outcome in compile_variants(wanted):
         if outcome.error is not None:
             raise outcome.error
+
+
+def host_library(source: str, folder: Path) -> ctypes.CDLL:
+    """C++ that includes headers of kernels, compiled for this processor."""
+    path, library = folder / "source.cpp", folder / "library.so"
+    path.write_text(source)
+    command = ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-I", CSRC, path, "-o", library]
+    subprocess.run([*map(str, command)], check=True)
+    return ctypes.CDLL(str(library))
 
 
 def accumulator(dtype: torch.dtype) -> float:

@@ -92,14 +92,15 @@ _DENSE = 3
 
 def knows(problem: Problem, variant: Variant) -> bool:
     """Whether a variant may have prices: its family has some, and it is not ruled out."""
+    if variant.family == "thin" and thin.on_cuda_cores(problem):
+        return False
     return variant.family in FAMILIES and not _wasteful(problem, variant)
 
 
 def _wasteful(problem: Problem, variant: Variant) -> bool:
-    """Whether a narrower tile holds all columns, condensing leaves no block column out, or a rule
-    decides."""
+    """Whether a narrower tile holds all columns, or condensing leaves no block column out."""
     if variant.family == "thin":
-        return problem.itemsize > 2 or thin.wasteful(problem, variant)
+        return thin.wasteful(problem, variant)
     if variant.family != "wgmma" or problem.dtype not in _NARROWEST:  # or refused
         return False
     # Never the fastest for 413 products of 8 to 256 columns, and up to 1.8 times as slow.

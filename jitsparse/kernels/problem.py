@@ -98,6 +98,11 @@ class Problem:
         """Bytes of an element of the operands."""
         return {"f64": 8, "f16": 2, "bf16": 2}.get(self.dtype, 4)
 
+    @property
+    def full_dtype(self) -> str:
+        """The dtype in full precision: ``tf32`` and ``bf32`` permit less but do not ask for it."""
+        return "f32" if self.dtype in LESS_PRECISE else self.dtype
+
     def rounded(self) -> Problem:
         """The problem with sizes rounded up as in those of calls.
 

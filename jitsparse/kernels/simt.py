@@ -64,8 +64,7 @@ def priority(problem: Problem) -> Priority:
 
 def candidates(problem: Problem, target: str) -> list[Candidate]:
     """Variants for a problem, best first; only bfloat16 before sm80 is refused."""
-    # tf32 permits less than float32 precision but does not ask for it.
-    dtype = "f32" if problem.dtype == "tf32" else problem.dtype
+    dtype = problem.full_dtype
     refused = before_ampere(target) if dtype == "bf16" else None
     found = []
     for tile in _tiles(problem):

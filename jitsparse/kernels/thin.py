@@ -26,15 +26,14 @@ from jitsparse.panels import SMS
 
 __all__ = ["candidates", "default_variants", "priority", "template"]
 
-_TILES = ((16, 8), (32, 16), (32, 32), (16, 32))
-"""On tensor cores. The narrower first: the first that holds all columns loads nothing in vain."""
-
-_FMA_TILES = {
+_TILES = {
+    2: ((16, 8), (32, 16), (32, 32), (16, 32)),
     4: ((16, 1), (8, 1), (16, 8), (8, 8), (16, 16), (8, 16)),
     8: ((16, 1), (8, 1), (16, 8), (8, 8)),
 }
-"""On CUDA cores, by the size of an element: as above, the taller first, which load less of the
-dense operand for each row. In float64 more columns are slower, in twice the registers."""
+"""By the size of an element, the narrower first: the first that holds all columns loads nothing in
+vain. On CUDA cores also the taller first, which load less of the dense operand for each row. In
+float64 more columns are slower, in twice the registers."""
 
 _ENOUGH_CTAS = 64
 """CTAs that read about half as fast as the memory of an H200 is. With fewer, families that divide
@@ -54,14 +53,19 @@ def priority(problem: Problem) -> Priority:
     return Priority(-1, f"at most {few} columns: reading the values is what takes the time")
 
 
+def on_cuda_cores(problem: Problem) -> bool:
+    """Whether it multiplies in full precision, where rules and not prices rank its variants."""
+    return problem.itemsize > 2
+
+
 def is_quickest(problem: Problem, variant: Variant) -> bool:
     """Whether a variant of this family is the quickest of all without being priced."""
-    return variant.family == "thin" and problem.itemsize > 2 and problem.extent <= _few(problem)
+    return variant.family == "thin" and on_cuda_cores(problem) and problem.extent <= _few(problem)
 
 
 def _few(problem: Problem) -> int:
     """Columns up to which reading the values dominates the time: measured beside other families."""
-    if problem.itemsize == 2:
+    if not on_cuda_cores(problem):
         return 32
     if _ctas(problem, 8) < _ENOUGH_CTAS:
         return 0
@@ -85,7 +89,9 @@ def wasteful(problem: Problem, variant: Variant) -> bool:
     The wider one was never the fastest: 1.16 to 1.68 times the time of the best, in 14 products.
     """
     rows, width = variant.ints("t")
-    return any(rows == height and problem.extent <= narrower < width for height, narrower in _TILES)
+    return any(
+        rows == height and problem.extent <= narrower < width for height, narrower in _TILES[2]
+    )
 
 
 def candidates(problem: Problem, target: str) -> list[Candidate]:
@@ -93,17 +99,15 @@ def candidates(problem: Problem, target: str) -> list[Candidate]:
     if problem.op == "sdd":
         return []
     found = []
-    # tf32 permits less than float32 precision but does not ask for it.
-    dtype = "f32" if problem.dtype == "tf32" else problem.dtype
-    tiles = _TILES if problem.itemsize == 2 else _FMA_TILES[problem.itemsize]
+    tiles = _TILES[problem.itemsize]
     widest = max(width for _, width in tiles)
 
     def later(tile: tuple[int, int]) -> tuple[bool, bool]:
-        short_of_ctas = problem.itemsize > 2 and tile[0] > 8 and _ctas(problem, tile[0]) < SMS
+        short_of_ctas = on_cuda_cores(problem) and tile[0] > 8 and _ctas(problem, tile[0]) < SMS
         return tile[1] < min(problem.extent, widest), short_of_ctas
 
     for tile in sorted(tiles, key=later):
-        variant = Variant(problem.op, "thin", target, dtype, knobs(problem, t=tile))
+        variant = Variant(problem.op, "thin", target, problem.full_dtype, knobs(problem, t=tile))
         refused = _refusal(problem, tile, target)
         found.append(Candidate(variant, template(variant), refused))
     return found
@@ -131,7 +135,7 @@ def _across(problem: Problem, tile: tuple[int, int]) -> str | None:
 
 def _on_tensor_cores(problem: Problem) -> str | None:
     """What else keeps words that a lane has read from being its fragments, or None."""
-    if problem.itemsize > 2:
+    if on_cuda_cores(problem):
         return None
     if not is_k_contiguous(problem.op, problem.layout):
         return f"layout {problem.layout}: the dense operand must be contiguous along k"

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import platform
-import subprocess
-from pathlib import Path
 
+import cases
 import pytest
-
-from jitsparse.kernels.cuda import CSRC
 
 # A wrong name would be answered too, with the size of another cache.
 SOURCE = """
@@ -31,12 +28,7 @@ KB, MB = 1 << 10, 1 << 20
 
 @pytest.fixture(scope="module")
 def bytes_of_l2(tmp_path_factory: pytest.TempPathFactory) -> ctypes._NamedFuncPointer:
-    source: Path = tmp_path_factory.mktemp("l2") / "l2.cpp"
-    source.write_text(SOURCE)
-    library = source.with_suffix(".so")
-    command = ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", f"-I{CSRC}"]
-    subprocess.run([*command, str(source), "-o", str(library)], check=True)
-    function = ctypes.CDLL(str(library)).bytes_of_l2
+    function = cases.host_library(SOURCE, tmp_path_factory.mktemp("l2")).bytes_of_l2
     function.argtypes, function.restype = [ctypes.c_long], ctypes.c_longlong
     return function
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import subprocess
 from collections.abc import Callable
 
+import cases
 import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
-
-from jitsparse.kernels.cuda import CSRC
 
 NEIGHBOURS = 16
 TILES = {"rows": st.integers(1, 150), "columns": st.integers(1, 70), "batch": st.integers(1, 3)}
@@ -71,12 +69,7 @@ Deal = Callable[..., tuple[Tensor, Tensor, Tensor]]
 
 @pytest.fixture(scope="module")
 def order(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    source = tmp_path_factory.mktemp("order") / "order.cpp"
-    source.write_text(SOURCE)
-    library = source.with_suffix(".so")
-    command = ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-I", CSRC, source, "-o", library]
-    subprocess.run([*map(str, command)], check=True)
-    return ctypes.CDLL(str(library))
+    return cases.host_library(SOURCE, tmp_path_factory.mktemp("order"))
 
 
 @pytest.fixture(scope="module")

@@ -1,28 +1,24 @@
 // Block-sparse x dense where the dense operand has few columns, in float32 or float64 on the CUDA cores: bound by how fast the stored
 // values are read.
 //
-// Role form as in spmm_pipeline.cuh; the stored blocks are k-major. A CTA computes TILE_M rows of one block row. Its warps share the row's
-// values. A lane copies runs of 16 bytes along k to a ring in shared memory that no other lane reads, so no barrier is needed. It multiplies
-// them by the same k of every column and adds to sums of its own; those of the lanes of a row and of the warps are added at the end, always in
-// the same order.
+// A lane copies runs of 16 bytes along k to a ring in shared memory that no other lane reads, so no barrier is needed. It multiplies them by
+// the same k of every column and adds to sums of its own; those of the lanes of a row are added at the end, always in the same order.
 #pragma once
 
 #include "../../abi.h"
 #include "../ptx/cp_async.cuh"
 #include "../ptx/load.cuh"
 #include "../ptx/load_shared.cuh"
-#include "../tile/activation.cuh"
 #include "../tile/element.cuh"
+#include "spmm_thin_tile.cuh"
 
 namespace jitsparse {
 
 template <typename Element, int BLOCK_ROWS, int BLOCK_COLS, bool DENSE_K_CONTIGUOUS, bool OUT_TRANSPOSED, int TILE_M, int TILE_N>
 struct SpmmThinFma {
-  using Storage = typename Element::Storage;
-  using Index = IndexView<BLOCK_ROWS, BLOCK_COLS>;
   static constexpr int kWarps = 4, kThreads = 32 * kWarps, kMinCtas = 3;
-  static constexpr int kStrips = BLOCK_ROWS / TILE_M;
-  static_assert(BLOCK_ROWS % TILE_M == 0, "a tile lies inside one block row");
+  using Tile = SpmmThinTile<Element, BLOCK_ROWS, OUT_TRANSPOSED, TILE_M, TILE_N, kWarps>;
+  using Storage = typename Tile::Storage;  // sums are of the same type
 
   static constexpr int kRun = 16 / sizeof(Storage), kRuns = BLOCK_COLS / kRun;  // elements of a run, runs of a block's row
   using Run = Storage[kRun];
@@ -35,22 +31,15 @@ struct SpmmThinFma {
   static constexpr int kStride = kThreads * 16;            // bytes from a run of a lane to its next
 
   using Sums = Storage[kRows][TILE_N];
-  static constexpr int kPitch = TILE_N + 1;
   static constexpr int kSharedBytes = kStages * kRows * kStride;
-
-  static JITSPARSE_HD int64 strips(const SpmmArgs& args) { return div_up(args.rows, TILE_M); }
-  static JITSPARSE_HD int64 column_tiles(const SpmmArgs& args) { return div_up(args.n, TILE_N); }
 
   static __device__ __forceinline__ void run(const SpmmArgs& args) {
     extern __shared__ __align__(16) unsigned char ring[];
-    __shared__ Storage shared[kWarps][TILE_M][kPitch];
+    __shared__ typename Tile::Sums shared;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    // In 32 bits, since a grid has fewer than 2^31 CTAs.
-    const unsigned rows = unsigned(strips(args)), columns = unsigned(column_tiles(args));
-    const unsigned strip = blockIdx.x % rows, rest = blockIdx.x / rows;
-    const int64 first_n = int64(rest % columns) * TILE_N, batch = rest / columns;
+    const Tile tile(args);
     Sums c = {};
-    multiply(args, __cvta_generic_to_shared(ring) + threadIdx.x * 16, strip, first_n, batch, warp, lane, c);
+    multiply(args, tile, __cvta_generic_to_shared(ring) + threadIdx.x * 16, warp, lane, c);
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
 #pragma unroll
@@ -62,19 +51,18 @@ struct SpmmThinFma {
       }
     }
     __syncthreads();
-    store(args, shared, int64(strip) * TILE_M, first_n, batch);
+    tile.store(args, shared);
   }
 
-  static __device__ __forceinline__ void multiply(const SpmmArgs& args, unsigned ring, int64 strip, int64 first_n, int64 batch,
-                                                  int warp, int lane, Sums& c) {
-    const Index index(args.index, args.rows, args.cols, args.nnz);
-    const int64 block_row = strip / kStrips;
+  static __device__ __forceinline__ void multiply(const SpmmArgs& args, const Tile& tile, unsigned ring, int warp, int lane, Sums& c) {
+    const IndexView<BLOCK_ROWS, BLOCK_COLS> index(args.index, args.rows, args.cols, args.nnz);
+    const int64 strip = tile.strip, block_row = strip / Tile::kStrips;
     const int begin = __ldg(index.crow() + block_row), blocks = __ldg(index.crow() + block_row + 1) - begin;
     const int* columns = index.col() + begin;
     // This lane's first row of the strip.
     const Storage* values = static_cast<const Storage*>(args.values) + int64(begin) * (BLOCK_ROWS * BLOCK_COLS) +
-                            (int(strip % kStrips) * TILE_M + lane / kAlong) * BLOCK_COLS;
-    const Storage* dense = static_cast<const Storage*>(args.dense) + batch * args.dense_batch_stride;
+                            (int(strip % Tile::kStrips) * TILE_M + lane / kAlong) * BLOCK_COLS;
+    const Storage* dense = static_cast<const Storage*>(args.dense) + tile.batch * args.dense_batch_stride;
     const int runs = blocks * kRuns, chunks = (runs + kAlong - 1) / kAlong;
     // Fills a stage with the lane's runs of a chunk. Past the row's last run zeros are multiplied.
     const auto fill = [&](int stage, int chunk) {
@@ -104,7 +92,7 @@ struct SpmmThinFma {
       }
       fill((stage + kStages - 1) % kStages, chunk + (kStages - 1) * kWarps);
       const int next = place(chunk + kWarps);
-      multiply_runs(args, dense, at_k, first_n, a, c);
+      multiply_runs(args, dense, at_k, tile.first_n, a, c);
       at_k = next;
       stage = (stage + 1) % kStages;
     }
@@ -148,24 +136,7 @@ struct SpmmThinFma {
     ptx::load(reinterpret_cast<unsigned(&)[4]>(to), from, inside);
   }
 
-  static __device__ __forceinline__ void store(const SpmmArgs& args, const Storage (&sums)[kWarps][TILE_M][kPitch], int64 first_m,
-                                               int64 first_n, int64 batch) {
-    Storage* out = static_cast<Storage*>(args.out) + batch * args.out_batch_stride;
-    for (int at = threadIdx.x; at < TILE_M * TILE_N; at += kThreads) {
-      // Neighbouring threads write neighbouring elements.
-      const int i = OUT_TRANSPOSED ? at % TILE_M : at / TILE_N, j = OUT_TRANSPOSED ? at / TILE_M : at % TILE_N;
-      const int64 m = first_m + i, n = first_n + j;
-      if (m >= args.rows || n >= args.n) continue;
-      Storage sum[1] = {sums[0][i][j]};
-#pragma unroll
-      for (int warp = 1; warp < kWarps; ++warp) sum[0] += sums[warp][i][j];
-      if (OUT_TRANSPOSED && args.bias != nullptr) sum[0] += static_cast<const Storage*>(args.bias)[m];
-      apply_activation<Element>(sum, args.activation);
-      out[OUT_TRANSPOSED ? n * args.out_ld + m : m * args.out_ld + n] = sum[0];
-    }
-  }
-
-  static int64 grid(const SpmmArgs& args) { return strips(args) * column_tiles(args) * args.batch; }
+  static int64 grid(const SpmmArgs& args) { return Tile::grid(args); }
 };
 
 }  // namespace jitsparse
